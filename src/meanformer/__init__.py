@@ -1,0 +1,1 @@
+"""The numerical laboratory for transformers seen as maps between measures."""

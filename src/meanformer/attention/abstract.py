@@ -1,0 +1,209 @@
+"""In-context maps: what a layer is, and what all attention variants share."""
+
+import abc
+import math
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from meanformer.errors import (
+    InvalidInput,
+    as_float_array,
+    check,
+    check_finite,
+    is_concrete,
+)
+from meanformer.measures import AbstractContext
+
+
+class AbstractInContextMap(eqx.Module):
+    r"""A map $\Gamma[\mu](x)$ that sees a point and a whole measure.
+
+    Call it as `gamma(mu, x)` with any context and any query points, on the support or
+    off it; `positions` are the queries' places in the sequence, for masked maps. Maps
+    add (`a + b`) and compose (`last @ first`).
+    """
+
+    @property
+    @abc.abstractmethod
+    def input_dimension(self) -> int | None:
+        """Dimension of the points it takes; `None` if any."""
+
+    @property
+    @abc.abstractmethod
+    def output_dimension(self) -> int | None:
+        """Dimension of the points it returns; `None` if that of the input."""
+
+    @abc.abstractmethod
+    def __call__(
+        self,
+        mu: AbstractContext,
+        x: Float[Array, "m d"],
+        *,
+        positions: Float[Array, " m"] | None = None,
+    ) -> Float[Array, "m e"]:
+        """Return the image of each query point in the context."""
+
+    def __matmul__(self, first: "AbstractInContextMap") -> "AbstractInContextMap":
+        from meanformer.attention.composition import compose
+
+        return compose(self, first)
+
+    def __add__(self, other: "AbstractInContextMap") -> "AbstractInContextMap":
+        from meanformer.attention.composition import Sum
+
+        return Sum((self, other))
+
+
+def parameter(name: str, **options):
+    """Return a module field holding a floating-point array, converted from input."""
+
+    def convert(value):
+        return None if value is None else as_float_array(name, value)
+
+    return eqx.field(converter=convert, **options)
+
+
+class AbstractAttention(AbstractInContextMap):
+    r"""An attention variant: four parameters and the context's answer to one question.
+
+    The score of the pair of a query $x$ and a token $y$ is
+    $\beta\langle Qx + b_Q, Ky\rangle = \beta\, y^\top (Ax + K^\top b_Q)$ with
+    $A = K^\top Q$; the values are $Vy + b_V$. Nothing is rescaled silently; for the
+    usual scaling pass `beta=standard_beta(query)`.
+
+    Args:
+        query: the matrix $Q$, of shape (k, d).
+        key: the matrix $K$, of shape (k, d).
+        value: the matrix $V$, of shape (e, d).
+        beta: inverse temperature $\beta \ge 0$, multiplying the score.
+        query_bias: a vector $b_Q$ added to the queries; none by default.
+        value_bias: a vector $b_V$ added to the values; none by default.
+        allow_negative_beta: accept $\beta < 0$, the repulsive case.
+    """
+
+    query: Float[Array, "_k _d"] = parameter("query")
+    key: Float[Array, "_k _d"] = parameter("key")
+    value: Float[Array, "_e _d"] = parameter("value")
+    beta: Float[Array, ""] = parameter("beta", default=1.0, kw_only=True)
+    query_bias: Float[Array, " _k"] | None = parameter(
+        "query_bias", default=None, kw_only=True
+    )
+    value_bias: Float[Array, " _e"] | None = parameter(
+        "value_bias", default=None, kw_only=True
+    )
+    allow_negative_beta: bool = eqx.field(default=False, kw_only=True, static=True)
+
+    def __check_init__(self):
+        _check_projections(self)
+        _check_bias("query_bias", self.query_bias, self.query)
+        _check_bias("value_bias", self.value_bias, self.value)
+        _check_beta(self.beta, self.allow_negative_beta)
+
+    @property
+    def input_dimension(self) -> int:
+        """Dimension of the tokens."""
+        return self.query.shape[1]
+
+    @property
+    def output_dimension(self) -> int:
+        """Dimension of the values."""
+        return self.value.shape[0]
+
+    @property
+    def score(self) -> Float[Array, "d d"]:
+        r"""The matrix $A = K^\top Q$ of the score $y^\top A x$."""
+        return self.key.T @ self.query
+
+    @property
+    def temperature(self) -> Float[Array, ""]:
+        r"""The inverse temperature $\beta$ in the type of the matrices."""
+        return self.beta.astype(self.query.dtype)
+
+    def queries(self, x: Float[Array, "m d"]) -> Float[Array, "m k"]:
+        r"""Return $Qx + b_Q$."""
+        projected = x @ self.query.T
+        return projected if self.query_bias is None else projected + self.query_bias[None]
+
+    def tilts(self, x: Float[Array, "m d"]) -> Float[Array, "m d"]:
+        r"""Return $\beta K^\top(Qx + b_Q)$: the gradient of the score in the token."""
+        return self.temperature * self.queries(x) @ self.key
+
+    def values(
+        self, mass: Float[Array, " m"] | None, moment: Float[Array, "m d"]
+    ) -> Float[Array, "m e"]:
+        r"""Return $V\!\int y + b_V\!\int 1$ from mass and first moment; mass 1 if `None`."""
+        projected = moment @ self.value.T
+        if self.value_bias is None:
+            return projected
+        share = self.value_bias[None]
+        return projected + (share if mass is None else mass[:, None] * share)
+
+    @abc.abstractmethod
+    def matrix(
+        self, mu: AbstractContext, x: Float[Array, "m d"]
+    ) -> Float[Array, "m n"]:
+        r"""Return the weight of each token as seen from each query, $w_j$ included."""
+
+
+def standard_beta(query: Float[Array, "k d"]) -> float:
+    r"""Return $1/\sqrt{k}$, the inverse temperature of ordinary transformers."""
+    return 1 / math.sqrt(query.shape[0])
+
+
+def checked_queries(
+    gamma: AbstractInContextMap, mu: AbstractContext, x: Float[Array, "m d"]
+) -> Float[Array, "m d"]:
+    """Return the queries as an array, or raise if they do not fit map and context."""
+    x = as_float_array("x", x)
+    dimension = gamma.input_dimension
+    name = type(gamma).__name__
+    check(
+        x.ndim == 2 and dimension in (None, x.shape[1]),
+        f"x has shape {x.shape}; {name} takes points of shape (m, {dimension or 'd'}).",
+    )
+    check(
+        dimension in (None, mu.dimension),
+        f"the context has dimension {mu.dimension}; {name} takes {dimension}.",
+    )
+    check_finite("x", x)
+    return x
+
+
+def _check_projections(attention: AbstractAttention) -> None:
+    shapes = {
+        name: getattr(attention, name).shape for name in ("query", "key", "value")
+    }
+    fits = (
+        all(len(shape) == 2 for shape in shapes.values())
+        and shapes["query"] == shapes["key"]
+        and shapes["query"][1] == shapes["value"][1]
+    )
+    check(
+        fits,
+        f"query is {shapes['query']}, key is {shapes['key']}, value is "
+        f"{shapes['value']}; they must be (k, d), (k, d) and (e, d).",
+    )
+    for name in shapes:
+        check_finite(name, getattr(attention, name))
+
+
+def _check_bias(name: str, bias: Array | None, matrix: Array) -> None:
+    if bias is None:
+        return
+    check(
+        bias.shape == matrix.shape[:1],
+        f"{name} has shape {bias.shape}; it must be {matrix.shape[:1]}.",
+    )
+    check_finite(name, bias)
+
+
+def _check_beta(beta: Array, allow_negative: bool) -> None:
+    check(beta.shape == (), f"beta has shape {beta.shape}; it must be one number.")
+    check_finite("beta", beta)
+    if is_concrete(beta) and float(beta) < 0 and not allow_negative:
+        raise InvalidInput(
+            f"beta is {float(beta)}; it must not be negative; for the repulsive case "
+            "change the sign of query, or pass allow_negative_beta=True."
+        )

@@ -1,0 +1,258 @@
+"""Maps made from maps: sums, heads, residuals and the diamond composition."""
+
+from collections.abc import Sequence
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, ArrayLike, Float
+
+from meanformer.attention.abstract import AbstractInContextMap
+from meanformer.errors import (
+    InvalidInput,
+    Unsupported,
+    as_float_array,
+    check,
+    check_finite,
+    check_shape,
+)
+from meanformer.measures import AbstractContext, AbstractMeasure, TokenCloud
+
+
+class Sum(AbstractInContextMap):
+    r"""The sum of maps: $\Gamma[\mu](x) = \sum_k \Gamma_k[\mu](x)$.
+
+    Args:
+        maps: the terms, with agreeing dimensions.
+    """
+
+    maps: tuple[AbstractInContextMap, ...] = eqx.field(converter=tuple)
+
+    def __check_init__(self):
+        _check_maps("maps", self.maps)
+        agreed("input", [term.input_dimension for term in self.maps])
+        agreed("output", [term.output_dimension for term in self.maps])
+
+    @property
+    def input_dimension(self) -> int | None:
+        """Dimension of the points it takes."""
+        return agreed("input", [term.input_dimension for term in self.maps])
+
+    @property
+    def output_dimension(self) -> int | None:
+        """Dimension of the points it returns."""
+        return agreed("output", [term.output_dimension for term in self.maps])
+
+    def __call__(
+        self,
+        mu: AbstractContext,
+        x: Float[Array, "m d"],
+        *,
+        positions: Float[Array, " m"] | None = None,
+    ) -> Float[Array, "m e"]:
+        """Return the sum of the images."""
+        first, *rest = [term(mu, x, positions=positions) for term in self.maps]
+        return sum(rest, start=first)
+
+
+class MultiHead(AbstractInContextMap):
+    r"""Several heads, of any kinds: $\Gamma[\mu](x) = \sum_h W_h\,\Gamma_h[\mu](x)$.
+
+    Args:
+        heads: the attentions $\Gamma_h$.
+        outputs: the matrices $W_h$, of shape (d, k'); without them the heads' own
+            values already end in the right space.
+    """
+
+    heads: tuple[AbstractInContextMap, ...] = eqx.field(converter=tuple)
+    outputs: tuple[Float[Array, "_d _k"], ...] | None = eqx.field(
+        default=None,
+        converter=lambda outputs: None
+        if outputs is None
+        else tuple(as_float_array("outputs", output) for output in outputs),
+    )
+
+    def __check_init__(self):
+        _check_maps("heads", self.heads)
+        agreed("input", [head.input_dimension for head in self.heads])
+        self._check_outputs()
+        agreed("output", self._output_dimensions())
+
+    @property
+    def input_dimension(self) -> int | None:
+        """Dimension of the tokens."""
+        return agreed("input", [head.input_dimension for head in self.heads])
+
+    @property
+    def output_dimension(self) -> int | None:
+        """Dimension of the values after the output matrices."""
+        return agreed("output", self._output_dimensions())
+
+    def __call__(
+        self,
+        mu: AbstractContext,
+        x: Float[Array, "m d"],
+        *,
+        positions: Float[Array, " m"] | None = None,
+    ) -> Float[Array, "m e"]:
+        """Return the sum of the heads' outputs."""
+        images = [head(mu, x, positions=positions) for head in self.heads]
+        if self.outputs is not None:
+            images = [
+                image @ output.T
+                for image, output in zip(images, self.outputs, strict=True)
+            ]
+        first, *rest = images
+        return sum(rest, start=first)
+
+    def _output_dimensions(self) -> list[int | None]:
+        if self.outputs is None:
+            return [head.output_dimension for head in self.heads]
+        return [output.shape[0] for output in self.outputs]
+
+    def _check_outputs(self) -> None:
+        if self.outputs is None:
+            return
+        check(
+            len(self.outputs) == len(self.heads),
+            f"outputs holds {len(self.outputs)} matrices for {len(self.heads)} heads; "
+            "there must be one for each.",
+        )
+        for head, output in zip(self.heads, self.outputs, strict=True):
+            check_shape("outputs", output, (None, head.output_dimension))
+            check_finite("outputs", output)
+
+
+class Residual(AbstractInContextMap):
+    r"""A layer with its skip connection: $x \mapsto x + h\,\Gamma[\mu](x)$.
+
+    Args:
+        gamma: the velocity $\Gamma$.
+        step: the step $h$; 1 is the usual network.
+    """
+
+    gamma: AbstractInContextMap
+    step: float | Float[Array, ""] = 1.0
+
+    def __check_init__(self):
+        _check_maps("gamma", (self.gamma,))
+        agreed("residual", [self.gamma.input_dimension, self.gamma.output_dimension])
+
+    @property
+    def input_dimension(self) -> int | None:
+        """Dimension of the points, the same before and after."""
+        return self.gamma.input_dimension
+
+    @property
+    def output_dimension(self) -> int | None:
+        """Dimension of the points, the same before and after."""
+        return self.gamma.output_dimension
+
+    def __call__(
+        self,
+        mu: AbstractContext,
+        x: Float[Array, "m d"],
+        *,
+        positions: Float[Array, " m"] | None = None,
+    ) -> Float[Array, "m e"]:
+        """Return each query moved by one step."""
+        step = jnp.asarray(self.step, x.dtype)
+        return x + step * self.gamma(mu, x, positions=positions)
+
+
+class Composition(AbstractInContextMap):
+    r"""A network: maps applied one after another, each in the context it finds.
+
+    $$(\Gamma' \diamond \Gamma)[\mu] = \Gamma'[\Gamma[\mu]_\#\mu] \circ \Gamma[\mu].$$
+    The context is carried along once per layer: $N$ layers cost $N$ context updates
+    and $N$ evaluations at the queries. `compose` builds it.
+
+    Args:
+        layers: the maps, in the order in which they act.
+    """
+
+    layers: tuple[AbstractInContextMap, ...] = eqx.field(converter=tuple)
+
+    def __check_init__(self):
+        _check_maps("layers", self.layers)
+        running = self.layers[0].output_dimension or self.layers[0].input_dimension
+        for index, layer in enumerate(self.layers[1:], start=1):
+            takes = layer.input_dimension
+            check(
+                None in (running, takes) or running == takes,
+                f"layer {index} takes points of dimension {takes}, but the layer "
+                f"before it returns dimension {running}.",
+            )
+            running = layer.output_dimension or takes or running
+
+    @property
+    def input_dimension(self) -> int | None:
+        """Dimension of the points the first layer takes."""
+        known = [layer.input_dimension for layer in self.layers]
+        return next((size for size in known if size is not None), None)
+
+    @property
+    def output_dimension(self) -> int | None:
+        """Dimension of the points the last layer returns."""
+        known = [layer.output_dimension for layer in reversed(self.layers)]
+        return next((size for size in known if size is not None), None)
+
+    def __call__(
+        self,
+        mu: AbstractContext,
+        x: Float[Array, "m d"],
+        *,
+        positions: Float[Array, " m"] | None = None,
+    ) -> Float[Array, "m e"]:
+        """Return the queries after all layers; they never join the context."""
+        for layer in self.layers[:-1]:
+            x, mu = layer(mu, x, positions=positions), push_forward(layer, mu)
+        return self.layers[-1](mu, x, positions=positions)
+
+
+def compose(*maps: AbstractInContextMap) -> AbstractInContextMap:
+    r"""Compose maps in the order of writing $\diamond$: the rightmost acts first.
+
+    Args:
+        maps: `last, …, first`; compositions among them are flattened.
+    """
+    check(len(maps) > 0, "compose needs at least one map.")
+    layers: list[AbstractInContextMap] = []
+    for gamma in reversed(maps):
+        layers.extend(gamma.layers if isinstance(gamma, Composition) else [gamma])
+    return Composition(tuple(layers)) if len(layers) > 1 else layers[0]
+
+
+def push_forward(gamma: AbstractInContextMap, mu: AbstractMeasure) -> AbstractMeasure:
+    r"""Move a measure by a map that sees it: $\mu \mapsto \Gamma[\mu]_\#\mu$.
+
+    Atoms move and keep their weights and places.
+
+    Args:
+        gamma: an in-context map, or a plain function of points of shape (n, d).
+        mu: a token cloud.
+    """
+    if not isinstance(mu, TokenCloud):
+        raise Unsupported(
+            f"the image of {type(mu).__name__} has no closed form here; push forward "
+            "quadrature(mu, order) or TokenCloud(mu.sample(count, key=key))."
+        )
+    if isinstance(gamma, AbstractInContextMap):
+        return mu.moved(gamma(mu, mu.points, positions=mu.positions))
+    return mu.moved(gamma(mu.points))
+
+
+def agreed(what: str, dimensions: Sequence[int | None]) -> int | None:
+    """Return the one dimension that all name, `None` if nobody does, or raise."""
+    known = sorted({size for size in dimensions if size is not None})
+    check(
+        len(known) <= 1,
+        f"the {what} dimensions are {list(dimensions)}; they must agree.",
+    )
+    return known[0] if known else None
+
+
+def _check_maps(name: str, maps: Sequence) -> None:
+    check(len(maps) > 0, f"{name} is empty; at least one map is needed.")
+    for gamma in maps:
+        if not isinstance(gamma, AbstractInContextMap):
+            raise InvalidInput(f"{name} holds {gamma!r}, which is not an in-context map.")

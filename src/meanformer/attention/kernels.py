@@ -1,0 +1,205 @@
+"""Attention without a row normalisation: linear, unnormalised, sigmoid; and hardmax."""
+
+import dataclasses
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from meanformer.attention.abstract import AbstractAttention, checked_queries
+from meanformer.errors import InvalidInput, Overflow, check, is_concrete
+from meanformer.measures import AbstractContext
+from meanformer.measures.abstract import FeatureMap
+from meanformer.numerics.dense import hardmax_shares, kernel_shares
+
+
+class Linear(AbstractAttention):
+    r"""Linear attention: the score itself is the weight.
+
+    $$\Gamma[\mu](x) = \beta \int \langle \varphi(Qx), \varphi(Ky)\rangle\,Vy\,
+      \mathrm{d}\mu(y),$$
+    with $\varphi$ the identity by default; then it is $\beta V M_2 A x$ and sees only
+    the second moment $M_2$ of the context. Not bounded by the context's radius: flows
+    can blow up in finite depth. Cost on a cloud: $O((m+n)kd)$, no pair is formed.
+
+    Args:
+        query: as for every attention; likewise `key`, `value`, `beta` and the biases.
+        feature_map: $\varphi$, applied to each row of $Qx + b_Q$ and $Ky$.
+        normalized: divide by the total weight, which may vanish: then it raises.
+        tolerance: smallest total weight accepted when normalising.
+    """
+
+    feature_map: FeatureMap | None = eqx.field(default=None, kw_only=True, static=True)
+    normalized: bool = eqx.field(default=False, kw_only=True, static=True)
+    tolerance: float = eqx.field(default=1e-12, kw_only=True, static=True)
+
+    def __call__(
+        self,
+        mu: AbstractContext,
+        x: Float[Array, "m d"],
+        *,
+        positions: Float[Array, " m"] | None = None,
+    ) -> Float[Array, "m e"]:
+        """Return the linearly weighted values as seen from each query."""
+        x = checked_queries(self, mu, x)
+        mass, moment = mu.linear_mean(self._slopes(x), self._token_features)
+        if self.normalized:
+            mass, moment = None, moment / self._checked(mass)[:, None]
+        return self.values(mass, moment)
+
+    def matrix(self, mu: AbstractContext, x: Float[Array, "m d"]) -> Float[Array, "m n"]:
+        """Return weight times score for each pair, normalised if asked for."""
+        features = self._token_features or (lambda points: points)
+        pairs = dataclasses.replace(
+            mu.pairs(jnp.zeros_like(x)), tilts=self._slopes(x), points=features(mu.points)
+        )
+        shares = kernel_shares(pairs, identity)
+        if self.normalized:
+            return shares / self._checked(shares.sum(1))[:, None]
+        return shares
+
+    def _slopes(self, x: Float[Array, "m d"]) -> Float[Array, "m k"]:
+        if self.feature_map is None:
+            return self.tilts(x)
+        return self.temperature * self.feature_map(self.queries(x))
+
+    @property
+    def _token_features(self) -> FeatureMap | None:
+        if self.feature_map is None:
+            return None
+        return lambda points: self.feature_map(points @ self.key.T)
+
+    def _checked(self, mass: Float[Array, " m"]) -> Float[Array, " m"]:
+        if is_concrete(mass):
+            smallest = int(np.abs(mass).argmin())
+            check(
+                abs(float(mass[smallest])) >= self.tolerance,
+                f"the total weight seen by query {smallest} is {float(mass[smallest])}; "
+                f"normalising needs at least {self.tolerance} in absolute value; use a "
+                "positive feature_map.",
+            )
+        return mass
+
+
+class Unnormalised(AbstractAttention):
+    r"""Softmax attention without its denominator.
+
+    $$\Gamma[\mu](x) = \int e^{\beta\langle Qx,Ky\rangle}\,Vy\,\mathrm{d}\mu(y)
+      = e^{\Lambda_\mu(u)}\,V\nabla\Lambda_\mu(u), \quad u = \beta A x.$$
+
+    For $A$ symmetric and $V = \beta A$ its flow is the Wasserstein gradient ascent of
+    $\tfrac12\iint e^{\beta y^\top A x}$. Values too large for the floating-point type
+    raise `Overflow` with the row; under `jit` they saturate, and a flow stops with the
+    status of a suspected blow-up.
+    """
+
+    def __call__(
+        self,
+        mu: AbstractContext,
+        x: Float[Array, "m d"],
+        *,
+        positions: Float[Array, " m"] | None = None,
+    ) -> Float[Array, "m e"]:
+        """Return the exponentially weighted values as seen from each query."""
+        x = checked_queries(self, mu, x)
+        log_mass, mean = mu.tilted_mass_and_mean(self.tilts(x))
+        mass = _bounded_exp(log_mass)
+        return self.values(mass, mass[:, None] * mean)
+
+    def matrix(self, mu: AbstractContext, x: Float[Array, "m d"]) -> Float[Array, "m n"]:
+        """Return weight times exponential of the score for each pair."""
+        return kernel_shares(mu.pairs(self.tilts(x)), jnp.exp)
+
+
+@dataclasses.dataclass(frozen=True)
+class _ShiftedSigmoid:
+    """The profile of sigmoid attention; equal biases are one compiled function."""
+
+    bias: float
+
+    def __call__(self, score: Array) -> Array:
+        return jax.nn.sigmoid(score + self.bias)
+
+
+class Sigmoid(AbstractAttention):
+    r"""Sigmoid attention: every token is weighted on its own.
+
+    $$\Gamma[\mu](x) = \int \sigma(\beta\langle Qx,Ky\rangle + b)\,Vy\,
+      \mathrm{d}\mu(y), \qquad \sigma(z) = 1/(1+e^{-z}).$$
+
+    Args:
+        query: as for every attention; likewise `key`, `value`, `beta` and the biases.
+        bias: the scalar $b$; use 0 because the masses $1/n$ are inside $\mu$ (the
+            common $-\log n$ belongs to plain sums over tokens).
+    """
+
+    bias: float = eqx.field(default=0.0, kw_only=True, static=True)
+
+    def __call__(
+        self,
+        mu: AbstractContext,
+        x: Float[Array, "m d"],
+        *,
+        positions: Float[Array, " m"] | None = None,
+    ) -> Float[Array, "m e"]:
+        """Return the values gated by the sigmoid of each score."""
+        x = checked_queries(self, mu, x)
+        return self.values(*mu.kernel_mean(self.tilts(x), _ShiftedSigmoid(self.bias)))
+
+    def matrix(self, mu: AbstractContext, x: Float[Array, "m d"]) -> Float[Array, "m n"]:
+        """Return weight times sigmoid of the score for each pair."""
+        return kernel_shares(mu.pairs(self.tilts(x)), _ShiftedSigmoid(self.bias))
+
+
+class Hardmax(AbstractAttention):
+    r"""The limit of softmax at infinite $\beta$: only the largest score counts.
+
+    Tokens that tie (within `tolerance`) are averaged with their weights. The map is
+    discontinuous in the query; derivatives hold the chosen tokens fixed.
+
+    Args:
+        query: as for every attention; likewise `key`, `value`, `beta` and the biases.
+        tolerance: largest difference of scores that still counts as a tie.
+    """
+
+    tolerance: float = eqx.field(default=0.0, kw_only=True, static=True)
+
+    def __check_init__(self):
+        if not self.tolerance >= 0:
+            raise InvalidInput(
+                f"tolerance is {self.tolerance}; it must not be negative."
+            )
+
+    def __call__(
+        self,
+        mu: AbstractContext,
+        x: Float[Array, "m d"],
+        *,
+        positions: Float[Array, " m"] | None = None,
+    ) -> Float[Array, "m e"]:
+        """Return the value of the tokens with the largest score."""
+        x = checked_queries(self, mu, x)
+        return self.values(None, mu.maximal_mean(self.tilts(x), self.tolerance))
+
+    def matrix(self, mu: AbstractContext, x: Float[Array, "m d"]) -> Float[Array, "m n"]:
+        """Return the share of each token among those with the largest score."""
+        return hardmax_shares(mu.pairs(self.tilts(x)), self.tolerance)
+
+
+def identity(score: Array) -> Array:
+    """Return the score: the profile of linear attention."""
+    return score
+
+
+def _bounded_exp(log_mass: Float[Array, " m"]) -> Float[Array, " m"]:
+    # Nine tenths of the range leave room for the product with the mean.
+    ceiling = 0.9 * float(jnp.log(jnp.finfo(log_mass.dtype).max))
+    if is_concrete(log_mass) and float(log_mass.max()) > ceiling:
+        row = int(log_mass.argmax())
+        raise Overflow(
+            f"unnormalised attention overflows {log_mass.dtype} at query {row}: its "
+            f"log-mass is {float(log_mass[row]):.6g}; lower beta or use Softmax."
+        )
+    return jnp.exp(jnp.minimum(log_mass, ceiling))

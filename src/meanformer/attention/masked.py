@@ -1,0 +1,114 @@
+"""Masked attention: each query sees a stretch of the sequence."""
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from meanformer.attention.abstract import AbstractInContextMap, checked_queries
+from meanformer.attention.masks import AbstractMask, Causal
+from meanformer.errors import InvalidInput, Unsupported, check_shape, is_concrete
+from meanformer.measures import MaskedCloud, TokenCloud
+
+
+class Masked(AbstractInContextMap):
+    r"""An attention behind a mask on positions: the mean-field causal attention.
+
+    The context is a measure on $[0,1]\times\mathbb{R}^d$; a query at place $s$ sees its
+    restriction to the places the mask allows,
+    $$\Gamma[\bar\mu](s,x) = \Gamma[\bar\mu|_{\tau\le s}](x)$$
+    for the causal mask. Places never move. Only their order matters to `Causal`, and
+    tokens that share a place see each other. Kinds that are not normalised integrate
+    over the visible part without dividing by its mass, unless `divide` is set.
+
+    Args:
+        attention: the map to mask, of any kind but Sinkhorn, or a `MultiHead` of them.
+        mask: the rule; `Causal()` by default.
+        divide: divide by the visible mass (for the kinds without normalisation).
+        empty: what a query that sees nothing gets: `"error"`, or `"zero"`, which is
+            also what masks that hide a token from itself imply.
+    """
+
+    attention: AbstractInContextMap
+    mask: AbstractMask = Causal()
+    divide: bool = eqx.field(default=False, kw_only=True, static=True)
+    empty: str = eqx.field(default="error", kw_only=True, static=True)
+
+    def __check_init__(self):
+        if self.empty not in ("error", "zero"):
+            raise InvalidInput(f'empty is {self.empty!r}; it must be "error" or "zero".')
+
+    @property
+    def input_dimension(self) -> int | None:
+        """Dimension of the points it takes."""
+        return self.attention.input_dimension
+
+    @property
+    def output_dimension(self) -> int | None:
+        """Dimension of the points it returns."""
+        return self.attention.output_dimension
+
+    def __call__(
+        self,
+        mu: TokenCloud,
+        x: Float[Array, "m d"],
+        *,
+        positions: Float[Array, " m"] | None = None,
+    ) -> Float[Array, "m e"]:
+        """Return the attention of each query to what it sees.
+
+        Args:
+            mu: a token cloud with positions.
+            x: the queries.
+            positions: their places; at the end of the sequence ($s = 1$) by default.
+        """
+        x = checked_queries(self.attention, mu, x)
+        view, _ = self.view(mu, x, positions)
+        mass = view.visible_mass()
+        self._check_sight(mass)
+        output = self.attention(view, x, positions=positions)
+        if self.divide:
+            output = output / jnp.where(mass > 0, mass, 1)[:, None]
+        return jnp.where((mass > 0)[:, None], output, 0)
+
+    def view(
+        self,
+        mu: TokenCloud,
+        x: Float[Array, "m d"],
+        positions: Float[Array, " m"] | None = None,
+    ) -> tuple[MaskedCloud, Array]:
+        """Return what each query sees, and the order that sorts the tokens."""
+        if not isinstance(mu, TokenCloud):
+            raise Unsupported(
+                f"a mask needs a TokenCloud with positions; the context is "
+                f"{type(mu).__name__}."
+            )
+        if mu.positions is None:
+            raise InvalidInput(
+                "a mask needs positions; build the cloud as TokenCloud(points, "
+                "positions=s) with s in [0, 1], or with in_order(cloud)."
+            )
+        if positions is None:
+            positions = jnp.ones((x.shape[0],), mu.positions.dtype)
+        check_shape("positions", positions, (x.shape[0],))
+        order = jnp.argsort(mu.positions, stable=True)
+        cloud = eqx.tree_at(
+            lambda c: (c.points, c.weights, c.positions),
+            mu,
+            (mu.points[order], mu.weights[order], mu.positions[order]),
+        )
+        return MaskedCloud(cloud, *self.mask.stretch(cloud.positions, positions)), order
+
+    def _check_sight(self, mass: Float[Array, " m"]) -> None:
+        allowed = self.empty == "zero" or self.mask.may_be_empty
+        if allowed or not is_concrete(mass) or bool((mass > 0).all()):
+            return
+        raise InvalidInput(
+            f"query {int((mass > 0).argmin())} sees no token through "
+            f'{type(self.mask).__name__}; pass empty="zero" to give it the value 0.'
+        )
+
+
+def in_order(cloud: TokenCloud) -> TokenCloud:
+    r"""Give token $i$ of $n$ the place $s_i = i/n$, the order of its row."""
+    places = jnp.arange(1, cloud.count + 1, dtype=cloud.points.dtype) / cloud.count
+    return TokenCloud(cloud.points, cloud.weights, positions=places, sums=cloud.sums)

@@ -1,0 +1,53 @@
+"""Attention matrices on request: who sees whom, as one dense array."""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from meanformer.attention.abstract import AbstractAttention, AbstractInContextMap
+from meanformer.attention.composition import MultiHead, Residual
+from meanformer.attention.masked import Masked
+from meanformer.errors import Unsupported
+from meanformer.measures import TokenCloud
+
+
+def attention_matrix(
+    gamma: AbstractInContextMap, mu: TokenCloud
+) -> Float[Array, "n n"] | Float[Array, "h n n"]:
+    r"""Return $P_{ij}$, the weight of token $j$ as seen from token $i$.
+
+    The weight $w_j$ is included, so rows sum to one for the row-normalised kinds;
+    $P_{ij}/w_j$ is the density with respect to the context.
+
+    Args:
+        gamma: an attention, masked or not; several heads give a leading axis; a
+            residual gives the matrix of its velocity.
+        mu: the token cloud, queries and context alike.
+
+    Returns:
+        The matrix. Cost: $O(n^2)$ memory.
+    """
+    if isinstance(gamma, Residual):
+        return attention_matrix(gamma.gamma, mu)
+    if isinstance(gamma, MultiHead):
+        return jnp.stack([attention_matrix(head, mu) for head in gamma.heads])
+    if isinstance(gamma, Masked):
+        return _masked_matrix(gamma, mu)
+    if isinstance(gamma, AbstractAttention):
+        return gamma.matrix(mu, mu.points)
+    raise Unsupported(f"{type(gamma).__name__} has no attention matrix.")
+
+
+def _masked_matrix(gamma: Masked, mu: TokenCloud) -> Array:
+    view, order = gamma.view(mu, mu.points, mu.positions)
+    inner = gamma.attention
+    heads = inner.heads if isinstance(inner, MultiHead) else (inner,)
+    matrices = []
+    for head in heads:
+        if not isinstance(head, AbstractAttention):
+            raise Unsupported(f"{type(head).__name__} has no attention matrix.")
+        matrices.append(head.matrix(view, mu.points)[:, jnp.argsort(order)])
+    stacked = jnp.stack(matrices)
+    if gamma.divide:
+        mass = view.visible_mass()
+        stacked = stacked / jnp.where(mass > 0, mass, 1)[None, :, None]
+    return stacked if isinstance(inner, MultiHead) else stacked[0]

@@ -1,0 +1,178 @@
+"""Layers that ignore the context: perceptron, norms, any function of a point."""
+
+import abc
+from collections.abc import Callable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from meanformer.attention.abstract import AbstractInContextMap, parameter
+from meanformer.errors import check, check_finite, check_shape
+from meanformer.measures import AbstractContext
+
+
+class AbstractPointwise(AbstractInContextMap):
+    """A map that treats every point alike, whatever the context."""
+
+    @abc.abstractmethod
+    def apply(self, x: Float[Array, "m d"]) -> Float[Array, "m e"]:
+        """Return the image of each point."""
+
+    def __call__(
+        self,
+        mu: AbstractContext,
+        x: Float[Array, "m d"],
+        *,
+        positions: Float[Array, " m"] | None = None,
+    ) -> Float[Array, "m e"]:
+        """Return the image of each point, without looking at the context."""
+        return self.apply(x)
+
+
+class Perceptron(AbstractPointwise):
+    r"""A two-layer perceptron: $x \mapsto U_2\,\sigma(U_1 x + b_1) + b_2$.
+
+    Args:
+        weights_in: the matrix $U_1$, of shape (p, d).
+        bias_in: the vector $b_1$, of shape (p,).
+        weights_out: the matrix $U_2$, of shape (e, p).
+        bias_out: the vector $b_2$, of shape (e,); none by default.
+        activation: the function $\sigma$, applied to each entry.
+    """
+
+    weights_in: Float[Array, "_p _d"] = parameter("weights_in")
+    bias_in: Float[Array, " _p"] = parameter("bias_in")
+    weights_out: Float[Array, "_e _p"] = parameter("weights_out")
+    bias_out: Float[Array, " _e"] | None = parameter("bias_out", default=None)
+    activation: Callable[[Array], Array] = eqx.field(
+        default=jax.nn.gelu, kw_only=True, static=True
+    )
+
+    def __check_init__(self):
+        check_shape("weights_in", self.weights_in, (None, None))
+        width = self.weights_in.shape[0]
+        check_shape("bias_in", self.bias_in, (width,))
+        check_shape("weights_out", self.weights_out, (None, width))
+        if self.bias_out is not None:
+            check_shape("bias_out", self.bias_out, self.weights_out.shape[:1])
+        for name in ("weights_in", "bias_in", "weights_out", "bias_out"):
+            if getattr(self, name) is not None:
+                check_finite(name, getattr(self, name))
+
+    @property
+    def input_dimension(self) -> int:
+        """Dimension of the points it takes."""
+        return self.weights_in.shape[1]
+
+    @property
+    def output_dimension(self) -> int:
+        """Dimension of the points it returns."""
+        return self.weights_out.shape[0]
+
+    def apply(self, x: Float[Array, "m d"]) -> Float[Array, "m e"]:
+        """Return the perceptron's value at each point."""
+        hidden = self.activation(x @ self.weights_in.T + self.bias_in[None])
+        image = hidden @ self.weights_out.T
+        return image if self.bias_out is None else image + self.bias_out[None]
+
+
+class PointMap(AbstractPointwise):
+    """Any function of points as a map that ignores the context.
+
+    Args:
+        function: takes points (m, d) and returns points (m, e).
+    """
+
+    function: Callable[[Array], Array]
+
+    @property
+    def input_dimension(self) -> None:
+        """Not known."""
+        return
+
+    @property
+    def output_dimension(self) -> None:
+        """Not known."""
+        return
+
+    def apply(self, x: Float[Array, "m d"]) -> Float[Array, "m e"]:
+        """Return the function's value."""
+        return self.function(x)
+
+
+class AbstractNorm(AbstractPointwise):
+    r"""A normalisation with scale and shift, finite at the origin.
+
+    Args:
+        scale: factors, one per coordinate or one for all; 1 by default.
+        shift: an offset, one per coordinate or one for all; 0 by default.
+        epsilon: added under the square root, so that the origin goes to the shift with
+            a finite derivative.
+    """
+
+    scale: Float[Array, "..."] = parameter("scale", default=1.0)
+    shift: Float[Array, "..."] = parameter("shift", default=0.0)
+    epsilon: float = eqx.field(default=1e-5, kw_only=True, static=True)
+
+    def __check_init__(self):
+        for name in ("scale", "shift"):
+            check(
+                getattr(self, name).ndim <= 1,
+                f"{name} has shape {getattr(self, name).shape}; it must be a number or "
+                "a vector.",
+            )
+            check_finite(name, getattr(self, name))
+        check(self.epsilon > 0, f"epsilon is {self.epsilon}; it must be positive.")
+
+    @property
+    def input_dimension(self) -> int | None:
+        """Dimension of scale or shift, where they are vectors."""
+        return next((s.size for s in (self.scale, self.shift) if s.ndim == 1), None)
+
+    @property
+    def output_dimension(self) -> int | None:
+        """The same as that of the input."""
+        return self.input_dimension
+
+    @abc.abstractmethod
+    def normalise(self, x: Float[Array, "m d"]) -> Float[Array, "m d"]:
+        """Return the points before scale and shift."""
+
+    def apply(self, x: Float[Array, "m d"]) -> Float[Array, "m d"]:
+        """Return the normalised, scaled and shifted points."""
+        scale, shift = self.scale.astype(x.dtype), self.shift.astype(x.dtype)
+        scale, shift = jnp.atleast_2d(scale), jnp.atleast_2d(shift)
+        return scale * self.normalise(x) + shift
+
+
+class LayerNorm(AbstractNorm):
+    """Centre each point, divide by the standard deviation of its coordinates."""
+
+    def normalise(self, x: Float[Array, "m d"]) -> Float[Array, "m d"]:
+        """Return the standardised coordinates."""
+        centred = x - x.mean(axis=1, keepdims=True)
+        return _divided(centred, (centred**2).mean(axis=1), self.epsilon)
+
+
+class RMSNorm(AbstractNorm):
+    """Divide each point by the root mean square of its coordinates."""
+
+    def normalise(self, x: Float[Array, "m d"]) -> Float[Array, "m d"]:
+        """Return the coordinates over their root mean square."""
+        return _divided(x, (x**2).mean(axis=1), self.epsilon)
+
+
+class UnitNorm(AbstractNorm):
+    r"""Divide each point by its Euclidean length: $\theta_1 x/|x| + \theta_2$."""
+
+    def normalise(self, x: Float[Array, "m d"]) -> Float[Array, "m d"]:
+        """Return the points on the unit sphere."""
+        return _divided(x, (x**2).sum(axis=1), self.epsilon)
+
+
+def _divided(
+    x: Float[Array, "m d"], square: Float[Array, " m"], epsilon: float
+) -> Float[Array, "m d"]:
+    return x * jax.lax.rsqrt(square + epsilon)[:, None]

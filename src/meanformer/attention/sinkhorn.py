@@ -1,0 +1,162 @@
+"""Sinkhorn attention: the doubly stochastic one, entropic transport onto itself."""
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from meanformer.attention.abstract import (
+    AbstractAttention,
+    checked_queries,
+    parameter,
+)
+from meanformer.errors import InvalidInput, Unsupported, check, check_shape
+from meanformer.measures import AbstractContext, TiltedCloud, TokenCloud
+from meanformer.measures.cloud import gaussian_log_factor
+from meanformer.numerics.dense import softmax_shares
+from meanformer.numerics.self_transport import SelfTransport
+from meanformer.numerics.sinkhorn import EntropicPotentials, alternate, balance
+
+
+class Sinkhorn(AbstractAttention):
+    r"""Attention whose matrix is normalised in rows and columns, the Sinkformer.
+
+    $$\Gamma[\mu](x) = V \int y\, e^{y^\top B x + f(x) + g(y)}\,\mathrm{d}\mu(y),
+      \qquad B = 2\beta K^\top Q,$$
+    where the exponential is the density of the entropic transport plan of $\mu$ onto
+    itself. It is softmax attention at $2\beta$ on the context reweighted by $e^{g}$.
+    The mean obeys $\int\Gamma\,\mathrm{d}\mu = V\int y\,\mathrm{d}\mu$ for every
+    $\mu$, and shifting all tokens by $c$ shifts the output by $Vc$.
+
+    The start $e^{-\beta|Qx-Ky|^2}$ matters only for a fixed number of half-steps; one
+    half-step is `L2`. On a cloud the limit is found to a tolerance on the column sums,
+    by the averaged iteration where $B$ is symmetric and positive, otherwise by
+    alternation and Newton's method, and differentiated implicitly. On a `Gaussian` it
+    has a closed form.
+
+    Args:
+        query: as for every attention; likewise `key`, `value`, `beta` and the biases.
+        half: use $e^{-\beta|Qx-Ky|^2/2}$ instead, so that $B = \beta K^\top Q$.
+        kernel: the start, `"l2"` or `"dot"` for $e^{\beta\langle Qx,Ky\rangle}$, which
+            has $B = \beta K^\top Q$.
+        half_steps: stop after so many half-steps instead of at the limit, and
+            differentiate through them.
+        end_on: `"row"` (an average of the values) or `"column"`, for `half_steps`.
+        tolerance: largest error of a column sum; by default near rounding.
+        max_steps: most steps of the solver; `potentials(mu)` reports the error left.
+        start: potential at the tokens to start from, a warm start.
+    """
+
+    half: bool = eqx.field(default=False, kw_only=True, static=True)
+    kernel: str = eqx.field(default="l2", kw_only=True, static=True)
+    half_steps: int | None = eqx.field(default=None, kw_only=True, static=True)
+    end_on: str = eqx.field(default="row", kw_only=True, static=True)
+    tolerance: float | None = eqx.field(default=None, kw_only=True, static=True)
+    max_steps: int = eqx.field(default=200, kw_only=True, static=True)
+    start: Float[Array, " _n"] | None = parameter("start", default=None, kw_only=True)
+
+    def __check_init__(self):
+        check(
+            self.kernel in ("l2", "dot"),
+            f'kernel is {self.kernel!r}; it must be "l2" or "dot".',
+        )
+        check(
+            self.end_on in ("row", "column"),
+            f'end_on is {self.end_on!r}; it must be "row" or "column".',
+        )
+        parity = 1 if self.end_on == "row" else 0
+        check(
+            self.half_steps is None or self.half_steps % 2 == parity,
+            f"half_steps is {self.half_steps}; to end on a {self.end_on} step it must "
+            f"be {'odd' if parity else 'even'}.",
+        )
+        check(
+            self.half_steps is None or self.half_steps > 0,
+            f"half_steps is {self.half_steps}; it must be positive.",
+        )
+        check(
+            self.end_on == "row" or self.half_steps is not None,
+            'end_on="column" needs half_steps; at the limit rows and columns agree.',
+        )
+
+    @property
+    def sharpness(self) -> Float[Array, ""]:
+        r"""The factor of $\langle Qx, Ky\rangle$ in the score."""
+        single = self.half or self.kernel == "dot"
+        return self.temperature if single else 2 * self.temperature
+
+    @property
+    def form(self) -> Float[Array, "d d"]:
+        r"""The matrix $B$ of the score $y^\top B x$."""
+        return self.sharpness * self.score
+
+    def __call__(
+        self,
+        mu: AbstractContext,
+        x: Float[Array, "m d"],
+        *,
+        positions: Float[Array, " m"] | None = None,
+    ) -> Float[Array, "m e"]:
+        """Return the mean value under the plan, conditioned on each query."""
+        x = checked_queries(self, mu, x)
+        if self.end_on == "column":
+            return self._ended_on_columns(mu, x)
+        return self.values(None, self.seen(mu).tilted_mean(self._slopes(x)))
+
+    def seen(self, mu: AbstractContext) -> AbstractContext:
+        r"""Return the context times $e^{g}$."""
+        if self.half_steps is not None and not isinstance(mu, TokenCloud):
+            raise Unsupported(
+                f"half_steps is {self.half_steps}; on {type(mu).__name__} only the "
+                "limit has a closed form: leave half_steps out, or use quadrature."
+            )
+        return mu.entropic_tilt(self.form, lambda cloud: self.potentials(cloud).g)
+
+    def potentials(
+        self, mu: TokenCloud, start: Float[Array, " n"] | None = None
+    ) -> EntropicPotentials:
+        """Return the potentials on a cloud, with the marginal error reached.
+
+        Args:
+            mu: the tokens.
+            start: token potential to start from; that of the layer by default.
+        """
+        problem = SelfTransport(mu.points, mu.weights, self.form, mu.sums)
+        start = self.start if start is None else start
+        if start is not None:
+            check_shape("start", start, (mu.count,))
+        if self.half_steps is None:
+            return balance(
+                problem, start=start, tolerance=self.tolerance, max_steps=self.max_steps
+            )
+        first = self._first_potential(mu) if start is None else start
+        return alternate(
+            problem, first, half_steps=self.half_steps, end_on=self.end_on
+        )
+
+    def matrix(self, mu: TokenCloud, x: Float[Array, "m d"]) -> Float[Array, "m n"]:
+        """Return the plan's conditional weights of the tokens given each query."""
+        if self.end_on == "column":
+            raise InvalidInput('attention_matrix needs end_on="row".')
+        return softmax_shares(self.seen(mu).pairs(self._slopes(x)))
+
+    def _slopes(self, x: Float[Array, "m d"]) -> Float[Array, "m d"]:
+        return x @ self.form.T
+
+    def _first_potential(self, mu: TokenCloud) -> Float[Array, " n"]:
+        # A bias of the queries adds a function of the token alone to the score: the
+        # limit absorbs it, the first potential carries it.
+        first = jnp.zeros((mu.count,), mu.points.dtype)
+        if self.query_bias is not None:
+            first += self.sharpness * mu.points @ (self.key.T @ self.query_bias)
+        if self.kernel == "l2":
+            precision = self.sharpness * self.key.T @ self.key
+            first += gaussian_log_factor(mu.points, precision)
+        return first
+
+    def _ended_on_columns(self, mu, x):
+        potentials = self.potentials(mu)
+        tilts = self._slopes(x)
+        log_mass, mean = TiltedCloud(mu, potentials.g).tilted_mass_and_mean(tilts)
+        before = TiltedCloud(mu, potentials.previous).log_laplace(tilts)
+        mass = jnp.exp(log_mass - before)
+        return self.values(mass, mass[:, None] * mean)

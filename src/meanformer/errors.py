@@ -1,0 +1,96 @@
+"""Exceptions of the library, and the checks that all rooms share.
+
+A check of an array's values looks only at concrete arrays: shapes and options are
+checked always, values when they are known. Under `jit` the values are not known, and
+a failure shows in the status of the solve instead.
+"""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, ArrayLike
+
+
+class InvalidInput(ValueError):
+    """A user's mistake, told in one sentence."""
+
+
+class Unsupported(InvalidInput):
+    """A combination that has no closed form or no meaning; the message says why."""
+
+
+class Overflow(ArithmeticError):
+    """A quantity too large for its floating-point type; the message names the row."""
+
+
+class PrecisionWarning(UserWarning):
+    """Input more precise than the arithmetic that JAX is set to use."""
+
+
+class StoppedEarly(UserWarning):
+    """A solve that ended before the depth asked for; the message gives advice."""
+
+
+def check(condition: bool, message: str) -> None:
+    """Raise `InvalidInput` with the message unless the condition holds."""
+    if not condition:
+        raise InvalidInput(message)
+
+
+def is_concrete(array) -> bool:
+    """Whether the values of an array are known now, rather than traced."""
+    return not isinstance(array, jax.core.Tracer)
+
+
+def as_float_array(name: str, value: ArrayLike) -> Array:
+    """Return the value as a floating-point JAX array, integers promoted.
+
+    Warns when a float64 array would lose digits because JAX runs in 32 bits.
+    """
+    if value is None or isinstance(value, str):
+        raise InvalidInput(f"{name} is {value!r}; it must be an array of numbers.")
+    is_double = isinstance(value, (np.ndarray, np.generic)) and value.dtype == np.float64
+    if is_double and not jax.config.read("jax_enable_x64"):
+        warnings.warn(
+            f"{name} is float64 but JAX runs in 32 bits, so digits are lost; call "
+            'jax.config.update("jax_enable_x64", True) first, or pass float32.',
+            PrecisionWarning,
+            stacklevel=3,
+        )
+        value = value.astype(np.float32)
+    try:
+        array = jnp.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(f"{name} is not an array of numbers: {error}") from error
+    check(
+        not jnp.issubdtype(array.dtype, jnp.complexfloating),
+        f"{name} is complex ({array.dtype}); it must be real.",
+    )
+    if not jnp.issubdtype(array.dtype, jnp.floating):
+        array = array.astype(jnp.result_type(float))
+    return array
+
+
+def check_finite(name: str, array: Array) -> None:
+    """Raise if a concrete array holds NaN or infinity, naming it and the place."""
+    if not is_concrete(array):
+        return
+    finite = np.isfinite(np.asarray(array, dtype=np.float64))
+    if not finite.all():
+        place = tuple(int(i) for i in np.argwhere(~finite)[0])
+        raise InvalidInput(
+            f"{name} holds {float(array[place])} at index {place}; "
+            "all its entries must be finite."
+        )
+
+
+def check_shape(name: str, array: Array, shape: tuple[int | None, ...]) -> None:
+    """Raise unless the array has this shape; `None` stands for any length."""
+    matches = len(array.shape) == len(shape) and all(
+        wanted in (None, length)
+        for wanted, length in zip(shape, array.shape, strict=True)
+    )
+    pattern = "(" + ", ".join("any" if s is None else str(s) for s in shape) + ")"
+    check(matches, f"{name} has shape {array.shape}; it must be {pattern}.")

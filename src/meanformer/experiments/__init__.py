@@ -1,0 +1,24 @@
+"""Experiments: theorems and figures as checks that anybody can run again.
+
+One file is one experiment; `CONTRIBUTING.md` shows how to write one.
+"""
+
+from meanformer.experiments.framework.claims import Claim as Claim
+from meanformer.experiments.framework.claims import Finding as Finding
+from meanformer.experiments.framework.claims import (
+    InvalidExperiment as InvalidExperiment,
+)
+from meanformer.experiments.framework.claims import closed_form as closed_form
+from meanformer.experiments.framework.claims import other_method as other_method
+from meanformer.experiments.framework.claims import published as published
+from meanformer.experiments.framework.claims import theory as theory
+from meanformer.experiments.framework.experiment import Experiment as Experiment
+from meanformer.experiments.framework.experiment import Outcome as Outcome
+from meanformer.experiments.framework.experiment import Picture as Picture
+from meanformer.experiments.framework.experiment import Table as Table
+from meanformer.experiments.framework.progress import Progress as Progress
+from meanformer.experiments.framework.settings import setting as setting
+from meanformer.experiments.framework.records import Record as Record
+from meanformer.experiments.framework.records import run as run
+from meanformer.experiments.framework.registry import all_experiments as all_experiments
+from meanformer.experiments.framework.registry import find as find

@@ -1,0 +1,1 @@
+"""What all experiments share: claims, verdicts, settings, running, the report."""

@@ -1,0 +1,118 @@
+"""Running many experiments while the page about them grows."""
+
+import dataclasses
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from meanformer.errors import InvalidInput
+from meanformer.experiments.framework import environment
+from meanformer.experiments.framework.experiment import Experiment
+from meanformer.experiments.framework.files import write_atomically
+from meanformer.experiments.framework.records import Record
+from meanformer.experiments.framework.report import Atlas, render
+from meanformer.experiments.framework.settings import Profile
+from meanformer.experiments.framework.workers import (
+    Event,
+    Finished,
+    Started,
+    run_in_parallel,
+)
+
+
+def explore(
+    experiments: Sequence[Experiment],
+    profile: Profile,
+    folder: Path,
+    *,
+    jobs: int,
+    command: str,
+) -> Iterator[Event]:
+    """Run experiments in parallel and keep `folder/index.html` up to date.
+
+    The page is complete in itself at every moment. If the loop over the events is
+    left early, it says which experiments were not run.
+    """
+    atlas = blank(experiments, command)
+    publish(atlas, folder)
+    try:
+        for event in run_in_parallel(experiments, profile, jobs):
+            atlas = _after(atlas, event)
+            if isinstance(event, Finished):
+                write_figures(event.record, folder)
+                remember(event.record)
+            if isinstance(event, (Started, Finished)):
+                publish(atlas, folder)
+            yield event
+    finally:
+        if atlas.is_growing:
+            publish(dataclasses.replace(atlas, is_stopped=True), folder)
+
+
+def blank(experiments: Sequence[Experiment], command: str) -> Atlas:
+    """An atlas with nothing in it yet."""
+    alone = len(experiments) == 1
+    return Atlas(
+        title=experiments[0].title if alone else "Atlas of attention over measures",
+        command=command,
+        facts=environment.machine_facts(),
+        experiments=tuple(experiments),
+        records={},
+    )
+
+
+def publish(atlas: Atlas, folder: Path) -> None:
+    """Write the page and the numbers behind it."""
+    try:
+        write_atomically(folder / "index.html", render(atlas))
+        write_atomically(folder / "results.json", json.dumps(numbers(atlas), indent=1))
+    except OSError as error:
+        raise InvalidInput(
+            f"The report cannot be written to {str(folder)!r}: {error.strerror}."
+        ) from error
+
+
+def numbers(atlas: Atlas) -> dict:
+    """Every number of an atlas, in the order of the page."""
+    records = [atlas.records[e.name] for e in atlas.experiments if e.name in atlas.records]
+    is_complete = len(records) == len(atlas.experiments)
+    return {
+        "command": atlas.command,
+        **atlas.facts,
+        "complete": is_complete,
+        "holds": is_complete and all(record.holds for record in records),
+        "seconds": round(atlas.seconds, 3),
+        "experiments": [record.to_json() for record in records],
+    }
+
+
+def write_figures(record: Record, folder: Path) -> None:
+    """Write the figures of a run as SVG and PNG files."""
+    for index, one in enumerate(record.prints, start=1):
+        stem = folder / "figures" / f"{record.experiment}-{index}"
+        write_atomically(stem.with_suffix(".svg"), _standing_alone(one.svg))
+        write_atomically(stem.with_suffix(".png"), one.png)
+
+
+def remember(record: Record) -> None:
+    """Keep how long a run took, for later estimates, unless it broke off."""
+    if not record.error:
+        environment.remember_seconds(record.experiment, record.profile, record.seconds)
+
+
+def _after(atlas: Atlas, event: Event) -> Atlas:
+    if isinstance(event, Started):
+        return dataclasses.replace(atlas, running=atlas.running | {event.name})
+    if isinstance(event, Finished):
+        return dataclasses.replace(
+            atlas,
+            running=atlas.running - {event.name},
+            records={**atlas.records, event.name: event.record},
+        )
+    return atlas
+
+
+def _standing_alone(svg: str) -> str:
+    from meanformer.plotting import style
+
+    return svg.replace("currentColor", style.INK)

@@ -1,0 +1,155 @@
+r"""The literature behind the claims, read from one BibTeX file.
+
+The file is `docs/references.bib`; a built package carries a copy of it.
+"""
+
+import dataclasses
+import functools
+import re
+import unicodedata
+from pathlib import Path
+
+from meanformer.errors import InvalidInput
+from meanformer.experiments.framework.experiment import Experiment
+from meanformer.experiments.framework.names import unknown
+
+PACKAGED = Path(__file__).with_name("references.bib")
+IN_CHECKOUT = Path(__file__).parents[4] / "docs" / "references.bib"
+COMBINING = {
+    "'": "\u0301", "`": "\u0300", "^": "\u0302", '"': "\u0308", "~": "\u0303",
+    "c": "\u0327", "v": "\u030c", "=": "\u0304", ".": "\u0307", "u": "\u0306",
+}  # fmt: skip
+LETTERS = {r"\ss": "ß", r"\o": "ø", r"\l": "ł", r"\L": "Ł", r"\i": "ı", r"\ae": "æ"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """One entry of the bibliography."""
+
+    key: str
+    fields: dict[str, str]
+    bibtex: str
+
+    @property
+    def authors(self) -> str:
+        """Names in reading order, separated by commas."""
+        names = re.split(r"\s+and\s+", self.text("author"))
+        turned = [" ".join(reversed(name.split(", ", 1))) for name in names]
+        return ", ".join(turned).replace("others", "et al.")
+
+    @property
+    def short(self) -> str:
+        """Family names and year, like `Castin, Ablin and Peyré (2024)`."""
+        names = re.split(r"\s+and\s+", self.text("author"))
+        family = [n.split(",")[0] if "," in n else n.split(" ")[-1] for n in names]
+        listed = f"{family[0]} et al." if len(family) > 3 else _enumerated(family)
+        return f"{listed} ({self.text('year')})"
+
+    @property
+    def venue(self) -> str:
+        """Journal, proceedings or archive."""
+        wanted = ("journal", "booktitle", "howpublished", "publisher", "school")
+        found = next((self.text(field) for field in wanted if field in self.fields), "")
+        return found or (f"arXiv:{self.text('eprint')}" if self.eprint else "")
+
+    @property
+    def eprint(self) -> str:
+        """The arXiv number, if there is one."""
+        return self.text("eprint")
+
+    @property
+    def address(self) -> str:
+        """Where to read it."""
+        if "doi" in self.fields:
+            return f"https://doi.org/{self.text('doi')}"
+        if self.eprint:
+            return f"https://arxiv.org/abs/{self.eprint}"
+        return self.text("url")
+
+    def text(self, field: str) -> str:
+        """A field in plain Unicode, empty if it is absent."""
+        return without_latex(self.fields.get(field, ""))
+
+
+def bibliography_file() -> Path:
+    """The one BibTeX file: the packaged copy, or the checkout's own."""
+    return PACKAGED if PACKAGED.is_file() else IN_CHECKOUT
+
+
+def lookup(key: str) -> Entry:
+    """The entry of this key."""
+    entries = bibliography(bibliography_file())
+    if key not in entries:
+        raise InvalidInput(unknown("reference", key, entries))
+    return entries[key]
+
+
+def entries_behind(experiment: Experiment) -> tuple[Entry, ...]:
+    """The entries that the claims of an experiment cite, each once."""
+    keys = [ref.key for claim in experiment.claims for ref in claim.references]
+    return tuple(lookup(key) for key in dict.fromkeys(keys))
+
+
+@functools.cache
+def bibliography(path: Path) -> dict[str, Entry]:
+    """All entries of a BibTeX file, by key."""
+    if not path.is_file():
+        return {}
+    return {entry.key: entry for entry in parse(path.read_text(encoding="utf-8"))}
+
+
+def parse(text: str) -> list[Entry]:
+    """The entries of a BibTeX text, in order."""
+    entries = []
+    for start in re.finditer(r"^\s*@(\w+)\s*\{\s*([^,\s]+)\s*,", text, re.MULTILINE):
+        if start[1].lower() in ("comment", "string", "preamble"):
+            continue
+        end = _closing_brace(text, text.index("{", start.start()))
+        body = text[start.end() : end]
+        source = text[start.start() : end + 1].strip()
+        entries.append(Entry(start[2], _fields(body), source))
+    return entries
+
+
+def without_latex(text: str) -> str:
+    """Plain Unicode: accents composed, braces and ties removed."""
+    for command, letter in LETTERS.items():
+        text = re.sub(re.escape(command) + r"(?![a-zA-Z])\s*", letter, text)
+    accent = re.compile(r"\\([`'^\"~=.]|[cvu](?![a-zA-Z]))\s*\{?\s*(\w)\}?")
+    text = accent.sub(lambda found: found[2] + COMBINING[found[1]], text)
+    text = re.sub(r"\\([&%$#_])", r"\1", text).replace("--", "–").replace("~", " ")
+    text = re.sub(r"\s+", " ", re.sub(r"[{}$]", "", text))
+    return unicodedata.normalize("NFC", text).strip()
+
+
+def _fields(body: str) -> dict[str, str]:
+    fields, position = {}, 0
+    while found := re.compile(r"\s*([\w-]+)\s*=\s*").search(body, position):
+        value, position = _value(body, found.end())
+        fields[found[1].lower()] = value
+    return fields
+
+
+def _value(body: str, start: int) -> tuple[str, int]:
+    """A field's value and the place after it."""
+    if body[start] == "{":
+        end = _closing_brace(body, start)
+        return body[start + 1 : end], end + 1
+    if body[start] == '"':
+        end = body.index('"', start + 1)
+        return body[start + 1 : end], end + 1
+    end = re.compile(r"[,\s]|$").search(body, start).start()
+    return body[start:end], end
+
+
+def _closing_brace(text: str, start: int) -> int:
+    depth = 0
+    for place in range(start, len(text)):
+        depth += {"{": 1, "}": -1}.get(text[place], 0)
+        if depth == 0:
+            return place
+    raise InvalidInput("A BibTeX entry is not closed by a brace.")
+
+
+def _enumerated(names: list[str]) -> str:
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))

@@ -1,0 +1,241 @@
+"""Claims, and the findings that decide whether they hold.
+
+An experiment states its claims first and measures afterwards. The verdict is computed
+from the numbers (measured, expected, tolerance, relation); nobody sets it by hand.
+"""
+
+import dataclasses
+import math
+import re
+from typing import Any, Literal
+
+import numpy as np
+
+Status = Literal["theorem", "observation", "conjecture"]
+Relation = Literal["close to", "at most", "at least", "inside", "above", "below"]
+SourceKind = Literal["closed form", "other method", "published", "theory"]
+
+
+class InvalidExperiment(ValueError):
+    """An experiment that contradicts its own declaration; the author's mistake."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """Where an expected value comes from."""
+
+    kind: SourceKind
+    detail: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.detail}" if self.detail else self.kind
+
+
+def closed_form(detail: str = "") -> Source:
+    """The expected value is a formula; the detail writes it, with $LaTeX$."""
+    return Source("closed form", detail)
+
+
+def other_method(detail: str = "") -> Source:
+    """The expected value was computed in this run by an independent method."""
+    return Source("other method", detail)
+
+
+def published(detail: str = "") -> Source:
+    """The expected value is a published number; the detail says where."""
+    return Source("published", detail)
+
+
+def theory(detail: str = "") -> Source:
+    """The expected value is what a theorem says: a sign, a rate, an integer."""
+    return Source("theory", detail)
+
+
+@dataclasses.dataclass(frozen=True)
+class Reference:
+    """A place in the literature: the key of a BibTeX entry, and where to look."""
+
+    key: str
+    place: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    r"""One measurement set against what was expected of it.
+
+    With $m$ the measured value, $e$ the expected one and $\tau$ the tolerance:
+
+    | relation | holds when | margin |
+    |---|---|---|
+    | close to | $\lvert m - e\rvert \le \tau$ | $\tau - \lvert m - e\rvert$ |
+    | at most | $m \le e + \tau$ | $e + \tau - m$ |
+    | at least | $m \ge e - \tau$ | $m - e + \tau$ |
+    | inside $[a, b]$ | $a - \tau \le m \le b + \tau$ | distance to the nearer end |
+    | above, below | $m > e$, $m < e$ (strict; no tolerance) | $\lvert m - e\rvert$ |
+
+    A value that is not finite never holds.
+    """
+
+    claim: "Claim"
+    relation: Relation
+    measured: float
+    expected: float | tuple[float, float]
+    tolerance: float
+    source: Source
+    comparisons: int = 1
+
+    @property
+    def margin(self) -> float:
+        """How far the measured value is from failing; negative when it fails."""
+        return float(_margin(self.relation, self.measured, self.expected, self.tolerance))
+
+    @property
+    def holds(self) -> bool:
+        """The verdict."""
+        is_strict = self.relation in ("above", "below")
+        enough = self.margin > 0 if is_strict else self.margin >= 0
+        return math.isfinite(self.measured) and enough
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    r"""A statement that an experiment checks.
+
+    The methods compare a measurement with what is expected and return a `Finding`.
+    They take numbers or arrays; arrays are compared entry by entry, and the finding
+    is the entry with the least margin, so that one claim has one verdict.
+
+    Args:
+        id: short kebab-case name, unique within the experiment.
+        statement: one sentence, formulas between dollar signs in LaTeX.
+        status: whether it is proved, only observed, or conjectured.
+        reference: `"key, place"` with a key of `references.bib`; several are
+            separated by semicolons. A theorem must have one.
+    """
+
+    id: str
+    statement: str
+    status: Status
+    reference: str = ""
+
+    def __post_init__(self) -> None:
+        _declare(
+            re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", self.id) is not None,
+            f"claim id {self.id!r} must be kebab-case, like 'radius-bound'",
+        )
+        _declare(
+            self.status in ("theorem", "observation", "conjecture"),
+            f"claim {self.id!r} has status {self.status!r}; it must be 'theorem', "
+            "'observation' or 'conjecture'",
+        )
+        _declare(
+            self.reference != "" or self.status != "theorem",
+            f"claim {self.id!r} is called a theorem but cites nothing",
+        )
+
+    @property
+    def references(self) -> tuple[Reference, ...]:
+        """The places cited, in the order written."""
+        pieces = [piece.strip() for piece in self.reference.split(";")]
+        halves = [piece.partition(",") for piece in pieces if piece]
+        return tuple(Reference(key.strip(), place.strip()) for key, _, place in halves)
+
+    def close_to(
+        self,
+        measured: Any,
+        expected: Any,
+        *,
+        source: Source,
+        tolerance: float | None = None,
+        relative_tolerance: float | None = None,
+    ) -> Finding:
+        """The measured value equals the expected one up to a tolerance.
+
+        Exactly one of `tolerance` (absolute) and `relative_tolerance` is given.
+        """
+        _declare(
+            (tolerance is None) != (relative_tolerance is None),
+            f"claim {self.id!r} needs either tolerance or relative_tolerance",
+        )
+        if tolerance is None:
+            tolerance = relative_tolerance * np.abs(_numbers(expected))
+        return self._find("close to", measured, expected, tolerance, source)
+
+    def at_most(
+        self, measured: Any, expected: Any, *, source: Source, tolerance: float = 0.0
+    ) -> Finding:
+        """The measured value does not exceed the expected one."""
+        return self._find("at most", measured, expected, tolerance, source)
+
+    def at_least(
+        self, measured: Any, expected: Any, *, source: Source, tolerance: float = 0.0
+    ) -> Finding:
+        """The measured value is not less than the expected one."""
+        return self._find("at least", measured, expected, tolerance, source)
+
+    def inside(
+        self, measured: Any, low: float, high: float, *, source: Source
+    ) -> Finding:
+        """The measured value lies in a closed interval."""
+        _declare(low <= high, f"claim {self.id!r} has the empty interval [{low}, {high}]")
+        return self._find("inside", measured, (float(low), float(high)), 0.0, source)
+
+    def above(self, measured: Any, expected: Any, *, source: Source) -> Finding:
+        """The measured value is strictly larger than the expected one."""
+        return self._find("above", measured, expected, 0.0, source)
+
+    def below(self, measured: Any, expected: Any, *, source: Source) -> Finding:
+        """The measured value is strictly smaller than the expected one."""
+        return self._find("below", measured, expected, 0.0, source)
+
+    def _find(self, relation, measured, expected, tolerance, source) -> Finding:
+        is_interval = relation == "inside"
+        wanted = np.zeros(()) if is_interval else _numbers(expected)
+        values, wanted, slack = (
+            array.ravel()
+            for array in np.broadcast_arrays(
+                _numbers(measured), wanted, _numbers(tolerance)
+            )
+        )
+        _declare(values.size > 0, f"claim {self.id!r} was measured on an empty array")
+        _declare(
+            bool(np.isfinite(wanted).all() and np.isfinite(slack).all())
+            and bool((slack >= 0).all()),
+            f"claim {self.id!r} expects a value or tolerance that is not finite, "
+            "or a negative tolerance",
+        )
+        target = expected if is_interval else wanted
+        margins = _margin(relation, values, target, slack)
+        worst = int(np.argmin(np.where(np.isfinite(values), margins, -np.inf)))
+        return Finding(
+            claim=self,
+            relation=relation,
+            measured=float(values[worst]),
+            expected=expected if is_interval else float(wanted[worst]),
+            tolerance=float(slack[worst]),
+            source=source,
+            comparisons=int(values.size),
+        )
+
+
+def _margin(relation, measured, expected, tolerance):
+    """Distance to failure, as in the table of `Finding`."""
+    if relation == "close to":
+        return tolerance - np.abs(measured - expected)
+    if relation == "at most":
+        return expected + tolerance - measured
+    if relation == "at least":
+        return measured - expected + tolerance
+    if relation == "inside":
+        low, high = expected
+        return np.minimum(measured - low, high - measured) + tolerance
+    return measured - expected if relation == "above" else expected - measured
+
+
+def _numbers(value: Any) -> np.ndarray:
+    return np.asarray(value, dtype=np.float64)
+
+
+def _declare(condition: bool, message: str) -> None:
+    if not condition:
+        raise InvalidExperiment(message + ".")

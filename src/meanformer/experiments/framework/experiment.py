@@ -1,0 +1,118 @@
+"""An experiment: what is claimed, with which settings, and how it is measured."""
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from meanformer.experiments.framework.claims import Claim, Finding, InvalidExperiment
+from meanformer.experiments.framework.settings import (
+    Profile,
+    check_declaration,
+    choose,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Picture:
+    """A matplotlib figure with its caption.
+
+    Args:
+        figure: a `matplotlib.figure.Figure`; `plotting.style.canvas` makes one.
+        caption: what is to be seen, formulas between dollar signs.
+        alt: the same for a reader who cannot see it; the caption if left out.
+    """
+
+    figure: Any
+    caption: str
+    alt: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """A small table of numbers and words, with a caption.
+
+    Cells that are neither become numbers, so that array scalars are welcome.
+    """
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+    caption: str = ""
+
+    def __post_init__(self) -> None:
+        if any(len(row) != len(self.columns) for row in self.rows):
+            raise InvalidExperiment(
+                f"a row of the table {self.caption!r} does not have "
+                f"{len(self.columns)} cells."
+            )
+        plain = tuple(tuple(map(_plain_cell, row)) for row in self.rows)
+        object.__setattr__(self, "rows", plain)
+
+
+def _plain_cell(cell: Any) -> str | int | float:
+    return cell if isinstance(cell, (str, int, float)) else float(cell)
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What a run returns: one finding per claim, and what there is to look at."""
+
+    findings: Sequence[Finding]
+    pictures: Sequence[Picture] = ()
+    tables: Sequence[Table] = ()
+    notes: Sequence[str] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """One theorem or figure, made into a check that anybody can run again.
+
+    Args:
+        name: kebab-case; the file is the same name with underscores.
+        title: a short sentence, the heading of its card in the report.
+        room: the room of the library that it exercises, such as `flows`.
+        about: a paragraph for the reader; usually `__doc__` of the file.
+        claims: what is checked.
+        parameters: frozen dataclass of `setting(...)` fields.
+        run: `run(parameters, *, progress) -> Outcome`.
+        seconds: rough time of the quick profile on two cores, for estimates.
+    """
+
+    name: str
+    title: str
+    room: str
+    claims: Sequence[Claim]
+    parameters: type
+    run: Callable[..., Outcome]
+    about: str = ""
+    seconds: float = 5.0
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", self.name):
+            raise InvalidExperiment(f"experiment name {self.name!r} is not kebab-case.")
+        ids = [claim.id for claim in self.claims]
+        if not ids or len(set(ids)) < len(ids):
+            raise InvalidExperiment(
+                f"{self.name} must declare at least one claim, each with its own id."
+            )
+        check_declaration(self.parameters)
+        object.__setattr__(self, "about", inspect.cleandoc(self.about or ""))
+
+    def settings(self, profile: Profile = "quick", **changes: Any) -> Any:
+        """The parameters of a profile, some of them changed by name."""
+        return choose(self.parameters, profile, changes)
+
+    def check_complete(self, outcome: Outcome) -> None:
+        """Raise unless there is exactly one finding for each declared claim."""
+        declared = {claim.id for claim in self.claims}
+        measured = [finding.claim.id for finding in outcome.findings]
+        complaints = (
+            (declared - set(measured), "declares but did not measure"),
+            (set(measured) - declared, "measured but does not declare"),
+            ({i for i in measured if measured.count(i) > 1}, "measured twice"),
+        )
+        for ids, complaint in complaints:
+            if ids:
+                listed = ", ".join(sorted(ids))
+                raise InvalidExperiment(f"{self.name} {complaint} {listed}.")

@@ -1,0 +1,52 @@
+"""Telling the reader how far a run has come, without printing."""
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
+
+Item = TypeVar("Item")
+
+
+class Progress:
+    """Fraction of a run that is done, reported to whoever listens.
+
+    Loops may be nested; each takes its share of the loop around it:
+
+        for kind in progress.over(kinds):           # all of the run
+            for trial in progress.over(range(10)):  # all of one kind
+                ...
+
+    Two loops one after the other say how large they are: `over(a, share=0.7)`,
+    then `over(b, share=0.3)`.
+    """
+
+    def __init__(self, listener: Callable[[float], None] = lambda fraction: None):
+        self._listener = listener
+        self._done = 0.0
+        self._width = 1.0
+
+    @property
+    def fraction(self) -> float:
+        """Between 0 at the start and 1 at the end."""
+        return min(self._done, 1.0)
+
+    def over(self, items: Iterable[Item], share: float = 1.0) -> Iterator[Item]:
+        """Go through the items, moving forward by the share that they make up."""
+        items = list(items)
+        start, width = self._done, self._width * share
+        for index, item in enumerate(items):
+            with self._narrowed(width / len(items)):
+                yield item
+            self._move(start + width * (index + 1) / len(items))
+
+    @contextlib.contextmanager
+    def _narrowed(self, width: float) -> Iterator[None]:
+        outer, self._width = self._width, width
+        try:
+            yield
+        finally:
+            self._width = outer
+
+    def _move(self, done: float) -> None:
+        self._done = done
+        self._listener(self.fraction)

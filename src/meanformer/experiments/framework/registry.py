@@ -1,0 +1,128 @@
+"""Finding the experiments: one file each, nothing to register by hand.
+
+Every module directly inside `meanformer.experiments` is an experiment. More can be
+kept elsewhere: the folders named in `MEANFORMER_EXPERIMENTS` are searched too, and a
+single file can be given by its path.
+"""
+
+import dataclasses
+import fnmatch
+import functools
+import importlib.util
+import os
+import pkgutil
+from pathlib import Path
+from types import ModuleType
+
+import meanformer.experiments
+from meanformer.errors import InvalidInput, check
+from meanformer.experiments.framework.claims import Claim, InvalidExperiment
+from meanformer.experiments.framework.experiment import Experiment, Outcome
+from meanformer.experiments.framework.names import nearest, unknown
+
+
+def all_experiments() -> tuple[Experiment, ...]:
+    """Every experiment, by name.
+
+    A file that cannot be imported is listed too; running it tells what is wrong, and
+    does not keep the others from running.
+    """
+    return tuple(sorted(map(_from_file, _files()), key=lambda found: found.name))
+
+
+def find(name: str) -> Experiment:
+    """The experiment of this name, or in the Python file of this path."""
+    if name.endswith(".py"):
+        check(Path(name).is_file(), f"There is no file {name!r}.")
+        return _from_file(Path(name))
+    known = {experiment.name: experiment for experiment in all_experiments()}
+    if name not in known:
+        raise InvalidInput(unknown("experiment", name, known))
+    return known[name]
+
+
+def select(pattern: str | None) -> tuple[Experiment, ...]:
+    """The experiments whose name matches one of the patterns, separated by `|`."""
+    experiments = all_experiments()
+    if pattern is None:
+        return experiments
+    patterns = [piece.strip() for piece in pattern.split("|")]
+    chosen = tuple(
+        experiment
+        for experiment in experiments
+        if any(fnmatch.fnmatchcase(experiment.name, piece) for piece in patterns)
+    )
+    if not chosen:
+        raise InvalidInput(_no_match(pattern, patterns, experiments))
+    return chosen
+
+
+def _no_match(pattern: str, patterns: list[str], experiments) -> str:
+    names = [experiment.name for experiment in experiments]
+    bare = [piece.strip("*?") for piece in patterns]
+    close = [name for piece in bare for name in nearest(piece, names)]
+    advice = f"the nearest are {', '.join(dict.fromkeys(close))}" if close else (
+        f"the known ones are {', '.join(names) or 'none'}"
+    )
+    return f"No experiment matches {pattern!r}; {advice}."
+
+
+def _files() -> list[Path]:
+    own = (folder for folder in _own_folders())
+    folders = [*meanformer.experiments.__path__, *own]
+    return [
+        Path(folder) / f"{module.name}.py"
+        for folder in folders
+        for module in pkgutil.iter_modules([str(folder)])
+        if not module.ispkg and not module.name.startswith("_")
+    ]
+
+
+def _own_folders() -> list[str]:
+    listed = os.environ.get("MEANFORMER_EXPERIMENTS", "")
+    return [folder for folder in listed.split(os.pathsep) if folder]
+
+
+@functools.cache
+def _from_file(path: Path) -> Experiment:
+    name = path.stem.replace("_", "-").lower()
+    try:
+        experiment = _imported(path).experiment
+        if not isinstance(experiment, Experiment) or experiment.name != name:
+            raise InvalidExperiment(
+                f"{path.name} must define `experiment`, an Experiment named {name!r}."
+            )
+        return experiment
+    except Exception as error:
+        return _unreadable(name, error)
+
+
+def _imported(path: Path) -> ModuleType:
+    package = meanformer.experiments
+    if path.parent in map(Path, package.__path__):
+        return importlib.import_module(f"{package.__name__}.{path.stem}")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _unreadable(name: str, error: Exception) -> Experiment:
+    """Stands for a file that fails to import: its only claim is that it can be read."""
+
+    def run(parameters, *, progress) -> Outcome:
+        raise error
+
+    return Experiment(
+        name=name,
+        title=f"The file of {name} cannot be read",
+        room="experiments",
+        claims=(Claim("file-is-readable", "The file can be imported.", "observation"),),
+        parameters=_NoParameters,
+        run=run,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _NoParameters:
+    """Nothing to choose."""

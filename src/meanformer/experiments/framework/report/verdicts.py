@@ -1,0 +1,89 @@
+"""A claim and its verdict, in the pieces that the table and the cards share."""
+
+import dataclasses
+import math
+from typing import Literal
+
+from meanformer.experiments.framework import citations
+from meanformer.experiments.framework.claims import Claim, Finding, Reference
+from meanformer.experiments.framework.numbers import SYMBOLS, finding_digits
+from meanformer.experiments.framework.records import Record
+from meanformer.experiments.framework.report.html import Markup, join, number, tag
+
+State = Literal["holds", "fails", "broken", "running", "queued", "stopped"]
+SIGNS = {
+    "holds": "✓",
+    "fails": "✗",
+    "broken": "!",
+    "running": "▸",
+    "queued": "·",
+    "stopped": "–",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What is known about one claim right now."""
+
+    claim: Claim
+    state: State
+    finding: Finding | None = None
+
+
+def verdict(claim: Claim, record: Record | None, otherwise: State) -> Verdict:
+    """The verdict of a claim; `otherwise` while there is no record."""
+    if record is None:
+        return Verdict(claim, otherwise)
+    finding = record.finding(claim)
+    if finding is None:
+        return Verdict(claim, "broken")
+    return Verdict(claim, "holds" if finding.holds else "fails", finding)
+
+
+def badge(state: State) -> Markup:
+    """The verdict as a word with a sign; colour only repeats it."""
+    sign = tag("span", SIGNS[state], aria_hidden="true", class_="sign")
+    return tag("span", sign, state, class_=f"badge {state}")
+
+
+def measured(finding: Finding) -> Markup:
+    """The measured value."""
+    return number(finding.measured, finding_digits(finding))
+
+
+def expected(finding: Finding) -> Markup:
+    """The relation, the expected value and the tolerance."""
+    symbol = tag("span", SYMBOLS[finding.relation], class_="relation")
+    digits = finding_digits(finding)
+    if isinstance(finding.expected, tuple):
+        low, high = (number(end, digits) for end in finding.expected)
+        return join([symbol, " [", low, ", ", high, "]"])
+    slack = [" ± ", number(finding.tolerance, 2)] if finding.tolerance else []
+    return join([symbol, " ", number(finding.expected, digits), slack])
+
+
+def distance(finding: Finding) -> Markup | None:
+    """How far the measured value is from the expected one, or from failing."""
+    if not math.isfinite(finding.measured):
+        return None
+    if finding.relation == "close to":
+        gap = abs(finding.measured - finding.expected)
+        return join(["difference ", number(gap, 2)])
+    word = "to spare" if finding.margin >= 0 else "too much"
+    return join([number(abs(finding.margin), 2), f" {word}"])
+
+
+def cited(reference: Reference) -> Markup:
+    """Authors and year with a link, and the place in the work."""
+    place = f", {reference.place}" if reference.place else ""
+    entry = citations.bibliography(citations.bibliography_file()).get(reference.key)
+    if entry is None:
+        return tag("span", reference.key + place, class_="cited")
+    return tag("span", link(entry.short, entry.address), place, class_="cited")
+
+
+def link(label: str, address: str) -> Markup:
+    """A link, or only its label when there is no address."""
+    if not address:
+        return tag("span", label)
+    return tag("a", label, href=address)

@@ -1,0 +1,173 @@
+"""Settings of an experiment: typed, documented, with a quick and a full value."""
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from meanformer.errors import InvalidInput, check
+from meanformer.experiments.framework.claims import InvalidExperiment
+from meanformer.experiments.framework.names import unknown
+
+Profile = Literal["quick", "full"]
+
+
+def setting(
+    quick: Any,
+    *,
+    help: str,
+    full: Any = None,
+    at_least: float | None = None,
+    at_most: float | None = None,
+    above: float | None = None,
+) -> Any:
+    """A field of a parameter dataclass.
+
+    Args:
+        quick: its value in the default profile, a few seconds per experiment.
+        help: what it is, for the list of parameters in the report.
+        full: its value at the papers' own sizes; the quick one if left out.
+        at_least: smallest allowed value.
+        at_most: largest allowed value.
+        above: bound that the value must exceed strictly.
+    """
+    return dataclasses.field(
+        default=quick,
+        metadata={
+            "help": help,
+            "full": quick if full is None else full,
+            "at_least": at_least,
+            "at_most": at_most,
+            "above": above,
+        },
+    )
+
+
+def check_declaration(settings: type) -> None:
+    """Raise unless this is a frozen dataclass whose fields are all settings."""
+    is_frozen = dataclasses.is_dataclass(settings) and settings.__dataclass_params__.frozen
+    if not is_frozen:
+        raise InvalidExperiment(f"{settings.__name__} must be a frozen dataclass.")
+    for field in dataclasses.fields(settings):
+        if "help" not in field.metadata:
+            raise InvalidExperiment(f"{field.name} must be declared with setting(...).")
+
+
+def choose(settings: type, profile: Profile, changes: Mapping[str, Any]) -> Any:
+    """The settings of a profile with some of them changed.
+
+    Changes that are strings are read according to the type of the field.
+    """
+    fields = {field.name: field for field in dataclasses.fields(settings)}
+    kinds = typing.get_type_hints(settings)
+    values = {
+        name: field.metadata["full"] if profile == "full" else field.default
+        for name, field in fields.items()
+    }
+    for name, value in changes.items():
+        check(name in fields, unknown("parameter", name, fields))
+        is_text = isinstance(value, str)
+        values[name] = read_value(name, value, kinds[name]) if is_text else value
+        _check_range(name, values[name], fields[name].metadata)
+    return settings(**values)
+
+
+def split_assignments(assignments: list[str]) -> dict[str, str]:
+    """Turn `key=value` texts into a dictionary."""
+    changes = {}
+    for assignment in assignments:
+        name, equals, value = assignment.partition("=")
+        check(
+            equals == "=" and name.strip() != "",
+            f"--set {assignment!r} is not of the form key=value, like depth=2.5.",
+        )
+        changes[name.strip().replace("-", "_")] = value.strip()
+    return changes
+
+
+def read_value(name: str, text: str, kind: Any) -> Any:
+    """Read a text as a value of this type; one sentence if it is not one."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Literal:
+        choices = {str(choice): choice for choice in arguments}
+        check(text in choices, f"{name} is {text!r}; it must be {_listed(choices)}.")
+        return choices[text]
+    if origin in (types.UnionType, typing.Union):
+        return _read_optional(name, text, arguments)
+    if origin is tuple:
+        pieces = [piece for piece in text.strip("()[] ").split(",") if piece.strip()]
+        return tuple(read_value(name, piece.strip(), arguments[0]) for piece in pieces)
+    return _read_scalar(name, text, kind)
+
+
+def as_json(settings: Any) -> dict[str, Any]:
+    """The settings as a dictionary of numbers, texts and lists."""
+    return {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in dataclasses.asdict(settings).items()
+    }
+
+
+def describe(kind: Any) -> str:
+    """A type in words, for messages and help."""
+    words = {int: "a whole number", float: "a number", str: "a text"}
+    if typing.get_origin(kind) is tuple:
+        return f"a comma-separated list, each entry {describe(typing.get_args(kind)[0])}"
+    return words.get(kind, "true or false" if kind is bool else str(kind))
+
+
+def _read_optional(name: str, text: str, arguments: tuple) -> Any:
+    if text.lower() == "none" and type(None) in arguments:
+        return None
+    kind = next(argument for argument in arguments if argument is not type(None))
+    return read_value(name, text, kind)
+
+
+def _read_scalar(name: str, text: str, kind: Any) -> Any:
+    try:
+        return _READERS[kind](text)
+    except (ValueError, KeyError, OverflowError) as error:
+        message = f"{name} is {text!r}; it must be {describe(kind)}."
+        raise InvalidInput(message) from error
+
+
+def _read_integer(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        value = float(text)
+        if value != int(value):
+            raise
+        return int(value)
+
+
+_SWITCHES = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+
+_READERS = {
+    bool: lambda text: _SWITCHES[text.lower()],
+    int: _read_integer,
+    float: float,
+    str: str,
+}
+
+
+def _check_range(name: str, value: Any, limits: Mapping[str, Any]) -> None:
+    for entry in value if isinstance(value, tuple) else (value,):
+        if isinstance(entry, (int, float)):
+            _check_entry(name, entry, limits)
+
+
+def _check_entry(name: str, value: float, limits: Mapping[str, Any]) -> None:
+    check(abs(value) < float("inf"), f"{name} is {value}; it must be finite.")
+    low, high, bound = limits["at_least"], limits["at_most"], limits["above"]
+    if low is not None:
+        check(value >= low, f"{name} is {value}; it must be at least {low}.")
+    if high is not None:
+        check(value <= high, f"{name} is {value}; it must be at most {high}.")
+    if bound is not None:
+        check(value > bound, f"{name} is {value}; it must be larger than {bound}.")
+
+
+def _listed(choices: Mapping[str, Any]) -> str:
+    return " or ".join(repr(choice) for choice in choices)

@@ -1,0 +1,115 @@
+"""Sentences with formulas: as HTML with MathML, and as plain text for a terminal."""
+
+import functools
+import html
+import re
+from xml.etree import ElementTree
+
+FORMULA = re.compile(r"\$([^$]+)\$")
+CODE = re.compile(r"`([^`]+)`")
+NAMESPACE = "{http://www.w3.org/1998/Math/MathML}"
+RAISED = dict(zip("0123456789+-−=()ni", "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁻⁼⁽⁾ⁿⁱ", strict=True))
+LOWERED = dict(
+    zip("0123456789+-−=()aehijklmnoprstuvx", "₀₁₂₃₄₅₆₇₈₉₊₋₋₌₍₎ₐₑₕᵢⱼₖₗₘₙₒₚᵣₛₜᵤᵥₓ", strict=True)
+)
+ACCENTS = {"^": "\u0302", "~": "\u0303", "¯": "\u0304", "‾": "\u0304", "˙": "\u0307"}
+SPACED = set("=<>≤≥≈∼→⟶∈⊂≠≡±×⟹↦∝≪≫")
+
+
+def to_html(sentence: str) -> str:
+    """HTML of a sentence, formulas as MathML and backquoted words as code."""
+    pieces = FORMULA.split(sentence)
+    pieces[0::2] = (CODE.sub(r"<code>\1</code>", html.escape(t)) for t in pieces[0::2])
+    pieces[1::2] = map(mathml, pieces[1::2])
+    return "".join(pieces)
+
+
+def to_plain(sentence: str) -> str:
+    """A sentence in plain Unicode, formulas written on one line."""
+    pieces = FORMULA.split(sentence)
+    pieces[1::2] = (_linear(_tree(formula)) for formula in pieces[1::2])
+    return re.sub(r"\s+", " ", "".join(pieces)).replace("`", "").strip()
+
+
+@functools.lru_cache(maxsize=4096)
+def mathml(formula: str) -> str:
+    """The MathML element of a formula written in LaTeX."""
+    ElementTree.register_namespace("", NAMESPACE.strip("{}"))
+    return ElementTree.tostring(_tree(formula), encoding="unicode")
+
+
+def _tree(formula: str) -> ElementTree.Element:
+    from latex2mathml.converter import convert
+
+    # The converter forgets that \mathrm is upright; operator names stay upright.
+    root = ElementTree.fromstring(convert(formula.replace(r"\mathrm", r"\operatorname")))
+    for node in root.iter():
+        _mend(node)
+    return root
+
+
+def _mend(node: ElementTree.Element) -> None:
+    """Letters are identifiers, everything else an operator; names are upright."""
+    text, tag = (node.text or "").strip(), node.tag.removeprefix(NAMESPACE)
+    if tag == "mo" and text.isalpha() and text.isascii():
+        node.tag = NAMESPACE + "mi"
+        if len(text) == 1:
+            node.set("mathvariant", "normal")
+    if tag == "mi" and len(text) == 1 and not (text.isalnum() or text == "∞"):
+        node.tag = NAMESPACE + "mo"
+        if text in "⟨⟩":
+            node.set("stretchy", "false")
+
+
+def _linear(node: ElementTree.Element) -> str:
+    """A MathML element on one line of text."""
+    tag = node.tag.removeprefix(NAMESPACE)
+    parts = [_linear(child) for child in node]
+    match tag, parts:
+        case "mfrac", [over, under]:
+            return f"{_grouped(over)}/{_grouped(under)}"
+        case "msqrt", _:
+            return "√" + _grouped("".join(parts))
+        case "msup", [base, high]:
+            return base + _raised(high)
+        case ("msub" | "munder"), [base, low]:
+            return base + _lowered(low)
+        case ("msubsup" | "munderover"), [base, low, high]:
+            return base + _lowered(low) + _raised(high)
+        case "mover", [base, accent]:
+            return base + ACCENTS.get(accent, accent)
+        case "mspace", _:
+            return " "
+        case "mtable", _:
+            return "; ".join(parts)
+    return _leaf(node) if not parts else "".join(parts)
+
+
+def _leaf(node: ElementTree.Element) -> str:
+    text = (node.text or "").replace("\u2061", "").replace("\u00a0", " ")
+    if text in SPACED:
+        return f" {text} "
+    return f"{text} " if text == "," or _is_function_name(node, text) else text
+
+
+def _is_function_name(node: ElementTree.Element, text: str) -> bool:
+    return node.tag == NAMESPACE + "mi" and len(text) > 1 and text.isascii()
+
+
+def _raised(text: str) -> str:
+    text = text.strip()
+    if all(letter in RAISED for letter in text):
+        return "".join(RAISED[letter] for letter in text)
+    return "^" + _grouped(text)
+
+
+def _lowered(text: str) -> str:
+    text = text.strip()
+    if all(letter in LOWERED for letter in text):
+        return "".join(LOWERED[letter] for letter in text)
+    return "_" + _grouped(text)
+
+
+def _grouped(text: str) -> str:
+    text = text.strip()
+    return text if len(text) == 1 or text.isalnum() else f"({text})"

@@ -1,0 +1,167 @@
+"""Several experiments at once, each in a process of its own choosing.
+
+A worker runs one experiment after another. If it dies (out of memory, a crash in
+compiled code), that experiment is reported as broken and a new worker takes its place.
+"""
+
+import contextlib
+import dataclasses
+import multiprocessing
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection, wait
+
+from meanformer.experiments.framework import environment, registry
+from meanformer.experiments.framework.experiment import Experiment
+from meanformer.experiments.framework.progress import Progress
+from meanformer.experiments.framework.records import Record, attempt, broken
+from meanformer.experiments.framework.settings import Profile, as_json
+
+SECONDS_BETWEEN_REPORTS = 0.2
+
+
+@dataclasses.dataclass(frozen=True)
+class Started:
+    """An experiment has been given to a worker."""
+
+    name: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Advanced:
+    """An experiment has come this far, between 0 and 1."""
+
+    name: str
+    fraction: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Finished:
+    """An experiment has ended, well or not."""
+
+    name: str
+    record: Record
+
+
+Event = Started | Advanced | Finished
+
+
+def run_in_parallel(
+    experiments: Sequence[Experiment], profile: Profile, jobs: int
+) -> Iterator[Event]:
+    """Run the experiments in worker processes and tell what happens, as it happens.
+
+    Those expected to take longest start first. Leaving the loop early, or an
+    exception in its body, ends the workers.
+    """
+    environment.limit_threads(jobs)
+    waiting = sorted(experiments, key=lambda one: -_estimate(one, profile))
+    count = min(jobs, len(waiting))
+    workers = [_Worker(profile) for _ in range(count)]
+    try:
+        while waiting or any(worker.experiment for worker in workers):
+            for worker in workers:
+                if waiting and not worker.experiment:
+                    worker.give(waiting.pop(0))
+                    yield Started(worker.experiment.name)
+            yield from _news(workers)
+    finally:
+        for worker in workers:
+            worker.end()
+
+
+class _Worker:
+    """A process, the connection to it, and the experiment it is busy with."""
+
+    def __init__(self, profile: Profile):
+        self.profile = profile
+        self.experiment: Experiment | None = None
+        self.start_process()
+
+    def start_process(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.connection, other_end = context.Pipe()
+        self.process = context.Process(
+            target=_work, args=(other_end, self.profile), daemon=True
+        )
+        self.process.start()
+        other_end.close()
+
+    def give(self, experiment: Experiment) -> None:
+        self.experiment, self.since = experiment, time.perf_counter()
+        with contextlib.suppress(OSError):  # a dead worker is noticed when listening
+            self.connection.send(experiment.name)
+
+    def listen(self) -> Event:
+        """The next message; a dead process counts as a broken experiment."""
+        experiment = self.experiment
+        try:
+            message = self.connection.recv()
+        except (EOFError, OSError):
+            message = self._obituary()
+            self.start_process()
+        if isinstance(message, float):
+            return Advanced(experiment.name, message)
+        self.experiment = None
+        return Finished(experiment.name, message)
+
+    def end(self) -> None:
+        self.connection.close()
+        if self.experiment:
+            self.process.terminate()
+        self.process.join(timeout=2)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+
+    def _obituary(self) -> Record:
+        self.connection.close()
+        self.process.join(timeout=5)
+        code = self.process.exitcode
+        cause = f"signal {-code}" if code is not None and code < 0 else f"code {code}"
+        hint = "; the machine may be out of memory" if code == -signal.SIGKILL else ""
+        return broken(
+            self.experiment,
+            f"The process running it ended with {cause}{hint}.",
+            profile=self.profile,
+            parameters=as_json(self.experiment.settings(self.profile)),
+            seconds=time.perf_counter() - self.since,
+        )
+
+
+def _news(workers: Sequence[_Worker]) -> Iterator[Event]:
+    busy = {worker.connection: worker for worker in workers if worker.experiment}
+    for connection in wait(list(busy)):
+        yield busy[connection].listen()
+
+
+def _estimate(experiment: Experiment, profile: Profile) -> float:
+    known = environment.remembered_seconds(experiment.name, profile)
+    return experiment.seconds if known is None else known
+
+
+def _work(connection: Connection, profile: Profile) -> None:
+    """What a worker process does: experiments by name, until nobody asks for more."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    with contextlib.suppress(EOFError, BrokenPipeError):
+        while True:
+            experiment = registry.find(connection.recv())
+            progress = Progress(_sparingly(connection))
+            parameters = experiment.settings(profile)
+            connection.send(
+                attempt(experiment, parameters, profile=profile, progress=progress)
+            )
+
+
+def _sparingly(connection: Connection):
+    """A listener that passes on at most a few reports per second."""
+    last = 0.0
+
+    def listen(fraction: float) -> None:
+        nonlocal last
+        if time.monotonic() - last > SECONDS_BETWEEN_REPORTS:
+            last = time.monotonic()
+            connection.send(float(fraction))
+
+    return listen

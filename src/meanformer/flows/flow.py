@@ -1,0 +1,68 @@
+"""A flow: an in-context map that moves the measure it sees, with depth as time."""
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from meanformer.attention import AbstractInContextMap
+from meanformer.errors import check
+from meanformer.flows.schedule import AbstractSchedule, as_schedule
+from meanformer.geometry import AbstractSpace, Euclidean
+from meanformer.measures import TokenCloud
+
+
+class Flow(eqx.Module):
+    r"""Tokens moved by a map of their own measure.
+
+    $$\dot x_i(t) = P_{x_i}\,\Gamma_t[\mu_t](x_i), \qquad
+      \mu_t = \sum_i w_i\,\delta_{x_i(t)},$$
+    the infinite-depth limit of residual layers $x + h\,\Gamma[\mu](x)$. With noise,
+    $\mathrm{d}x_i = P_{x_i}(\Gamma\,\mathrm{d}t + \sigma \circ \mathrm{d}B_i)$, in the
+    sense of Stratonovich, with independent Brownian motions.
+
+    Args:
+        velocity: the map $\Gamma$, a `Schedule` of maps, or a function from depth to
+            a map.
+        space: where the tokens live; $P_x$ projects on its tangent space.
+        noise: the strength $\sigma$ of the noise; none by default.
+    """
+
+    velocity: AbstractInContextMap | AbstractSchedule = eqx.field(
+        converter=lambda velocity: as_schedule(velocity)
+    )
+    space: AbstractSpace = eqx.field(default=Euclidean(), kw_only=True)
+    noise: float | Float[Array, ""] | None = eqx.field(default=None, kw_only=True)
+
+    def __check_init__(self):
+        check(
+            self.noise is None or jnp.ndim(self.noise) == 0,
+            "noise must be one number, the strength of the Brownian motion.",
+        )
+
+    def field(
+        self,
+        depth: Float[Array, ""],
+        cloud: TokenCloud,
+        x: Float[Array, "m d"],
+        positions: Float[Array, " m"] | None = None,
+    ) -> Float[Array, "m d"]:
+        r"""Return the velocity of any points in the measure of a cloud at a depth.
+
+        Points off the space are first retracted, so the field is constant along the
+        normals and a solver's stages may leave the space.
+        """
+        return field_of(self.velocity, self.space, depth, cloud, x, positions)
+
+
+def field_of(
+    schedule: AbstractSchedule,
+    space: AbstractSpace,
+    depth: Float[Array, ""],
+    cloud: TokenCloud,
+    x: Float[Array, "m d"],
+    positions: Float[Array, " m"] | None,
+) -> Float[Array, "m d"]:
+    """Return the tangent velocity that a schedule gives to points of a space."""
+    context, queries = cloud.moved(space.retract(cloud.points)), space.retract(x)
+    velocity = schedule.velocity(depth, context, queries, positions)
+    return space.project(queries, velocity)

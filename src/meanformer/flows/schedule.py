@@ -1,0 +1,215 @@
+"""Parameters that change with depth: one in-context map for every depth."""
+
+import abc
+from collections.abc import Callable, Sequence
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, ArrayLike, Float
+
+from meanformer.attention import AbstractInContextMap
+from meanformer.errors import InvalidInput, as_float_array, check, check_shape
+from meanformer.measures import AbstractContext
+
+
+class AbstractSchedule(eqx.Module):
+    """An in-context map at every depth."""
+
+    @abc.abstractmethod
+    def velocity(
+        self,
+        depth: Float[Array, ""],
+        mu: AbstractContext,
+        x: Float[Array, "m d"],
+        positions: Float[Array, " m"] | None,
+    ) -> Float[Array, "m d"]:
+        """Return the value of the map in force at this depth."""
+
+    @abc.abstractmethod
+    def terms(self) -> tuple["AbstractSchedule", ...]:
+        """Return the summands, if the maps are sums; splitting treats them in turn."""
+
+    @property
+    @abc.abstractmethod
+    def jumps(self) -> Float[Array, " j"] | None:
+        """Depths at which the map changes abruptly; a solver must not step over them."""
+
+
+class Constant(AbstractSchedule):
+    """The same map at every depth: what a plain map given to `Flow` becomes.
+
+    Args:
+        gamma: the map.
+    """
+
+    gamma: AbstractInContextMap
+
+    def velocity(self, depth, mu, x, positions):
+        """Return the value of the map."""
+        return self.gamma(mu, x, positions=positions)
+
+    def terms(self) -> tuple[AbstractSchedule, ...]:
+        """Return one schedule for each summand of a `Sum`."""
+        return tuple(Constant(term) for term in summands(self.gamma))
+
+    @property
+    def jumps(self) -> None:
+        """There are none."""
+        return
+
+
+class FunctionOfDepth(AbstractSchedule):
+    """A function that returns the map at a depth; what a callable becomes.
+
+    Args:
+        function: takes a depth (a scalar array, perhaps traced) and returns a map.
+        jumps: depths at which the function is discontinuous.
+    """
+
+    function: Callable[[Array], AbstractInContextMap]
+    jumps: Float[Array, " j"] | None = None
+    term: int | None = eqx.field(default=None, static=True)
+
+    def velocity(self, depth, mu, x, positions):
+        """Return the value of the function's map."""
+        gamma = self.function(depth)
+        if self.term is not None:
+            gamma = summands(gamma)[self.term]
+        return gamma(mu, x, positions=positions)
+
+    def terms(self) -> tuple[AbstractSchedule, ...]:
+        """Return one schedule for each summand of the function's `Sum`."""
+        start = jnp.zeros(())
+        count = len(summands(eqx.filter_eval_shape(self.function, start)))
+        return tuple(
+            FunctionOfDepth(self.function, self.jumps, term) for term in range(count)
+        )
+
+
+class Schedule(AbstractSchedule):
+    r"""A list of maps along depth, held constant between depths or interpolated.
+
+    Without interpolation map $i$ is in force on $[t_i, t_{i+1})$: one $\theta$ per
+    layer. With it the parameters are interpolated linearly between the $t_i$. Outside
+    the range the nearest map holds.
+
+    Args:
+        maps: the maps; to be interpolated they must be of one kind and shape.
+        depths: the increasing $t_i$. By default the maps share $[0, 1]$ equally.
+        interpolate: interpolate the parameters instead of holding them.
+    """
+
+    maps: tuple[AbstractInContextMap, ...]
+    depths: Float[Array, " k"]
+    interpolate: bool = eqx.field(static=True)
+
+    def __init__(
+        self,
+        maps: Sequence[AbstractInContextMap],
+        depths: ArrayLike | None = None,
+        *,
+        interpolate: bool = False,
+    ):
+        self.maps = tuple(maps)
+        self.interpolate = interpolate
+        check(len(self.maps) > 0, "maps is empty; a schedule needs at least one map.")
+        for gamma in self.maps:
+            if not isinstance(gamma, AbstractInContextMap):
+                raise InvalidInput(f"maps holds {gamma!r}, which is not a map.")
+        self.depths = _checked_depths(len(self.maps), depths, interpolate)
+        if interpolate:
+            _check_alike(self.maps)
+
+    def velocity(self, depth, mu, x, positions):
+        """Return the value of the held or interpolated map."""
+        if self.interpolate:
+            return self._interpolated(depth)(mu, x, positions=positions)
+        branches = [
+            lambda point, gamma=gamma: gamma(mu, point, positions=positions)
+            for gamma in self.maps
+        ]
+        return jax.lax.switch(self._index(depth), branches, x)
+
+    def terms(self) -> tuple[AbstractSchedule, ...]:
+        """Return one schedule for each summand of the maps."""
+        split = [summands(gamma) for gamma in self.maps]
+        check(
+            len({len(parts) for parts in split}) == 1,
+            "the maps of the schedule are sums of different numbers of terms.",
+        )
+        return tuple(
+            Schedule(parts, self.depths, interpolate=self.interpolate)
+            for parts in zip(*split, strict=True)
+        )
+
+    @property
+    def jumps(self) -> Float[Array, " j"] | None:
+        """The depths at which the next map takes over."""
+        return None if self.interpolate or len(self.maps) == 1 else self.depths[1:]
+
+    def _index(self, depth: Float[Array, ""]) -> Array:
+        index = jnp.searchsorted(self.depths, depth, side="right") - 1
+        return jnp.clip(index, 0, len(self.maps) - 1)
+
+    def _interpolated(self, depth: Float[Array, ""]) -> AbstractInContextMap:
+        index = jnp.clip(self._index(depth), 0, max(len(self.maps) - 2, 0))
+        after = jnp.minimum(index + 1, len(self.maps) - 1)
+        start, end = self.depths[index], self.depths[after]
+        width = jnp.where(end > start, end - start, 1)
+        share = jnp.clip((depth - start) / width, 0, 1)
+
+        def blend(*leaves):
+            stacked = jnp.stack(leaves)
+            fraction = share.astype(stacked.dtype)
+            return (1 - fraction) * stacked[index] + fraction * stacked[after]
+
+        arrays, rest = zip(
+            *[eqx.partition(gamma, eqx.is_inexact_array) for gamma in self.maps],
+            strict=True,
+        )
+        return eqx.combine(jax.tree.map(blend, *arrays), rest[0])
+
+
+def summands(gamma: AbstractInContextMap) -> tuple[AbstractInContextMap, ...]:
+    """Return the terms of a sum, or the map alone."""
+    from meanformer.attention import Sum
+
+    return gamma.maps if isinstance(gamma, Sum) else (gamma,)
+
+
+def as_schedule(velocity) -> AbstractSchedule:
+    """Return the schedule that a map, a function of depth or a schedule stands for."""
+    if isinstance(velocity, AbstractSchedule):
+        return velocity
+    if isinstance(velocity, AbstractInContextMap):
+        return Constant(velocity)
+    if callable(velocity):
+        return FunctionOfDepth(velocity)
+    raise InvalidInput(
+        f"velocity is {velocity!r}; it must be an in-context map, a Schedule, or a "
+        "function from depth to a map."
+    )
+
+
+def _checked_depths(
+    count: int, depths: ArrayLike | None, interpolate: bool
+) -> Float[Array, " k"]:
+    if depths is None:
+        return jnp.linspace(0, 1, count, endpoint=interpolate)
+    array = as_float_array("depths", depths)
+    check_shape("depths", array, (count,))
+    check(
+        bool((jnp.diff(array) > 0).all()),
+        f"depths is {array}; it must increase strictly.",
+    )
+    return array
+
+
+def _check_alike(maps: Sequence[AbstractInContextMap]) -> None:
+    shapes = {str(jax.tree.map(jnp.shape, gamma)) for gamma in maps}
+    structures = {jax.tree.structure(gamma) for gamma in maps}
+    check(
+        len(shapes) == 1 and len(structures) == 1,
+        "maps differ in kind, options or shapes; only alike maps can be interpolated.",
+    )

@@ -1,0 +1,94 @@
+"""Where tokens live: projection of velocities, retraction of points, distance."""
+
+import abc
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from meanformer.errors import check, is_concrete
+
+SPHERE_TOLERANCE = 1e-4
+
+
+class AbstractSpace(eqx.Module):
+    """A set of points with tangent spaces, seen from the space it is embedded in."""
+
+    @abc.abstractmethod
+    def project(
+        self, x: Float[Array, "m d"], velocity: Float[Array, "m d"]
+    ) -> Float[Array, "m d"]:
+        """Return the tangent part of a velocity at each point."""
+
+    @abc.abstractmethod
+    def retract(self, x: Float[Array, "m d"]) -> Float[Array, "m d"]:
+        """Return the nearest point of the space."""
+
+    @abc.abstractmethod
+    def distance(
+        self, x: Float[Array, "m d"], y: Float[Array, "m d"]
+    ) -> Float[Array, " m"]:
+        """Return the distance within the space, row by row."""
+
+    @abc.abstractmethod
+    def check(self, points: Float[Array, "n d"]) -> None:
+        """Raise if the points do not lie in the space."""
+
+
+class Euclidean(AbstractSpace):
+    r"""The whole of $\mathbb{R}^d$."""
+
+    def project(
+        self, x: Float[Array, "m d"], velocity: Float[Array, "m d"]
+    ) -> Float[Array, "m d"]:
+        """Return the velocity unchanged."""
+        return velocity
+
+    def retract(self, x: Float[Array, "m d"]) -> Float[Array, "m d"]:
+        """Return the points unchanged."""
+        return x
+
+    def distance(
+        self, x: Float[Array, "m d"], y: Float[Array, "m d"]
+    ) -> Float[Array, " m"]:
+        """Return the Euclidean distance."""
+        return jnp.linalg.norm(x - y, axis=1)
+
+    def check(self, points: Float[Array, "n d"]) -> None:
+        """Accept all points."""
+
+
+class Sphere(AbstractSpace):
+    r"""The unit sphere $\mathbb{S}^{d-1}$: layer normalisation in continuous depth."""
+
+    def project(
+        self, x: Float[Array, "m d"], velocity: Float[Array, "m d"]
+    ) -> Float[Array, "m d"]:
+        r"""Return $(I - xx^\top)v$ at the unit vector in the direction of `x`."""
+        unit = self.retract(x)
+        return velocity - jnp.sum(unit * velocity, axis=1, keepdims=True) * unit
+
+    def retract(self, x: Float[Array, "m d"]) -> Float[Array, "m d"]:
+        r"""Return $x/|x|$."""
+        return x / jnp.linalg.norm(x, axis=1, keepdims=True)
+
+    def distance(
+        self, x: Float[Array, "m d"], y: Float[Array, "m d"]
+    ) -> Float[Array, " m"]:
+        r"""Return the angle, as $2\,\mathrm{atan2}(|x-y|, |x+y|)$, exact at any size."""
+        apart = jnp.linalg.norm(x - y, axis=1)
+        together = jnp.linalg.norm(x + y, axis=1)
+        return 2 * jnp.arctan2(apart, together)
+
+    def check(self, points: Float[Array, "n d"]) -> None:
+        """Raise if a point is not a unit vector."""
+        if not is_concrete(points):
+            return
+        norms = np.linalg.norm(np.asarray(points, np.float64), axis=1)
+        worst = int(np.abs(norms - 1).argmax())
+        check(
+            abs(norms[worst] - 1) <= SPHERE_TOLERANCE,
+            f"token {worst} has norm {norms[worst]:.6g}; on Sphere() every token must "
+            "have norm 1: divide the points by their norms first.",
+        )

@@ -1,0 +1,62 @@
+"""Checks of weights and positions, shared by all measures made of parts."""
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, ArrayLike, Float
+
+from meanformer.errors import (
+    as_float_array,
+    check,
+    check_finite,
+    check_shape,
+    is_concrete,
+)
+
+WEIGHT_TOLERANCE = 1e-6
+
+
+def checked_weights(
+    points: Float[Array, "n ..."], weights: ArrayLike | None, *, normalize: bool
+) -> Float[Array, " n"]:
+    """Return masses of the points' type, equal ones by default, or raise."""
+    count = points.shape[0]
+    if weights is None:
+        return jnp.full((count,), 1 / count, points.dtype)
+    masses = as_float_array("weights", weights).astype(points.dtype)
+    check_shape("weights", masses, (count,))
+    check_finite("weights", masses)
+    if is_concrete(masses):
+        _check_masses(np.asarray(masses, np.float64), normalize)
+    return masses / masses.sum() if normalize else masses
+
+
+def _check_masses(masses: np.ndarray, normalize: bool) -> None:
+    lowest, total = masses.min(), masses.sum()
+    check(
+        lowest >= 0,
+        f"weights holds {lowest} at index {masses.argmin()}; no weight may be negative.",
+    )
+    check(total > 0, "weights are all zero; at least one must be positive.")
+    check(
+        normalize or abs(total - 1) <= WEIGHT_TOLERANCE,
+        f"weights sum to {total}; they must sum to 1 within {WEIGHT_TOLERANCE}, "
+        "or pass normalize=True.",
+    )
+
+
+def checked_positions(
+    points: Float[Array, "n d"], positions: ArrayLike | None
+) -> Float[Array, " n"] | None:
+    """Return places in [0, 1], one per point, or raise."""
+    if positions is None:
+        return None
+    places = as_float_array("positions", positions).astype(points.dtype)
+    check_shape("positions", places, (points.shape[0],))
+    check_finite("positions", places)
+    if is_concrete(places):
+        low, high = float(places.min()), float(places.max())
+        check(
+            low >= 0 and high <= 1,
+            f"positions range over [{low}, {high}]; they must lie in [0, 1].",
+        )
+    return places

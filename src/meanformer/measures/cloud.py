@@ -1,0 +1,210 @@
+"""Token clouds: finitely many weighted points, as measures and as contexts."""
+
+import abc
+from collections.abc import Callable
+
+import equinox as eqx
+import jax.numpy as jnp
+import jax.random as jr
+from jaxtyping import Array, ArrayLike, Float
+
+from meanformer.errors import InvalidInput, as_float_array, check, check_finite
+from meanformer.measures.abstract import AbstractContext, AbstractMeasure, FeatureMap
+from meanformer.measures.checks import checked_positions, checked_weights
+from meanformer.numerics.pair_sums import AbstractPairSums, Auto
+from meanformer.numerics.pairs import Pairs
+from meanformer.typing import Key
+
+
+class AbstractCloud(AbstractContext):
+    """A context made of points: all its answers are sums over pairs.
+
+    Concrete clouds say which pairs (`pairs`) and how to sum them (`sums`).
+    """
+
+    points: eqx.AbstractVar[Float[Array, "n d"]]
+    sums: eqx.AbstractVar[AbstractPairSums]
+
+    @abc.abstractmethod
+    def pairs(self, u: Float[Array, "m d"]) -> Pairs:
+        """Return the scores of the tilts against the points."""
+
+    @property
+    def dimension(self) -> int:
+        """Dimension of the space the points live in."""
+        return self.points.shape[1]
+
+    @property
+    def count(self) -> int:
+        """Number of points, padding included."""
+        return self.points.shape[0]
+
+    def log_laplace(self, u: Float[Array, "m d"]) -> Float[Array, " m"]:
+        """Return the log-Laplace transform; $O(mnd)$ time, one block of memory."""
+        return self.tilted_mass_and_mean(u)[0]
+
+    def tilted_mean(self, u: Float[Array, "m d"]) -> Float[Array, "m d"]:
+        """Return the tilted mean; $O(mnd)$ time, one block of memory."""
+        return self.tilted_mass_and_mean(u)[1]
+
+    def tilted_mass_and_mean(
+        self, u: Float[Array, "m d"]
+    ) -> tuple[Float[Array, " m"], Float[Array, "m d"]]:
+        """Return the log-Laplace transform and the tilted mean from one pass."""
+        return self.sums.softmax(self.pairs(u), self.points)
+
+    def kernel_mean(
+        self, u: Float[Array, "m d"], profile: Callable[[Array], Array]
+    ) -> tuple[Float[Array, " m"], Float[Array, "m d"]]:
+        """Return the profile's mass and first moment; $O(mnd)$ time."""
+        return self.sums.kernel(self.pairs(u), self.points, profile)
+
+    def maximal_mean(
+        self, u: Float[Array, "m d"], tolerance: float
+    ) -> Float[Array, "m d"]:
+        """Return the weighted mean of the points that tie for the largest score."""
+        return self.sums.hardmax(self.pairs(u), self.points, tolerance)[1]
+
+
+class AbstractWeightedCloud(AbstractCloud, AbstractMeasure):
+    """A cloud that is a measure: points with masses of total one."""
+
+    weights: eqx.AbstractVar[Float[Array, " n"]]
+
+    def mean(self) -> Float[Array, " d"]:
+        """Return the weighted mean of the points."""
+        return self.weights @ self.points
+
+    def covariance(self) -> Float[Array, "d d"]:
+        """Return the weighted covariance of the points (divided by the mass, 1)."""
+        centred = self.points - self.mean()[None, :]
+        return (self.weights[:, None] * centred).T @ centred
+
+    def radius(self) -> Float[Array, ""]:
+        """Return the largest norm of a point of positive weight."""
+        norms = jnp.linalg.norm(self.points, axis=1)
+        return jnp.max(jnp.where(self.weights > 0, norms, 0))
+
+    def sample(self, count: int, *, key: Key) -> Float[Array, "count d"]:
+        """Draw points with their weights as probabilities."""
+        return self.points[jr.choice(key, self.count, (count,), p=self.weights)]
+
+    def linear_mean(
+        self, u: Float[Array, "m k"], feature_map: FeatureMap | None = None
+    ) -> tuple[Float[Array, " m"], Float[Array, "m d"]]:
+        """Return mass and moment of a linear kernel; $O((m+n)kd)$, no pair is formed."""
+        features = self.points if feature_map is None else feature_map(self.points)
+        weighted = self.weights[:, None] * features
+        return u @ weighted.sum(0), u @ (weighted.T @ self.points)
+
+
+class TokenCloud(AbstractWeightedCloud):
+    r"""Finitely many tokens with masses: $\mu = \sum_i w_i \delta_{x_i}$.
+
+    A token of weight zero is absent from every context, exactly, in value and in
+    gradient, but still moves: that is how clouds of unequal size are padded.
+
+    Args:
+        points: positions $x_i$, one row per token, finite.
+        weights: masses $w_i \ge 0$ of total 1 (to 1e-6); equal masses by default.
+        positions: places $s_i \in [0,1]$ of the tokens in the sequence, for masks.
+        sums: how sums over pairs of tokens are computed; `Auto()` by default.
+        normalize: divide the weights by their total instead of requiring 1.
+    """
+
+    points: Float[Array, "n d"]
+    weights: Float[Array, " n"]
+    positions: Float[Array, " n"] | None
+    sums: AbstractPairSums
+
+    def __init__(
+        self,
+        points: ArrayLike,
+        weights: ArrayLike | None = None,
+        *,
+        positions: ArrayLike | None = None,
+        sums: AbstractPairSums | None = None,
+        normalize: bool = False,
+    ):
+        self.points = as_float_array("points", points)
+        check(
+            self.points.ndim == 2 and 0 not in self.points.shape,
+            f"points has shape {self.points.shape}; it must be (n, d), one row for "
+            "each of at least one token.",
+        )
+        check_finite("points", self.points)
+        self.weights = checked_weights(self.points, weights, normalize=normalize)
+        self.positions = checked_positions(self.points, positions)
+        if not isinstance(sums, AbstractPairSums | None):
+            raise InvalidInput(f"sums is {sums!r}; it must be Auto(…) or Blocked(…).")
+        self.sums = Auto() if sums is None else sums
+
+    def pairs(self, u: Float[Array, "m d"]) -> Pairs:
+        """Return the scores of the tilts against the points."""
+        return Pairs(u, self.points, self.weights)
+
+    def moved(self, points: Float[Array, "n e"]) -> "TokenCloud":
+        """Return the same masses and places at other points."""
+        return eqx.tree_at(lambda cloud: cloud.points, self, points)
+
+    def quadratic_tilt(
+        self, precision: Float[Array, "d d"]
+    ) -> tuple[Float[Array, ""], "TiltedCloud"]:
+        """Multiply by a Gaussian factor, kept as a logarithm so nothing underflows."""
+        return tilt(self, gaussian_log_factor(self.points, precision))
+
+    def entropic_tilt(
+        self,
+        form: Float[Array, "d d"],
+        potential: Callable[["TokenCloud"], Float[Array, " n"]],
+    ) -> "TiltedCloud":
+        """Return the cloud weighted by its entropic potential."""
+        return tilt(self, potential(self))[1]
+
+
+class TiltedCloud(AbstractWeightedCloud):
+    r"""A token cloud with a density: $\sum_i w_i e^{h_i} \delta_{x_i}$, of mass one.
+
+    The density is kept as a logarithm relative to the masses, so that a token that
+    is negligible on the whole can still dominate where a query looks. `tilt` makes it.
+    """
+
+    base: TokenCloud
+    log_density: Float[Array, " n"]
+
+    @property
+    def points(self) -> Float[Array, "n d"]:
+        """The points of the cloud."""
+        return self.base.points
+
+    @property
+    def weights(self) -> Float[Array, " n"]:
+        """The masses times the density."""
+        log_density = jnp.where(self.base.weights > 0, self.log_density, 0)
+        return self.base.weights * jnp.exp(log_density)
+
+    @property
+    def sums(self) -> AbstractPairSums:
+        """How sums over pairs are computed: as for the cloud."""
+        return self.base.sums
+
+    def pairs(self, u: Float[Array, "m d"]) -> Pairs:
+        """Return the scores of the tilts, with the log-density as an offset."""
+        return Pairs(u, self.points, self.base.weights, self.log_density)
+
+
+def tilt(
+    cloud: TokenCloud, log_factor: Float[Array, " n"]
+) -> tuple[Float[Array, ""], TiltedCloud]:
+    r"""Multiply a cloud by a factor: return its log-mass and the normalised rest."""
+    here = jnp.zeros((1, cloud.dimension), cloud.points.dtype)
+    pairs = Pairs(here, cloud.points, cloud.weights, log_factor)
+    log_mass = cloud.sums.softmax(pairs, cloud.points)[0][0]
+    return log_mass, TiltedCloud(cloud, log_factor - log_mass)
+
+
+def gaussian_log_factor(
+    points: Float[Array, "n d"], precision: Float[Array, "d d"]
+) -> Float[Array, " n"]:
+    r"""Return $-\tfrac12 y^\top P y$ for each point."""
+    return -0.5 * jnp.sum((points @ precision) * points, axis=1)

@@ -1,0 +1,107 @@
+"""Mixtures of measures."""
+
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+import jax.random as jr
+from jaxtyping import Array, ArrayLike, Float
+
+from meanformer.errors import InvalidInput, check
+from meanformer.measures.abstract import AbstractMeasure
+from meanformer.measures.checks import checked_weights
+from meanformer.numerics.softmax import weighted_logsumexp
+from meanformer.typing import Key
+
+
+class Mixture(AbstractMeasure):
+    r"""A convex combination of measures: $\mu = \sum_k c_k \mu_k$.
+
+    Args:
+        weights: coefficients $c_k \ge 0$ of total 1; zero leaves a component out.
+        components: the measures $\mu_k$, of one dimension.
+    """
+
+    weights: Float[Array, " k"]
+    components: tuple[AbstractMeasure, ...]
+
+    def __init__(self, weights: ArrayLike, components: Sequence[AbstractMeasure]):
+        self.components = tuple(components)
+        check(len(self.components) > 0, "components is empty; a mixture needs one.")
+        for component in self.components:
+            if not isinstance(component, AbstractMeasure):
+                raise InvalidInput(f"components holds {component!r}, not a measure.")
+        dimensions = [component.dimension for component in self.components]
+        check(
+            len(set(dimensions)) == 1,
+            f"components have dimensions {dimensions}; they must agree.",
+        )
+        one_each = jnp.stack([component.mean() for component in self.components])
+        self.weights = checked_weights(one_each, weights, normalize=False)
+
+    @property
+    def dimension(self) -> int:
+        """Dimension of the space."""
+        return self.components[0].dimension
+
+    def mean(self) -> Float[Array, " d"]:
+        """Return the mean."""
+        return self.weights @ self._means()
+
+    def covariance(self) -> Float[Array, "d d"]:
+        """Return the covariance: that within components plus that between them."""
+        within = jnp.stack([component.covariance() for component in self.components])
+        deviations = self._means() - self.mean()[None, :]
+        between = (self.weights[:, None] * deviations).T @ deviations
+        return jnp.tensordot(self.weights, within, axes=1) + between
+
+    def log_laplace(self, u: Float[Array, "m d"]) -> Float[Array, " m"]:
+        """Return the log-Laplace transform."""
+        return self.tilted_mass_and_mean(u)[0]
+
+    def tilted_mean(self, u: Float[Array, "m d"]) -> Float[Array, "m d"]:
+        """Return the tilted mean."""
+        return self.tilted_mass_and_mean(u)[1]
+
+    def tilted_mass_and_mean(
+        self, u: Float[Array, "m d"]
+    ) -> tuple[Float[Array, " m"], Float[Array, "m d"]]:
+        """Return the log-Laplace transform and the tilted mean together."""
+        parts = [component.tilted_mass_and_mean(u) for component in self.components]
+        log_masses = jnp.stack([mass for mass, _ in parts], axis=1)
+        means = jnp.stack([mean for _, mean in parts], axis=1)
+        log_mass, shares = weighted_logsumexp(log_masses, self.weights)
+        return log_mass, jnp.einsum("mk,mkd->md", shares, means)
+
+    def sample(self, count: int, *, key: Key) -> Float[Array, "count d"]:
+        """Draw a component for each point, then the point."""
+        key_choice, *keys = jr.split(key, 1 + len(self.components))
+        draws = jnp.stack(
+            [
+                component.sample(count, key=key_component)
+                for component, key_component in zip(self.components, keys, strict=True)
+            ]
+        )
+        choice = jr.choice(key_choice, len(keys), (count,), p=self.weights)
+        return draws[choice, jnp.arange(count)]
+
+    def quadratic_tilt(
+        self, precision: Float[Array, "d d"]
+    ) -> tuple[Float[Array, ""], "Mixture"]:
+        """Multiply each component by the factor and share the mass anew."""
+        parts = [component.quadratic_tilt(precision) for component in self.components]
+        log_masses = jnp.stack([log_mass for log_mass, _ in parts])
+        log_mass, shares = weighted_logsumexp(log_masses[None, :], self.weights)
+        return log_mass[0], Mixture(shares[0], [rest for _, rest in parts])
+
+    def kernel_mean(self, u, profile):
+        """Return the profile's mass and first moment, summed over components."""
+        parts = [component.kernel_mean(u, profile) for component in self.components]
+        masses = jnp.stack([mass for mass, _ in parts])
+        moments = jnp.stack([moment for _, moment in parts])
+        return (
+            jnp.tensordot(self.weights, masses, axes=1),
+            jnp.tensordot(self.weights, moments, axes=1),
+        )
+
+    def _means(self) -> Float[Array, "k d"]:
+        return jnp.stack([component.mean() for component in self.components])

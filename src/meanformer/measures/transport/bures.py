@@ -1,0 +1,105 @@
+"""Transport between Gaussians: the Bures distance and the optimal affine map."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from meanformer.errors import Unsupported, is_concrete
+from meanformer.measures.gaussian import Gaussian
+from meanformer.measures.transport.coupling import safe_root
+from meanformer.numerics.matrices import sqrt_psd
+
+
+class AffineMap(eqx.Module):
+    """A map that multiplies by a matrix and then shifts."""
+
+    matrix: Float[Array, "d d"]
+    shift: Float[Array, " d"]
+
+    def __call__(self, x: Float[Array, "m d"]) -> Float[Array, "m d"]:
+        """Map each row."""
+        return x @ self.matrix.T + self.shift[None, :]
+
+
+def bures_distance(mu: Gaussian, nu: Gaussian) -> Float[Array, ""]:
+    r"""Wasserstein distance of order two between Gaussians, not squared.
+
+    $$W_2^2 = |m_1 - m_2|^2 + \operatorname{tr}\bigl(S_1 + S_2
+      - 2 (S_1^{1/2} S_2 S_1^{1/2})^{1/2}\bigr).$$
+
+    The trace is computed as the square $\min_U |S_1^{1/2} - S_2^{1/2} U|^2$ over rotations,
+    which keeps its digits when the covariances are close or singular. The optimal
+    rotation is frozen in the derivative, as the envelope theorem allows.
+    """
+    first, second = sqrt_psd(mu.covariance()), sqrt_psd(nu.covariance())
+    gap = first - second @ optimal_rotation(first, second)
+    spread = jnp.sum(gap**2)
+    size = len(first) * (jnp.sum(first**2) + jnp.sum(second**2))
+    rounding = (16 * jnp.finfo(first.dtype).eps) ** 2 * size
+    shift = jnp.sum((mu.mean() - nu.mean()) ** 2)
+    return safe_root(shift + jnp.where(spread > rounding, spread, 0), 2)
+
+
+def optimal_rotation(
+    first: Float[Array, "d d"], second: Float[Array, "d d"]
+) -> Float[Array, "d d"]:
+    r"""Orthogonal $U$ that minimises $|R_1 - R_2 U|$; constant for derivatives."""
+    left, _, right = jnp.linalg.svd(jax.lax.stop_gradient(second.T @ first))
+    return left @ right
+
+
+def transport_map(mu: Gaussian, nu: Gaussian) -> AffineMap:
+    r"""Optimal map from one Gaussian to another, for the quadratic cost.
+
+    $$T(x) = m_2 + S_1^{-1/2} (S_1^{1/2} S_2 S_1^{1/2})^{1/2} S_1^{-1/2} (x - m_1).$$
+
+    If $S_1$ is singular the inverse is that on its range, and the second Gaussian must
+    live on that range.
+
+    Args:
+        mu: the Gaussian to move.
+        nu: the Gaussian to reach.
+
+    Returns:
+        The affine map; push `mu` forward by it to get `nu`. Cost: $O(d^3)$.
+    """
+    _check_gaussians(mu, nu)
+    root, inverse = _root_and_inverse(mu.covariance())
+    middle = sqrt_psd(root @ nu.covariance() @ root)
+    matrix = inverse @ middle @ inverse
+    _check_reached(matrix @ mu.covariance() @ matrix, nu.covariance())
+    return AffineMap(matrix, nu.mean() - matrix @ mu.mean())
+
+
+def _root_and_inverse(
+    matrix: Float[Array, "d d"],
+) -> tuple[Float[Array, "d d"], Float[Array, "d d"]]:
+    eigenvalues, vectors = jnp.linalg.eigh(matrix)
+    resolution = len(matrix) * jnp.finfo(matrix.dtype).eps
+    is_present = eigenvalues > resolution * jnp.abs(eigenvalues).max()
+    roots = jnp.sqrt(jnp.where(is_present, eigenvalues, 1))
+    root = (vectors * jnp.where(is_present, roots, 0)[None, :]) @ vectors.T
+    inverse = (vectors * jnp.where(is_present, 1 / roots, 0)[None, :]) @ vectors.T
+    return root, inverse
+
+
+def _check_gaussians(mu: Gaussian, nu: Gaussian) -> None:
+    for name, measure in (("mu", mu), ("nu", nu)):
+        if not isinstance(measure, Gaussian):
+            raise Unsupported(
+                f"{name} is a {type(measure).__name__}; an optimal map has a closed form "
+                "between Gaussians only; use transport_plan for token clouds."
+            )
+
+
+def _check_reached(reached: Float[Array, "d d"], wanted: Float[Array, "d d"]) -> None:
+    if not (is_concrete(reached) and is_concrete(wanted)):
+        return
+    tolerance = np.sqrt(jnp.finfo(wanted.dtype).eps) * float(jnp.abs(wanted).max())
+    if float(jnp.abs(reached - wanted).max()) > tolerance:
+        raise Unsupported(
+            "the covariance of mu is singular and nu leaves its range, so no symmetric "
+            "map reaches nu; add a small multiple of the identity to the covariance."
+        )

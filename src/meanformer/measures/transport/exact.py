@@ -1,0 +1,213 @@
+"""Exact transport in any dimension: assignment and network simplex, on the host."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.custom_derivatives import SymbolicZero
+from jaxtyping import Array, Float
+
+from meanformer.errors import InvalidInput, check, is_concrete
+from meanformer.measures.transport.atoms import Atoms
+from meanformer.measures.transport.coupling import (
+    Coupling,
+    largest_or_one,
+    safe_root,
+)
+from meanformer.measures.transport.extras import import_extra
+
+ASSIGNMENT_LIMIT = 4000
+PROGRAMME_LIMIT = 2000
+LABEL_TOLERANCE = 1e-6
+
+
+def exact_distance(source: Atoms, target: Atoms, order: float) -> Float[Array, ""]:
+    r"""Wasserstein distance that keeps labels fixed, from an optimal plan.
+
+    The derivative is that of the envelope: in the points the plan is frozen; in the
+    masses it is the pair of dual potentials, a subgradient where they are not unique.
+    """
+    coupling = exact_coupling(source, target, order)
+    distances = coupling.distances(source, target)
+    unit = largest_or_one(distances)
+    moved = coupling.masses @ (distances / unit) ** order
+    frozen = jax.lax.stop_gradient((source, target, coupling, unit))
+    moved += _mass_response((source.masses, target.masses), frozen, order)
+    return unit * safe_root(moved, order)
+
+
+def exact_coupling(source: Atoms, target: Atoms, order: float) -> Coupling:
+    """Return an optimal plan among those that keep labels fixed; no derivative."""
+    shape = (len(source.masses), len(target.masses))
+    index = jax.ShapeDtypeStruct((sum(shape),), np.int32)
+    mass = jax.ShapeDtypeStruct((sum(shape),), source.masses.dtype)
+    solve = partial(_solve, order=float(order))
+    rows, columns, masses = _on_host(solve, (index, index, mass), source, target)
+    return Coupling(rows, columns, masses, shape)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(2,))
+def _mass_response(masses: tuple[Array, Array], frozen: Any, order: float) -> Array:
+    """Return zero; only the derivative in the masses matters."""
+    return jnp.zeros((), masses[0].dtype)
+
+
+@partial(_mass_response.defjvp, symbolic_zeros=True)
+def _mass_response_jvp(order, primals, tangents):
+    (masses, frozen), (moving, _) = primals, tangents
+    nothing = jnp.zeros((), masses[0].dtype)
+    if all(isinstance(change, SymbolicZero) for change in moving):
+        return nothing, nothing
+    shapes = tuple(jax.ShapeDtypeStruct(m.shape, m.dtype) for m in masses)
+    solve = partial(_solve_dual, order=float(order))
+    potentials = _on_host(solve, shapes, *frozen)
+    responses = [
+        potential @ change
+        for potential, change in zip(potentials, moving, strict=True)
+        if not isinstance(change, SymbolicZero)
+    ]
+    return nothing, sum(responses, nothing)
+
+
+def _on_host(function: Callable, shapes: Any, *arguments: Any) -> Any:
+    """Run a numpy function; at once on known values, as a callback on traced ones."""
+    frozen = jax.lax.stop_gradient(arguments)
+    if all(is_concrete(leaf) for leaf in jax.tree.leaves(frozen)):
+        results = function(*frozen)
+        return jax.tree.map(lambda a, s: jnp.asarray(a, s.dtype), results, shapes)
+
+    def call(*arguments):
+        results = function(*arguments)
+        return jax.tree.map(lambda a, s: np.asarray(a, s.dtype), results, shapes)
+
+    return jax.pure_callback(call, shapes, *frozen, vmap_method="sequential")
+
+
+def _solve(source: Atoms, target: Atoms, *, order: float) -> tuple:
+    """Solve label by label; return the entries of the plan, padded to $n + m$."""
+    source, target = _as_numpy(source), _as_numpy(target)
+    entries = []
+    for first, second in _blocks(source, target):
+        cost = _ground_cost(source.points[first], target.points[second], order)
+        rows, columns, masses = _solve_block(
+            cost, source.masses[first], target.masses[second]
+        )
+        entries.append((first[rows], second[columns], masses))
+    rows, columns, masses = (np.concatenate(parts) for parts in zip(*entries, strict=True))
+    missing = (0, len(source.masses) + len(target.masses) - len(rows))
+    return np.pad(rows, missing), np.pad(columns, missing), np.pad(masses, missing)
+
+
+def _solve_dual(
+    source: Atoms, target: Atoms, coupling: Coupling, unit: Array, *, order: float
+) -> tuple:
+    """Return dual potentials of the cost in the given unit, zero at absent atoms."""
+    source, target = _as_numpy(source), _as_numpy(target)
+    plan = np.zeros(coupling.shape, bool)
+    is_used = np.asarray(coupling.masses) > 0
+    plan[np.asarray(coupling.rows)[is_used], np.asarray(coupling.columns)[is_used]] = True
+    potentials = np.zeros(len(source.masses)), np.zeros(len(target.masses))
+    for first, second in _blocks(source, target):
+        cost = _ground_cost(
+            source.points[first], target.points[second], order, float(unit)
+        )
+        block = _block_potentials(cost, plan[np.ix_(first, second)])
+        potentials[0][first], potentials[1][second] = block
+    return potentials
+
+
+def _as_numpy(atoms: Atoms) -> Atoms:
+    return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), atoms)
+
+
+def _blocks(source: Atoms, target: Atoms) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield the present atoms of each label, after checking that the masses agree."""
+    present = [np.flatnonzero(atoms.masses > 0) for atoms in (source, target)]
+    labels = np.unique(np.concatenate([source.labels[present[0]], target.labels[present[1]]]))
+    for label in labels:
+        first = present[0][source.labels[present[0]] == label]
+        second = present[1][target.labels[present[1]] == label]
+        masses = source.masses[first].sum(), target.masses[second].sum()
+        check(
+            abs(masses[0] - masses[1]) <= LABEL_TOLERANCE,
+            f"at position {label} mu has mass {masses[0]:.6g} and nu {masses[1]:.6g}; "
+            "with different masses the distance that keeps positions is infinite: "
+            "give both the same positions and weights, or use wasserstein.",
+        )
+        yield first, second
+
+
+def _ground_cost(
+    points: np.ndarray, targets: np.ndarray, order: float, unit: float | None = None
+) -> np.ndarray:
+    """Return the powers of all distances, in units of the largest by default."""
+    from scipy.spatial.distance import cdist
+
+    distances = cdist(points, targets)
+    with np.errstate(over="ignore"):
+        return (distances / (unit or distances.max() or 1.0)) ** order
+
+
+def _solve_block(cost: np.ndarray, masses: np.ndarray, targets: np.ndarray) -> tuple:
+    """Choose the method: nothing to choose, assignment, or linear programme."""
+    if 1 in cost.shape:
+        rows, columns = np.nonzero(np.ones(cost.shape, bool))
+        return rows, columns, masses if cost.shape[1] == 1 else targets
+    if cost.shape[0] == cost.shape[1] and _is_uniform(masses) and _is_uniform(targets):
+        return _assignment(cost, masses)
+    return _linear_programme(cost, masses, targets)
+
+
+def _is_uniform(masses: np.ndarray) -> bool:
+    return bool(np.ptp(masses) <= 1e-12 * masses.max())
+
+
+def _assignment(cost: np.ndarray, masses: np.ndarray) -> tuple:
+    from scipy.optimize import linear_sum_assignment
+
+    _check_size(cost, ASSIGNMENT_LIMIT, "equally weighted")
+    rows, columns = linear_sum_assignment(cost)
+    return rows, columns, masses[rows]
+
+
+def _linear_programme(cost: np.ndarray, masses: np.ndarray, targets: np.ndarray) -> tuple:
+    _check_size(cost, PROGRAMME_LIMIT, "weighted")
+    solver = import_extra("ot", "exact transport of weighted clouds needs POT")
+    shares = targets * (masses.sum() / targets.sum())
+    plan, log = solver.emd(masses, shares, cost, numItermax=10**8, log=True)
+    if log["warning"] is not None:
+        raise InvalidInput(
+            f"the network simplex did not finish ({log['warning']}); "
+            'use method="sinkhorn" or "sliced".'
+        )
+    rows, columns = np.nonzero(plan)
+    return rows, columns, plan[rows, columns]
+
+
+def _check_size(cost: np.ndarray, limit: int, kind: str) -> None:
+    count = max(cost.shape)
+    check(
+        count <= limit,
+        f"exact transport of {kind} clouds is limited to {limit} tokens, and these have "
+        f'{count}; use method="sinkhorn" or method="sliced".',
+    )
+
+
+def _block_potentials(cost: np.ndarray, plan: np.ndarray) -> tuple:
+    r"""Potentials $f_i + g_j \le c_{ij}$, with equality where the plan has mass.
+
+    Shortest paths in the residual graph, by sweeps of Bellman and Ford.
+    """
+    used = np.where(plan, cost, -np.inf)
+    target = np.zeros(cost.shape[1])
+    for _ in range(sum(cost.shape)):
+        source = (used - target[None, :]).max(axis=1)
+        lowered = np.minimum(target, (cost - source[:, None]).min(axis=0))
+        has_settled = np.abs(lowered - target).max() <= 1e-14
+        target = lowered
+        if has_settled:
+            break
+    return (cost - target[None, :]).min(axis=1), target

@@ -1,0 +1,16 @@
+"""Optional transport libraries, imported when they are first needed."""
+
+import importlib
+from types import ModuleType
+
+from meanformer.errors import Unsupported
+
+
+def import_extra(module: str, need: str) -> ModuleType:
+    """Import an optional library, or say how to install it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise Unsupported(
+            f"{need}, which is not installed; pip install 'meanformer[transport]'."
+        ) from error

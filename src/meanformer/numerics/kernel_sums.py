@@ -1,0 +1,110 @@
+"""Sums over tokens weighted by a function of the score, or by the best score."""
+
+from collections.abc import Callable
+from functools import partial
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, ScalarLike
+
+from meanformer.numerics.pairs import Pairs
+from meanformer.numerics.terms import (
+    Terms,
+    as_terms,
+    common_dtype,
+    is_visible,
+    matmul,
+    scores_of_tile,
+)
+from meanformer.numerics.tiles import fold_tiles
+
+
+@eqx.filter_jit
+def kernel_sum(
+    pairs: Pairs, values: Array, profile: Callable, *, block_size: int | str
+) -> tuple[Array, Array]:
+    """Mass and moment; see `AbstractPairSums.kernel`."""
+    terms = as_terms(pairs, values)
+
+    def step(total, tilts, tokens, seen):
+        visible = is_visible(tokens, seen)
+        factors = profiled(profile, scores_of_tile(tilts, tokens), visible)
+        return total + matmul(jnp.where(seen, factors, 0), tokens.masses)
+
+    total = fold_tiles(step, no_mass(terms), *terms, block_size)
+    total = total.astype(common_dtype(pairs, values))
+    return total[:, 0], total[:, 1:]
+
+
+def profiled(profile: Callable, scores: Array, visible: Array) -> Array:
+    """Apply a profile so that invisible scores have finite values and no derivative.
+
+    The value at an absent token stays, as the derivative with respect to its weight.
+    """
+    factors = profile(jnp.where(visible, scores, lax.stop_gradient(scores)))
+    factors = jnp.where(visible, factors, lax.stop_gradient(factors))
+    return jnp.where(visible | jnp.isfinite(factors), factors, 0)
+
+
+@partial(jax.jit, static_argnames="block_size")
+def hardmax_sum(
+    pairs: Pairs, values: Array, tolerance: ScalarLike, *, block_size: int | str
+) -> tuple[Array, Array]:
+    """Best score and mean over its ties; see `AbstractPairSums.hardmax`."""
+    terms, dtype = as_terms(pairs, values), common_dtype(pairs, values)
+    best = best_scores(lax.stop_gradient(terms), block_size)
+    total, slope = sums_over_ties(terms, best, tolerance, block_size)
+    is_empty = best == -jnp.inf
+    mass = jnp.where(is_empty, 1, total[:, 0])
+    slope = slope / mass
+    # The value is the best score itself; its derivative is that of the average.
+    best = best + (slope - lax.stop_gradient(slope))
+    return best.astype(dtype), (total[:, 1:] / mass[:, None]).astype(dtype)
+
+
+def best_scores(terms: Terms, block_size: int | str) -> Array:
+    """Largest visible score of each query, or minus infinity."""
+
+    def start(tilts):
+        return jnp.full(len(tilts), -jnp.inf, tilts.dtype)
+
+    def step(best, tilts, tokens, seen):
+        scores = scores_of_tile(tilts, tokens)
+        scores = jnp.where(is_visible(tokens, seen), scores, -jnp.inf)
+        return jnp.maximum(best, scores.max(axis=1))
+
+    return fold_tiles(step, start, *terms, block_size)
+
+
+def sums_over_ties(
+    terms: Terms, best: Array, tolerance: ScalarLike, block_size: int | str
+) -> tuple[Array, Array]:
+    """Total masses, and weight times score, over tokens as good as the best.
+
+    Scores that differ by rounding are ties whatever the tolerance.
+    """
+    rounding = 8 * jnp.finfo(best.dtype).eps * jnp.abs(best)
+    margin = jnp.where(best > -jnp.inf, jnp.maximum(tolerance, rounding), 0)
+
+    def start(queries):
+        return no_mass(terms)(queries[0]), jnp.zeros_like(queries[1])
+
+    def step(carry, queries, tokens, seen):
+        tilts, best, margin = queries
+        scores = scores_of_tile(tilts, tokens)
+        ties = seen & (jnp.abs(scores - best[:, None]) <= margin[:, None])
+        chosen = ties.astype(scores.dtype)
+        total = matmul(chosen, tokens.masses)
+        slope = matmul(jnp.where(ties, scores, 0), tokens.masses[:, 0])
+        return carry[0] + total, carry[1] + slope
+
+    queries = terms.tilts, best, margin
+    return fold_tiles(step, start, queries, terms.tokens, terms.ranges, block_size)
+
+
+def no_mass(terms: Terms) -> Callable:
+    """Return the function from a block of tilts to sums that are still zero."""
+    masses = terms.tokens.masses
+    return lambda tilts: jnp.zeros((len(tilts), masses.shape[1]), masses.dtype)

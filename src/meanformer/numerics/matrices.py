@@ -1,0 +1,128 @@
+"""Symmetric matrices: square roots with a safe derivative, checks of covariances."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from meanformer.errors import PrecisionWarning, check, is_concrete
+
+NEGATIVE_TOLERANCE = 1e-8
+
+
+@jax.custom_jvp
+def sqrt_psd(matrix: Float[Array, "d d"]) -> Float[Array, "d d"]:
+    r"""Symmetric square root of a positive semi-definite matrix.
+
+    $$R = U \operatorname{diag}(\sqrt{\lambda^+})\, U^\top, \qquad
+      S = U \operatorname{diag}(\lambda)\, U^\top.$$
+
+    The derivative solves $R\dot R + \dot R R = \dot S$, which needs no gap between
+    eigenvalues. On a common kernel, where the root is not differentiable, it is taken
+    as zero, so that derivatives of any order stay finite.
+
+    Args:
+        matrix: the matrix $S$; only its symmetric part counts, and eigenvalues that
+            rounding made negative are taken as zero.
+
+    Returns:
+        The root $R$. Cost: one symmetric eigendecomposition, $O(d^3)$.
+    """
+    eigenvalues, vectors = jnp.linalg.eigh(matrix)
+    return (vectors * jnp.sqrt(jnp.maximum(eigenvalues, 0))[None, :]) @ vectors.T
+
+
+@sqrt_psd.defjvp
+def _sqrt_psd_jvp(primals, tangents):
+    (matrix,), (moving,) = primals, tangents
+    root = sqrt_psd(matrix)
+    return root, solve_sylvester(root, (moving + moving.T) / 2)
+
+
+@jax.custom_jvp
+def solve_sylvester(
+    root: Float[Array, "d d"], right: Float[Array, "d d"]
+) -> Float[Array, "d d"]:
+    r"""Solution of $RX + XR = C$ for a positive semi-definite $R$.
+
+    Where a sum of two eigenvalues of $R$ is below what rounding of $R^2$ resolves,
+    the component of $X$ is zero: the pseudo-inverse instead of a division by zero.
+
+    Args:
+        root: the symmetric matrix $R$.
+        right: the right-hand side $C$.
+
+    Returns:
+        The solution $X$. Cost: one symmetric eigendecomposition, $O(d^3)$.
+    """
+    eigenvalues, vectors = jnp.linalg.eigh(root)
+    sums = eigenvalues[:, None] + eigenvalues[None, :]
+    resolution = np.sqrt(len(root) * jnp.finfo(root.dtype).eps).astype(root.dtype)
+    is_resolved = sums > resolution * jnp.abs(eigenvalues).max()
+    rotated = vectors.T @ right @ vectors
+    solved = jnp.where(is_resolved, rotated / jnp.where(is_resolved, sums, 1), 0)
+    return vectors @ solved @ vectors.T
+
+
+@solve_sylvester.defjvp
+def _solve_sylvester_jvp(primals, tangents):
+    (root, right), (moving_root, moving_right) = primals, tangents
+    solution = solve_sylvester(root, right)
+    change = moving_right - moving_root @ solution - solution @ moving_root
+    return solution, solve_sylvester(root, change)
+
+
+def checked_covariance(name: str, matrix: Float[Array, "d d"]) -> Float[Array, "d d"]:
+    """Return a covariance that is symmetric and positive semi-definite, or raise.
+
+    Rounding is forgiven: an asymmetry below 1e-8 of the largest eigenvalue is averaged
+    away, and a negative eigenvalue that small is clipped, with a warning if it is
+    larger than rounding explains. A traced matrix is returned as it is.
+
+    Args:
+        name: what to call the matrix in messages.
+        matrix: the candidate.
+
+    Returns:
+        The matrix itself whenever nothing had to be repaired.
+    """
+    if not is_concrete(matrix):
+        return matrix
+    exact = np.asarray(matrix, np.float64)
+    eigenvalues, vectors = np.linalg.eigh((exact + exact.T) / 2)
+    scale = float(np.abs(eigenvalues).max())
+    rounding = 8 * len(matrix) * float(jnp.finfo(matrix.dtype).eps)
+    tolerance = max(NEGATIVE_TOLERANCE, rounding) * scale
+    _check_symmetric(name, exact, tolerance)
+    _check_nonnegative(name, float(eigenvalues[0]), tolerance)
+    if eigenvalues[0] < -rounding * scale:
+        _warn_of_clipping(name, float(eigenvalues[0]))
+        exact = (vectors * np.maximum(eigenvalues, 0)) @ vectors.T
+        return jnp.asarray(exact, matrix.dtype)
+    return matrix if (exact == exact.T).all() else (matrix + matrix.T) / 2
+
+
+def _check_symmetric(name: str, matrix: np.ndarray, tolerance: float) -> None:
+    asymmetry = float(np.abs(matrix - matrix.T).max())
+    check(
+        asymmetry <= tolerance,
+        f"{name} differs from its transpose by {asymmetry:.3g}; it must be symmetric: "
+        "pass (S + S.T) / 2 if that is what you mean.",
+    )
+
+
+def _check_nonnegative(name: str, lowest: float, tolerance: float) -> None:
+    check(
+        lowest >= -tolerance,
+        f"{name} has the eigenvalue {lowest:.6g}; it must be positive semi-definite.",
+    )
+
+
+def _warn_of_clipping(name: str, lowest: float) -> None:
+    warnings.warn(
+        f"{name} has the eigenvalue {lowest:.3g}, which is taken as zero.",
+        PrecisionWarning,
+        stacklevel=4,
+    )

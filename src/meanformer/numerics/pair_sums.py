@@ -1,0 +1,136 @@
+"""Sums over all pairs of queries and tokens, in memory linear in their number."""
+
+import abc
+from collections.abc import Callable
+
+import equinox as eqx
+from jaxtyping import Array, Float, ScalarLike
+
+from meanformer.errors import check
+from meanformer.numerics.kernel_sums import hardmax_sum, kernel_sum
+from meanformer.numerics.pairs import Pairs
+from meanformer.numerics.softmax_sums import softmax_sum
+
+MassAndVectors = tuple[Float[Array, " m"], Float[Array, "m v"]]
+
+
+class AbstractPairSums(eqx.Module):
+    """How sums over tokens are computed; what they mean does not depend on it."""
+
+    @abc.abstractmethod
+    def softmax(self, pairs: Pairs, values: Float[Array, "n v"]) -> MassAndVectors:
+        r"""Log-mass and mean of the values, reweighted by the exponential of the score.
+
+        $$\Lambda_i = \log \sum_j w_j e^{s_{ij}}, \qquad
+          m_i = \sum_j w_j e^{s_{ij} - \Lambda_i} v_j.$$
+
+        Args:
+            pairs: queries and tokens.
+            values: the vectors $v_j$ to average, one per token.
+
+        Returns:
+            $\Lambda$ and $m$; a query that sees nothing gets $-\infty$ and zero, and
+            has zero derivative.
+        """
+
+    @abc.abstractmethod
+    def kernel(
+        self, pairs: Pairs, values: Float[Array, "n v"], profile: Callable
+    ) -> MassAndVectors:
+        r"""Mass and moment of the values for weights that are a function of the score.
+
+        $$M_i = \sum_j w_j \varphi(s_{ij}), \qquad
+          V_i = \sum_j w_j \varphi(s_{ij}) v_j.$$
+
+        Args:
+            pairs: queries and tokens.
+            values: the vectors $v_j$, one per token.
+            profile: the function $\varphi$, applied to arrays element by element.
+
+        Returns:
+            $M$ and $V$, both zero for a query that sees nothing.
+        """
+
+    @abc.abstractmethod
+    def hardmax(
+        self, pairs: Pairs, values: Float[Array, "n v"], tolerance: ScalarLike
+    ) -> MassAndVectors:
+        r"""Best score, and mean of the values over the tokens that reach it.
+
+        $$s_i^* = \max_{j:\, w_j > 0} s_{ij}, \qquad m_i = \sum_{j \in J_i} w_j v_j
+          \Big/ \sum_{j \in J_i} w_j, \qquad
+          J_i = \{j : w_j > 0,\ s_{ij} \ge s_i^* - \mathrm{tolerance}\}.$$
+
+        The set $J_i$ is constant for differentiation; the derivative of $s_i^*$ is the
+        weighted average of the derivatives of the scores in $J_i$.
+
+        Args:
+            pairs: queries and tokens.
+            values: the vectors $v_j$, one per token.
+            tolerance: how far below the best score still counts as a tie.
+
+        Returns:
+            $s^*$ and $m$; a query that sees nothing gets $-\infty$ and zero.
+        """
+
+
+class Blocked(AbstractPairSums):
+    """Exact sums, tile by tile: neither value nor derivative stores all pairs.
+
+    Args:
+        block_size: queries and tokens per tile; `"auto"` chooses for speed.
+
+    Cost: time proportional to the number of pairs, memory to one tile.
+    """
+
+    block_size: int | str = eqx.field(default="auto", static=True)
+
+    def __check_init__(self):
+        size = self.block_size
+        is_count = isinstance(size, int) and not isinstance(size, bool) and size > 0
+        check(
+            is_count or size == "auto",
+            f"block_size is {size!r}; it must be a positive integer or 'auto'.",
+        )
+
+    def softmax(self, pairs, values):
+        """Log-mass and mean under the exponential of the score."""
+        return softmax_sum(pairs, values, block_size=self.block_size)
+
+    def kernel(self, pairs, values, profile):
+        """Mass and moment under a function of the score."""
+        return kernel_sum(pairs, values, profile, block_size=self.block_size)
+
+    def hardmax(self, pairs, values, tolerance):
+        """Best score and mean over the tokens that reach it."""
+        return hardmax_sum(pairs, values, tolerance, block_size=self.block_size)
+
+
+class Auto(AbstractPairSums):
+    """The default: the fastest sums whose error stays below a tolerance.
+
+    Exact blocked sums meet every tolerance, and are what is used.
+
+    Args:
+        tolerance: largest error allowed, relative to the largest value.
+    """
+
+    tolerance: float = eqx.field(default=1e-8, static=True)
+
+    def __check_init__(self):
+        check(
+            self.tolerance > 0,
+            f"tolerance is {self.tolerance!r}; it must be a positive number.",
+        )
+
+    def softmax(self, pairs, values):
+        """Log-mass and mean under the exponential of the score."""
+        return Blocked().softmax(pairs, values)
+
+    def kernel(self, pairs, values, profile):
+        """Mass and moment under a function of the score."""
+        return Blocked().kernel(pairs, values, profile)
+
+    def hardmax(self, pairs, values, tolerance):
+        """Best score and mean over the tokens that reach it."""
+        return Blocked().hardmax(pairs, values, tolerance)

@@ -1,0 +1,36 @@
+"""Every query against every token: the scores behind all attention variants."""
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+
+class Pairs(eqx.Module):
+    r"""Queries and tokens whose scores are asked for, without the scores.
+
+    $$s_{ij} = \langle u_i, y_j\rangle + b_j, \qquad
+      j \in \{\mathrm{first}_i, \dots, \mathrm{last}_i - 1\}.$$
+
+    A mask is a range of indices per query: tokens are sorted by position first, and
+    what a query sees is then contiguous. A token of weight zero is absent.
+    """
+
+    tilts: Float[Array, "m k"]
+    points: Float[Array, "n k"]
+    weights: Float[Array, " n"]
+    offsets: Float[Array, " n"] | None = None
+    first: Int[Array, " m"] | None = None
+    last: Int[Array, " m"] | None = None
+
+    def scores(self) -> Float[Array, "m n"]:
+        """Return all scores as one dense array; for small problems only."""
+        scores = self.tilts @ self.points.T
+        return scores if self.offsets is None else scores + self.offsets[None, :]
+
+    def visible(self) -> Bool[Array, "m n"]:
+        """Return which tokens each query sees, as one dense array."""
+        seen = jnp.broadcast_to(self.weights > 0, (len(self.tilts), len(self.points)))
+        if self.first is None or self.last is None:
+            return seen
+        index = jnp.arange(len(self.points))[None, :]
+        return seen & (index >= self.first[:, None]) & (index < self.last[:, None])

@@ -1,0 +1,63 @@
+"""The arrays that every pair sum is made of."""
+
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float
+
+from meanformer.numerics.pairs import Pairs
+from meanformer.numerics.tiles import Range
+
+
+class Tokens(NamedTuple):
+    """Points and offsets of the tokens, and their weights times one and the values."""
+
+    points: Float[Array, "n k"]
+    offsets: Float[Array, " n"] | None
+    masses: Float[Array, "n 1+v"]
+
+
+class Terms(NamedTuple):
+    """Queries, tokens, and the range of tokens that each query sees."""
+
+    tilts: Float[Array, "m k"]
+    tokens: Tokens
+    ranges: Range | None
+
+
+def common_dtype(pairs: Pairs, values: Array) -> jnp.dtype:
+    """Return the floating-point type of the result of a sum."""
+    arrays = jax.tree.leaves(eqx.filter((pairs, values), eqx.is_inexact_array))
+    return jnp.result_type(*arrays)
+
+
+def as_terms(pairs: Pairs, values: Float[Array, "n v"]) -> Terms:
+    """Gather the arrays of a sum; half precision is computed in single precision."""
+    dtype = common_dtype(pairs, values)
+    dtype = jnp.dtype(jnp.float32) if jnp.finfo(dtype).bits < 32 else dtype
+    floats, ranges = eqx.partition((pairs, values), eqx.is_inexact_array)
+    pairs, values = jax.tree.map(lambda a: a.astype(dtype), floats)
+    weights = pairs.weights[:, None]
+    masses = jnp.concatenate([weights, weights * values], axis=1)
+    first, last = ranges[0].first, ranges[0].last
+    seen = None if first is None or last is None else (first, last)
+    return Terms(pairs.tilts, Tokens(pairs.points, pairs.offsets, masses), seen)
+
+
+def scores_of_tile(tilts: Array, tokens: Tokens) -> Float[Array, "m n"]:
+    """Scores of a block of queries against a block of tokens."""
+    scores = matmul(tilts, tokens.points.T)
+    return scores if tokens.offsets is None else scores + tokens.offsets[None, :]
+
+
+def is_visible(tokens: Tokens, seen: Array | bool) -> Bool[Array, "_ n"]:
+    """Whether each token has weight and is in the range of each query."""
+    return (tokens.masses[:, 0] > 0)[None, :] & seen
+
+
+def matmul(left: Array, right: Array) -> Array:
+    """Matrix product at full precision on every device."""
+    return jnp.matmul(left, right, precision=lax.Precision.HIGHEST)
