@@ -17,6 +17,7 @@ extensions = [
     "sphinx.ext.mathjax",
     "sphinxcontrib.bibtex",
     "myst_nb",
+    "short_signatures",
     "key_citations",
     "markdown_docstrings",
 ]

@@ -4,16 +4,31 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 import meanformer as mf
+from meanformer.attention import AbstractInContextMap
+from meanformer.measures import AbstractContext
 
 
-class DirectionalSoftmax(mf.AbstractInContextMap):
+class DirectionalSoftmax(AbstractInContextMap):
     """Softmax attention of the normalised query."""
 
     beta: float
 
+    @property
+    def input_dimension(self) -> None:
+        """Points of any dimension."""
+
+    @property
+    def output_dimension(self) -> None:
+        """The dimension of the points it takes."""
+
     def __call__(
-        self, mu: mf.AbstractMeasure, x: Float[Array, "m d"], *, positions=None
+        self, mu: AbstractContext, x: Float[Array, "m d"], *, positions=None
     ) -> Float[Array, "m d"]:
         """Return the tilted mean of the context in the direction of each query."""
         directions = x / jnp.linalg.norm(x, axis=1, keepdims=True)
         return mu.tilted_mean(self.beta * directions)
+
+
+attention = DirectionalSoftmax(beta=0.5)
+context = mf.Gaussian(mean=jnp.zeros(2), covariance=jnp.eye(2))
+values = attention(context, jnp.array([[2.0, 0.0]]))

@@ -124,7 +124,9 @@ class AbstractAttention(AbstractInContextMap):
     def queries(self, x: Float[Array, "m d"]) -> Float[Array, "m k"]:
         r"""Return $Qx + b_Q$."""
         projected = x @ self.query.T
-        return projected if self.query_bias is None else projected + self.query_bias[None]
+        return (
+            projected if self.query_bias is None else projected + self.query_bias[None]
+        )
 
     def tilts(self, x: Float[Array, "m d"]) -> Float[Array, "m d"]:
         r"""Return $\beta K^\top(Qx + b_Q)$: the gradient of the score in the token."""

@@ -66,9 +66,11 @@ class MultiHead(AbstractInContextMap):
     heads: tuple[AbstractInContextMap, ...] = eqx.field(converter=tuple)
     outputs: tuple[Float[Array, "_d _k"], ...] | None = eqx.field(
         default=None,
-        converter=lambda outputs: None
-        if outputs is None
-        else tuple(as_float_array("outputs", output) for output in outputs),
+        converter=lambda outputs: (
+            None
+            if outputs is None
+            else tuple(as_float_array("outputs", output) for output in outputs)
+        ),
     )
 
     def __check_init__(self):
@@ -255,4 +257,6 @@ def _check_maps(name: str, maps: Sequence) -> None:
     check(len(maps) > 0, f"{name} is empty; at least one map is needed.")
     for gamma in maps:
         if not isinstance(gamma, AbstractInContextMap):
-            raise InvalidInput(f"{name} holds {gamma!r}, which is not an in-context map.")
+            raise InvalidInput(
+                f"{name} holds {gamma!r}, which is not an in-context map."
+            )

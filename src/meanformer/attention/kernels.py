@@ -1,6 +1,7 @@
 """Attention without a row normalisation: linear, unnormalised, sigmoid; and hardmax."""
 
 import dataclasses
+import math
 
 import equinox as eqx
 import jax
@@ -49,11 +50,15 @@ class Linear(AbstractAttention):
             mass, moment = None, moment / self._checked(mass)[:, None]
         return self.values(mass, moment)
 
-    def matrix(self, mu: AbstractContext, x: Float[Array, "m d"]) -> Float[Array, "m n"]:
+    def matrix(
+        self, mu: AbstractContext, x: Float[Array, "m d"]
+    ) -> Float[Array, "m n"]:
         """Return weight times score for each pair, normalised if asked for."""
         features = self._token_features or (lambda points: points)
         pairs = dataclasses.replace(
-            mu.pairs(jnp.zeros_like(x)), tilts=self._slopes(x), points=features(mu.points)
+            mu.pairs(jnp.zeros_like(x)),
+            tilts=self._slopes(x),
+            points=features(mu.points),
         )
         shares = kernel_shares(pairs, identity)
         if self.normalized:
@@ -108,7 +113,9 @@ class Unnormalised(AbstractAttention):
         mass = _bounded_exp(log_mass)
         return self.values(mass, mass[:, None] * mean)
 
-    def matrix(self, mu: AbstractContext, x: Float[Array, "m d"]) -> Float[Array, "m n"]:
+    def matrix(
+        self, mu: AbstractContext, x: Float[Array, "m d"]
+    ) -> Float[Array, "m n"]:
         """Return weight times exponential of the score for each pair."""
         return kernel_shares(mu.pairs(self.tilts(x)), jnp.exp)
 
@@ -148,7 +155,9 @@ class Sigmoid(AbstractAttention):
         x = checked_queries(self, mu, x)
         return self.values(*mu.kernel_mean(self.tilts(x), _ShiftedSigmoid(self.bias)))
 
-    def matrix(self, mu: AbstractContext, x: Float[Array, "m d"]) -> Float[Array, "m n"]:
+    def matrix(
+        self, mu: AbstractContext, x: Float[Array, "m d"]
+    ) -> Float[Array, "m n"]:
         """Return weight times sigmoid of the score for each pair."""
         return kernel_shares(mu.pairs(self.tilts(x)), _ShiftedSigmoid(self.bias))
 
@@ -183,7 +192,9 @@ class Hardmax(AbstractAttention):
         x = checked_queries(self, mu, x)
         return self.values(None, mu.maximal_mean(self.tilts(x), self.tolerance))
 
-    def matrix(self, mu: AbstractContext, x: Float[Array, "m d"]) -> Float[Array, "m n"]:
+    def matrix(
+        self, mu: AbstractContext, x: Float[Array, "m d"]
+    ) -> Float[Array, "m n"]:
         """Return the share of each token among those with the largest score."""
         return hardmax_shares(mu.pairs(self.tilts(x)), self.tolerance)
 
@@ -195,7 +206,7 @@ def identity(score: Array) -> Array:
 
 def _bounded_exp(log_mass: Float[Array, " m"]) -> Float[Array, " m"]:
     # Nine tenths of the range leave room for the product with the mean.
-    ceiling = 0.9 * float(jnp.log(jnp.finfo(log_mass.dtype).max))
+    ceiling = 0.9 * math.log(float(jnp.finfo(log_mass.dtype).max))
     if is_concrete(log_mass) and float(log_mass.max()) > ceiling:
         row = int(log_mass.argmax())
         raise Overflow(

@@ -35,7 +35,9 @@ class Masked(AbstractInContextMap):
 
     def __check_init__(self):
         if self.empty not in ("error", "zero"):
-            raise InvalidInput(f'empty is {self.empty!r}; it must be "error" or "zero".')
+            raise InvalidInput(
+                f'empty is {self.empty!r}; it must be "error" or "zero".'
+            )
 
     @property
     def input_dimension(self) -> int | None:

@@ -129,9 +129,7 @@ class Sinkhorn(AbstractAttention):
                 problem, start=start, tolerance=self.tolerance, max_steps=self.max_steps
             )
         first = self._first_potential(mu) if start is None else start
-        return alternate(
-            problem, first, half_steps=self.half_steps, end_on=self.end_on
-        )
+        return alternate(problem, first, half_steps=self.half_steps, end_on=self.end_on)
 
     def matrix(self, mu: TokenCloud, x: Float[Array, "m d"]) -> Float[Array, "m n"]:
         """Return the plan's conditional weights of the tokens given each query."""

@@ -43,7 +43,9 @@ class AbstractTilting(AbstractAttention):
         x = checked_queries(self, mu, x)
         return self.read(self.seen(mu).tilted_mean(self.slopes(x)))
 
-    def matrix(self, mu: AbstractContext, x: Float[Array, "m d"]) -> Float[Array, "m n"]:
+    def matrix(
+        self, mu: AbstractContext, x: Float[Array, "m d"]
+    ) -> Float[Array, "m n"]:
         """Return the probabilities of the tokens as seen from each query."""
         return softmax_shares(self.seen(mu).pairs(self.slopes(x)))
 

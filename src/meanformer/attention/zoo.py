@@ -3,7 +3,6 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-
 from meanformer.attention.abstract import AbstractAttention
 from meanformer.attention.kernels import Hardmax, Linear, Sigmoid, Unnormalised
 from meanformer.attention.sinkhorn import Sinkhorn

@@ -7,14 +7,15 @@ Exit codes: 0 all claims hold, 1 one does not, 2 bad input, 130 interrupted.
 """
 
 import importlib
+import importlib.metadata
+import io
 import pkgutil
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
-
-import meanformer.cli
 
 # Typer exports only this subclass of what it raises for a wrong command line.
 UsageError = typer.BadParameter.__bases__[0]
@@ -61,7 +62,7 @@ class Commands(TyperGroup):
 app = typer.Typer(
     name="meanformer",
     cls=Commands,
-    no_args_is_help=True,
+    invoke_without_command=True,
     add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
@@ -69,27 +70,46 @@ app = typer.Typer(
 )
 
 
+def show_version(is_wanted: bool) -> None:
+    """Print the version and leave."""
+    if is_wanted:
+        typer.echo(f"meanformer {importlib.metadata.version('meanformer')}")
+        raise typer.Exit
+
+
 @app.callback()
 def describe(
+    context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version and leave.", is_eager=True)
+        bool,
+        typer.Option(
+            "--version",
+            help="Print the version and leave.",
+            callback=show_version,
+            is_eager=True,
+        ),
     ] = False,
 ) -> None:
-    """Transformers as maps between probability measures: theorems, checked and drawn."""
+    """Transformers as maps between probability measures: theorems checked and drawn.
+
+    Start with [bold]meanformer atlas[/bold].
+    """
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
 
 
 def main() -> None:
     """Entry point of the `meanformer` command."""
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="replace")
-    load_commands()
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     app()
 
 
 def load_commands() -> None:
     """Import every file of this folder; each registers its command."""
-    for module in pkgutil.iter_modules(meanformer.cli.__path__):
-        importlib.import_module(f"{meanformer.cli.__name__}.{module.name}")
+    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
+        importlib.import_module(f"meanformer.cli.{module.name}")
 
 
 def complain(sentence: str) -> None:

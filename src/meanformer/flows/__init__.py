@@ -1,1 +1,26 @@
-"""."""
+"""Depth as time: flows, schedules, solvers, finite layers, trajectories."""
+
+from meanformer.flows.flow import Flow as Flow
+from meanformer.flows.layers import run_layers as run_layers
+from meanformer.flows.methods import RK4 as RK4
+from meanformer.flows.recorder import AbstractProgress as AbstractProgress
+from meanformer.flows.recorder import AbstractRecorder as AbstractRecorder
+from meanformer.flows.recorder import ProgressBar as ProgressBar
+from meanformer.flows.schedule import AbstractSchedule as AbstractSchedule
+from meanformer.flows.schedule import Constant as Constant
+from meanformer.flows.schedule import FunctionOfDepth as FunctionOfDepth
+from meanformer.flows.schedule import Schedule as Schedule
+from meanformer.flows.solve import solve as solve
+from meanformer.flows.solvers import AbstractIntegrator as AbstractIntegrator
+from meanformer.flows.solvers import Adaptive as Adaptive
+from meanformer.flows.solvers import FixedStep as FixedStep
+from meanformer.flows.solvers import Splitting as Splitting
+from meanformer.flows.solvers import Stiff as Stiff
+from meanformer.flows.state import State as State
+from meanformer.flows.status import AbstractStop as AbstractStop
+from meanformer.flows.status import EscapeRadius as EscapeRadius
+from meanformer.flows.status import Status as Status
+from meanformer.flows.status import SteadyState as SteadyState
+from meanformer.flows.status import StepBudget as StepBudget
+from meanformer.flows.status import StopWhen as StopWhen
+from meanformer.flows.trajectory import Trajectory as Trajectory

@@ -75,7 +75,9 @@ class Gaussian(AbstractMeasure):
         self, precision: Float[Array, "d d"]
     ) -> tuple[Float[Array, ""], "Gaussian"]:
         r"""Return $\mathcal{N}(Nm, NS)$ with $N = (I + SP)^{-1}$, and its log-mass."""
-        system = jnp.eye(self.dimension, dtype=precision.dtype) + self.spread @ precision
+        system = (
+            jnp.eye(self.dimension, dtype=precision.dtype) + self.spread @ precision
+        )
         sign, log_determinant = jnp.linalg.slogdet(system)
         if is_concrete(sign) and not sign > 0:
             raise Unsupported(

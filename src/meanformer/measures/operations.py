@@ -70,9 +70,14 @@ def mix(
     return TokenCloud(
         jnp.concatenate([cloud.points for cloud in measures]),
         jnp.concatenate(
-            [share * cloud.weights for share, cloud in zip(shares, measures, strict=True)]
+            [
+                share * cloud.weights
+                for share, cloud in zip(shares, measures, strict=True)
+            ]
         ),
-        positions=jnp.concatenate([c.positions for c in measures]) if all(placed) else None,
+        positions=jnp.concatenate([c.positions for c in measures])
+        if all(placed)
+        else None,
         sums=measures[0].sums,
     )
 

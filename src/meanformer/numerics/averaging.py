@@ -85,7 +85,8 @@ def solve_sum(
         return z + roots * derivative(inverse_roots * z)
 
     def solve(_, b):
-        return cg(partial(operator, _of_vectors(average)), b, tol=tolerance)[0]
+        fast = partial(operator, _of_vectors(average))
+        return cg(fast, b, tol=tolerance, maxiter=CG_LIMIT)[0]
 
     matvec = partial(operator, average)
     z = lax.custom_linear_solve(matvec, roots * right, solve, symmetric=True)

@@ -10,7 +10,7 @@ from meanformer.numerics.quadrature import gauss_legendre
 # A factor below exp(-40) is lost in rounding; on a window where the exponent falls by
 # no more than that, this many Gauss nodes are exact to rounding.
 _DROP = 40.0
-_NODES = 28
+_NODES = 32
 
 Pair = tuple[Float[Array, "*#batch"], Float[Array, "*#batch"]]
 

@@ -1,7 +1,6 @@
 """A token cloud transported onto itself: the steps behind Sinkhorn attention."""
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float
@@ -109,6 +108,7 @@ def is_positive_form(form: Float[Array, "d d"]) -> Bool[Array, ""]:
     return (asymmetry <= rounding * largest) & (eigenvalues[0] >= -rounding * largest)
 
 
+@eqx.filter_jit
 def oscillation(problem: SelfTransport) -> Float[Array, ""]:
     r"""Largest oscillation of the score, which sets the speed of Sinkhorn's algorithm.
 
@@ -134,6 +134,7 @@ def oscillation(problem: SelfTransport) -> Float[Array, ""]:
     return lax.map(widest_from, tilts).max()
 
 
+@eqx.filter_jit
 def oscillation_bound(problem: SelfTransport) -> Float[Array, ""]:
     r"""Bound the oscillation of the score from above, in time linear in the tokens.
 

@@ -1,9 +1,9 @@
-"""Sinkhorn's algorithm for a token cloud transported onto itself.
+r"""Sinkhorn's algorithm for a token cloud transported onto itself.
 
 The limit depends on the score alone; a fixed number of half-steps also depends on
 the start. Both end in a token potential $g$, which is all that attention needs: the
-average of tokens with weights $w_j e^{\\langle Bx, x_j\\rangle + g_j}$ does the last row
-step by itself, at any query.
+average of tokens with weights $w_j e^{\langle Bx, x_j\rangle + g_j}$ does the last
+row step by itself, at any query.
 """
 
 from typing import Literal
@@ -46,6 +46,7 @@ def default_tolerance(dtype: jnp.dtype) -> float:
     return float(jnp.finfo(dtype).eps) ** (2 / 3)
 
 
+@eqx.filter_jit
 def alternate(
     problem: SelfTransport,
     start: Float[Array, " n"],
@@ -101,6 +102,7 @@ def _free_marginal_error(problem, f, g, end_on):
     return marginal_error(problem.weights, f, problem.row_step(g))
 
 
+@eqx.filter_jit
 def balance(
     problem: SelfTransport,
     *,

@@ -1,9 +1,10 @@
 """The limit of Sinkhorn's algorithm and its implicit derivative."""
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from meanformer.numerics.averaging import (
     RoundAverage,
@@ -44,10 +45,10 @@ def limit_potential(
 
     def climb(rung, below):
         scale = jnp.exp2((rung - rungs).astype(start.dtype))
-        scaled = eqx.tree_at(lambda p: p.form, problem, scale * problem.form)
+        scaled = _with_form(problem, scale * problem.form)
         # Potentials grow like the score.
         g = jnp.where(rung > 0, 2 * below.g, scale * below.g)
-        goal = jnp.where(rung == rungs, tolerance, max(tolerance, 1e-2))
+        goal = jnp.where(rung == rungs, tolerance, jnp.maximum(tolerance, 1e-2))
         top = _solve(scaled, g, goal.astype(g.dtype), max_steps, is_positive)
         g = jnp.where(problem.weights > 0, top.g, top.balanced)
         return Limit(g, top.error, below.count + top.count)
@@ -63,9 +64,8 @@ def limit_potential_jvp(primals, tangents, *, tolerance, max_steps):
     limit = limit_potential(problem, start, tolerance=tolerance, max_steps=max_steps)
     moved_g = lax.cond(
         lax.stop_gradient(is_positive_form(problem.form)),
-        _positive_tangent,
-        _general_tangent,
-        *(problem, moving, limit.g),
+        lambda: _positive_tangent(problem, moving, limit.g),
+        lambda: _general_tangent(problem, moving, limit.g),
     )
     return limit, Limit(moved_g, None, None)
 
@@ -119,25 +119,24 @@ def _positive_tangent(problem, moving, g):
     """
     form = moving.form
     even = moving if form is None else _with_form(moving, (form + form.T) / 2)
-    f, change = _moved_rows(problem, even, g)
+    f, change = eqx.filter_jvp(lambda p: p.row_step(g), (problem,), (even,))
     masses = problem.weights * jnp.exp(log_sums(problem.weights, g, f))
     average = RowAverage(problem, g, masses)
-    h = solve_sum(average, change, tolerance=_accuracy(g))
-    moved = change - average(h)
-    if form is None:
-        return moved
-    still = SelfTransport(None, None, (form - form.T) / 2, None)
-    _, change = _moved_rows(problem, still, g)
-    h = solve_difference(average, change, tolerance=_accuracy(g))
-    return moved - change - average(h)
+    moved = change - average(solve_sum(average, change, tolerance=_accuracy(g)))
+    return moved if form is None else moved - _odd_tangent(average, (form - form.T) / 2)
 
 
-def _moved_rows(problem, moving, g):
-    return eqx.filter_jvp(lambda p: p.row_step(g), (problem,), (moving,))
+def _odd_tangent(average, moving_form):
+    def row_step(form):
+        return _with_form(average.problem, form).row_step(average.g)
+
+    _, change = jax.jvp(row_step, (average.problem.form,), (moving_form,))
+    h = solve_difference(average, change, tolerance=_accuracy(average.g))
+    return change + average(h)
 
 
-def _with_form(moving, form):
-    return eqx.tree_at(lambda p: p.form, moving, form)
+def _with_form(problem, form):
+    return eqx.tree_at(lambda p: p.form, problem, form)
 
 
 def _accuracy(g):

@@ -9,6 +9,8 @@ from jaxtyping import Array, Bool, Float, Int
 from meanformer.numerics.averaging import RoundAverage, solve_difference
 from meanformer.numerics.self_transport import SelfTransport, marginal_error
 
+SHORTEST_STEP = 1e-12
+
 
 class Iterate(eqx.Module):
     """A token potential on its way to the limit.
@@ -61,10 +63,16 @@ def newton_step(problem: SelfTransport, at: Iterate) -> Iterate:
     """
     direction, slope = _ascent_direction(problem, at)
     new, length = _line_search(problem, at, direction, slope)
-    # Near the limit a full step squares the error, unless rounding is in the way.
-    is_stalled = (length == 1) & (at.error < 1e-2) & ~(new.error < at.error / 2)
-    best = jax.tree.map(lambda a, b: jnp.where(is_stalled, a, b), at, new)
+    is_lost = (at.error < _rounding(at)) & ~(new.error < at.error / 2)
+    best = jax.tree.map(lambda a, b: jnp.where(is_lost, a, b), at, new)
+    is_stalled = is_lost | (length < SHORTEST_STEP)
     return Iterate(best.g, best.f, best.balanced, best.error, at.count + 1, is_stalled)
+
+
+def _rounding(at):
+    """Estimate how well column sums are known, given the size of the exponents."""
+    size = jnp.max(jnp.abs(at.f)) + jnp.max(jnp.abs(at.g))
+    return 4 * jnp.finfo(size.dtype).eps * size
 
 
 def _ascent_direction(problem, at):
@@ -93,7 +101,7 @@ def _line_search(problem, at, direction, slope):
         new, length = trial
         excess = jnp.expm1(new.g - new.balanced)
         new_slope = -jnp.sum(problem.weights * excess * direction)
-        return ~(new_slope >= -slope / 10) & (length > 1e-12)
+        return ~(new_slope >= -slope / 10) & (length >= SHORTEST_STEP)
 
     return lax.while_loop(
         is_too_long, lambda trial: step(trial[1] / 2), step(jnp.ones_like(slope))

@@ -22,9 +22,8 @@ PALETTE = (
     "#808793",  # grey
 )
 BLUE, ORANGE, GREEN, ROSE, VIOLET, GOLD, TEAL, GREY = PALETTE
-DEPTH_COLOURS = "viridis"  # for quantities along depth
 
-PANEL = (3.6, 2.8)  # inches
+PANEL = (4.4, 3.3)  # inches
 DOTS_PER_INCH = 160
 
 SETTINGS: dict[str, Any] = {
@@ -79,6 +78,14 @@ def applied() -> Iterator[None]:
     cycle = {"axes.prop_cycle": cycler(color=PALETTE)}
     with matplotlib.rc_context(SETTINGS | cycle):
         yield
+
+
+def depth_colours() -> Any:
+    """A colour map for what changes along depth: blue at first, gold at last."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    steps = (BLUE, VIOLET, ROSE, ORANGE, "#bd8a12")
+    return LinearSegmentedColormap.from_list("depth", steps)
 
 
 def canvas(

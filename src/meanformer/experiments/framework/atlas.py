@@ -74,7 +74,9 @@ def publish(atlas: Atlas, folder: Path) -> None:
 
 def numbers(atlas: Atlas) -> dict:
     """Every number of an atlas, in the order of the page."""
-    records = [atlas.records[e.name] for e in atlas.experiments if e.name in atlas.records]
+    records = [
+        atlas.records[e.name] for e in atlas.experiments if e.name in atlas.records
+    ]
     is_complete = len(records) == len(atlas.experiments)
     return {
         "command": atlas.command,

@@ -47,10 +47,9 @@ class Entry:
 
     @property
     def venue(self) -> str:
-        """Journal, proceedings or archive."""
+        """Journal or proceedings; empty for a preprint."""
         wanted = ("journal", "booktitle", "howpublished", "publisher", "school")
-        found = next((self.text(field) for field in wanted if field in self.fields), "")
-        return found or (f"arXiv:{self.text('eprint')}" if self.eprint else "")
+        return next((self.text(field) for field in wanted if field in self.fields), "")
 
     @property
     def eprint(self) -> str:

@@ -87,7 +87,9 @@ class Finding:
     @property
     def margin(self) -> float:
         """How far the measured value is from failing; negative when it fails."""
-        return float(_margin(self.relation, self.measured, self.expected, self.tolerance))
+        return float(
+            _margin(self.relation, self.measured, self.expected, self.tolerance)
+        )
 
     @property
     def holds(self) -> bool:
@@ -177,7 +179,9 @@ class Claim:
         self, measured: Any, low: float, high: float, *, source: Source
     ) -> Finding:
         """The measured value lies in a closed interval."""
-        _declare(low <= high, f"claim {self.id!r} has the empty interval [{low}, {high}]")
+        _declare(
+            low <= high, f"claim {self.id!r} has the empty interval [{low}, {high}]"
+        )
         return self._find("inside", measured, (float(low), float(high)), 0.0, source)
 
     def above(self, measured: Any, expected: Any, *, source: Source) -> Finding:

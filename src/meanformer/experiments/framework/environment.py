@@ -37,7 +37,7 @@ def computing() -> Iterator[None]:
     import matplotlib
 
     wanted = {"jax_enable_x64": True} | _compilation_cache()
-    before = {name: jax.config.read(name) for name in wanted}
+    before = {name: getattr(jax.config, name) for name in wanted}
     matplotlib.use("Agg")
     _configure(wanted)
     try:

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+from meanformer.errors import InvalidInput
 from meanformer.experiments.framework import environment, registry, settings
 from meanformer.experiments.framework.claims import Claim, Finding
 from meanformer.experiments.framework.experiment import Experiment, Picture, Table
@@ -119,12 +120,19 @@ def attempt(
     *,
     profile: Profile = "quick",
     progress: Progress | None = None,
+    is_users_choice: bool = False,
 ) -> Record:
-    """Run an experiment; if it breaks off, record why."""
+    """Run an experiment; if it breaks off, record why.
+
+    With parameters that are the user's choice, `InvalidInput` is the user's mistake
+    and passes through.
+    """
     start = time.perf_counter()
     try:
         return perform(experiment, parameters, profile=profile, progress=progress)
     except Exception as error:
+        if is_users_choice and isinstance(error, InvalidInput):
+            raise
         return broken(
             experiment,
             error_sentence(error),

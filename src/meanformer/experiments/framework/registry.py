@@ -14,11 +14,13 @@ import pkgutil
 from pathlib import Path
 from types import ModuleType
 
-import meanformer.experiments
 from meanformer.errors import InvalidInput, check
 from meanformer.experiments.framework.claims import Claim, InvalidExperiment
 from meanformer.experiments.framework.experiment import Experiment, Outcome
 from meanformer.experiments.framework.names import nearest, unknown
+
+PACKAGE = "meanformer.experiments"
+FOLDER = Path(__file__).parents[1]
 
 
 def all_experiments() -> tuple[Experiment, ...]:
@@ -61,26 +63,26 @@ def _no_match(pattern: str, patterns: list[str], experiments) -> str:
     names = [experiment.name for experiment in experiments]
     bare = [piece.strip("*?") for piece in patterns]
     close = [name for piece in bare for name in nearest(piece, names)]
-    advice = f"the nearest are {', '.join(dict.fromkeys(close))}" if close else (
-        f"the known ones are {', '.join(names) or 'none'}"
+    advice = (
+        f"the nearest are {', '.join(dict.fromkeys(close))}"
+        if close
+        else (f"the known ones are {', '.join(names) or 'none'}")
     )
     return f"No experiment matches {pattern!r}; {advice}."
 
 
 def _files() -> list[Path]:
-    own = (folder for folder in _own_folders())
-    folders = [*meanformer.experiments.__path__, *own]
     return [
-        Path(folder) / f"{module.name}.py"
-        for folder in folders
+        folder / f"{module.name}.py"
+        for folder in (FOLDER, *_own_folders())
         for module in pkgutil.iter_modules([str(folder)])
         if not module.ispkg and not module.name.startswith("_")
     ]
 
 
-def _own_folders() -> list[str]:
+def _own_folders() -> list[Path]:
     listed = os.environ.get("MEANFORMER_EXPERIMENTS", "")
-    return [folder for folder in listed.split(os.pathsep) if folder]
+    return [Path(folder) for folder in listed.split(os.pathsep) if folder]
 
 
 @functools.cache
@@ -98,9 +100,8 @@ def _from_file(path: Path) -> Experiment:
 
 
 def _imported(path: Path) -> ModuleType:
-    package = meanformer.experiments
-    if path.parent in map(Path, package.__path__):
-        return importlib.import_module(f"{package.__name__}.{path.stem}")
+    if path.parent == FOLDER:
+        return importlib.import_module(f"{PACKAGE}.{path.stem}")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -46,7 +46,9 @@ def setting(
 
 def check_declaration(settings: type) -> None:
     """Raise unless this is a frozen dataclass whose fields are all settings."""
-    is_frozen = dataclasses.is_dataclass(settings) and settings.__dataclass_params__.frozen
+    is_frozen = (
+        dataclasses.is_dataclass(settings) and settings.__dataclass_params__.frozen
+    )
     if not is_frozen:
         raise InvalidExperiment(f"{settings.__name__} must be a frozen dataclass.")
     for field in dataclasses.fields(settings):
@@ -113,7 +115,9 @@ def describe(kind: Any) -> str:
     """A type in words, for messages and help."""
     words = {int: "a whole number", float: "a number", str: "a text"}
     if typing.get_origin(kind) is tuple:
-        return f"a comma-separated list, each entry {describe(typing.get_args(kind)[0])}"
+        return (
+            f"a comma-separated list, each entry {describe(typing.get_args(kind)[0])}"
+        )
     return words.get(kind, "true or false" if kind is bool else str(kind))
 
 
@@ -142,7 +146,14 @@ def _read_integer(text: str) -> int:
         return int(value)
 
 
-_SWITCHES = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+_SWITCHES = {
+    "true": True,
+    "yes": True,
+    "1": True,
+    "false": False,
+    "no": False,
+    "0": False,
+}
 
 _READERS = {
     bool: lambda text: _SWITCHES[text.lower()],

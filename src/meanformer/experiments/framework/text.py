@@ -8,12 +8,17 @@ from xml.etree import ElementTree
 FORMULA = re.compile(r"\$([^$]+)\$")
 CODE = re.compile(r"`([^`]+)`")
 NAMESPACE = "{http://www.w3.org/1998/Math/MathML}"
-RAISED = dict(zip("0123456789+-−=()ni", "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁻⁼⁽⁾ⁿⁱ", strict=True))
+RAISED = dict(zip("0123456789+-−=()diknptT⊤", "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁻⁼⁽⁾ᵈⁱᵏⁿᵖᵗᵀᵀ", strict=True))
 LOWERED = dict(
-    zip("0123456789+-−=()aehijklmnoprstuvx", "₀₁₂₃₄₅₆₇₈₉₊₋₋₌₍₎ₐₑₕᵢⱼₖₗₘₙₒₚᵣₛₜᵤᵥₓ", strict=True)
+    zip(
+        "0123456789+-−=()aehijklmnoprstuvx",
+        "₀₁₂₃₄₅₆₇₈₉₊₋₋₌₍₎ₐₑₕᵢⱼₖₗₘₙₒₚᵣₛₜᵤᵥₓ",
+        strict=True,
+    )
 )
-ACCENTS = {"^": "\u0302", "~": "\u0303", "¯": "\u0304", "‾": "\u0304", "˙": "\u0307"}
-SPACED = set("=<>≤≥≈∼→⟶∈⊂≠≡±×⟹↦∝≪≫")
+ACCENTS = dict(zip("^~¯‾―˙", "\u0302\u0303\u0304\u0304\u0304\u0307", strict=True))
+SPACED = set("=<>≤≥≈∼→⟶∈∉⊂≠≡≍±+×⟹↦∝≪≫,")
+BIG = set("∫∬∑∏")
 
 
 def to_html(sentence: str) -> str:
@@ -27,7 +32,7 @@ def to_html(sentence: str) -> str:
 def to_plain(sentence: str) -> str:
     """A sentence in plain Unicode, formulas written on one line."""
     pieces = FORMULA.split(sentence)
-    pieces[1::2] = (_linear(_tree(formula)) for formula in pieces[1::2])
+    pieces[1::2] = map(_one_line, pieces[1::2])
     return re.sub(r"\s+", " ", "".join(pieces)).replace("`", "").strip()
 
 
@@ -42,7 +47,9 @@ def _tree(formula: str) -> ElementTree.Element:
     from latex2mathml.converter import convert
 
     # The converter forgets that \mathrm is upright; operator names stay upright.
-    root = ElementTree.fromstring(convert(formula.replace(r"\mathrm", r"\operatorname")))
+    root = ElementTree.fromstring(
+        convert(formula.replace(r"\mathrm", r"\operatorname"))
+    )
     for node in root.iter():
         _mend(node)
     return root
@@ -61,55 +68,68 @@ def _mend(node: ElementTree.Element) -> None:
             node.set("stretchy", "false")
 
 
+def _one_line(formula: str) -> str:
+    line = _linear(_tree(formula)).strip()
+    line = re.sub(r"(?<=\w) (?=[(\[])", "", line)
+    return re.sub(r"\s+(?=[)\],.;])|(?<=[(\[])\s+", "", re.sub(r"\s+", " ", line))
+
+
 def _linear(node: ElementTree.Element) -> str:
     """A MathML element on one line of text."""
     tag = node.tag.removeprefix(NAMESPACE)
     parts = [_linear(child) for child in node]
-    match tag, parts:
-        case "mfrac", [over, under]:
-            return f"{_grouped(over)}/{_grouped(under)}"
-        case "msqrt", _:
-            return "√" + _grouped("".join(parts))
-        case "msup", [base, high]:
-            return base + _raised(high)
-        case ("msub" | "munder"), [base, low]:
-            return base + _lowered(low)
-        case ("msubsup" | "munderover"), [base, low, high]:
-            return base + _lowered(low) + _raised(high)
-        case "mover", [base, accent]:
+    match [tag, *parts]:
+        case ["mfrac", over, under]:
+            return f"{_grouped(over)}/{_grouped(under)} "
+        case ["msqrt", *inner]:
+            return "√" + _grouped("".join(inner))
+        case ["msup", base, high]:
+            return _indexed(base, "", high)
+        case ["msub" | "munder", base, low]:
+            return _indexed(base, low, "")
+        case ["msubsup" | "munderover", base, low, high]:
+            return _indexed(base, low, high)
+        case ["mover", base, accent]:
             return base + ACCENTS.get(accent, accent)
-        case "mspace", _:
+        case ["mspace"]:
             return " "
-        case "mtable", _:
-            return "; ".join(parts)
-    return _leaf(node) if not parts else "".join(parts)
+        case ["mtable", *rows]:
+            return "; ".join(rows)
+        case [_]:
+            return _leaf(node)
+    return "".join(parts)
 
 
 def _leaf(node: ElementTree.Element) -> str:
     text = (node.text or "").replace("\u2061", "").replace("\u00a0", " ")
     if text in SPACED:
         return f" {text} "
-    return f"{text} " if text == "," or _is_function_name(node, text) else text
+    is_name = node.tag == NAMESPACE + "mi" and len(text) > 1 and text.isascii()
+    return f"{text} " if is_name or text in BIG else text
 
 
-def _is_function_name(node: ElementTree.Element, text: str) -> bool:
-    return node.tag == NAMESPACE + "mi" and len(text) > 1 and text.isascii()
+def _indexed(base: str, low: str, high: str) -> str:
+    """A letter with what stands below and above it; names keep their space."""
+    name = base.rstrip()
+    return name + _lowered(low) + _raised(high) + base[len(name) :]
 
 
 def _raised(text: str) -> str:
-    text = text.strip()
-    if all(letter in RAISED for letter in text):
-        return "".join(RAISED[letter] for letter in text)
-    return "^" + _grouped(text)
+    return _shifted(text, RAISED, "^")
 
 
 def _lowered(text: str) -> str:
-    text = text.strip()
-    if all(letter in LOWERED for letter in text):
-        return "".join(LOWERED[letter] for letter in text)
-    return "_" + _grouped(text)
+    return _shifted(text, LOWERED, "_")
+
+
+def _shifted(text: str, letters: dict[str, str], mark: str) -> str:
+    """Small letters where Unicode has all of them, else a mark and brackets."""
+    dense = text.replace(" ", "")
+    if all(letter in letters for letter in dense):
+        return "".join(letters[letter] for letter in dense)
+    return mark + _grouped(text)
 
 
 def _grouped(text: str) -> str:
     text = text.strip()
-    return text if len(text) == 1 or text.isalnum() else f"({text})"
+    return text if len(text) == 1 or text.isalpha() or text.isdigit() else f"({text})"

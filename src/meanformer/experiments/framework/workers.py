@@ -56,7 +56,7 @@ def run_in_parallel(
     exception in its body, ends the workers.
     """
     environment.limit_threads(jobs)
-    waiting = sorted(experiments, key=lambda one: -_estimate(one, profile))
+    waiting = sorted(experiments, key=lambda one: -estimate(one, profile))
     count = min(jobs, len(waiting))
     workers = [_Worker(profile) for _ in range(count)]
     try:
@@ -136,7 +136,8 @@ def _news(workers: Sequence[_Worker]) -> Iterator[Event]:
         yield busy[connection].listen()
 
 
-def _estimate(experiment: Experiment, profile: Profile) -> float:
+def estimate(experiment: Experiment, profile: Profile) -> float:
+    """Seconds that an experiment may take: the last time, or its author's guess."""
     known = environment.remembered_seconds(experiment.name, profile)
     return experiment.seconds if known is None else known
 

@@ -4,7 +4,7 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from meanformer.errors import InvalidInput, check
+from meanformer.errors import InvalidInput, Unsupported, check
 from meanformer.measures.abstract import AbstractMeasure
 from meanformer.measures.cloud import AbstractWeightedCloud
 
@@ -53,3 +53,13 @@ def check_order(order: float) -> None:
         is_number and 1 <= order < float("inf"),
         f"order is {order!r}; it must be a finite number, at least 1.",
     )
+
+
+def check_clouds(mu: AbstractMeasure, nu: AbstractMeasure) -> None:
+    """Raise unless both measures are token clouds."""
+    for name, measure in (("mu", mu), ("nu", nu)):
+        if not isinstance(measure, AbstractWeightedCloud):
+            raise Unsupported(
+                f"{name} is a {type(measure).__name__}; this distance is for token "
+                "clouds: pass quadrature(measure, order) to make it one."
+            )

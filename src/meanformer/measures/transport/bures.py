@@ -29,8 +29,8 @@ def bures_distance(mu: Gaussian, nu: Gaussian) -> Float[Array, ""]:
     $$W_2^2 = |m_1 - m_2|^2 + \operatorname{tr}\bigl(S_1 + S_2
       - 2 (S_1^{1/2} S_2 S_1^{1/2})^{1/2}\bigr).$$
 
-    The trace is computed as the square $\min_U |S_1^{1/2} - S_2^{1/2} U|^2$ over rotations,
-    which keeps its digits when the covariances are close or singular. The optimal
+    The trace is computed as $\min_U |S_1^{1/2} - S_2^{1/2} U|^2$ over rotations: a sum
+    of squares, exact also when the covariances are close or singular. The optimal
     rotation is frozen in the derivative, as the envelope theorem allows.
     """
     first, second = sqrt_psd(mu.covariance()), sqrt_psd(nu.covariance())
@@ -66,31 +66,21 @@ def transport_map(mu: Gaussian, nu: Gaussian) -> AffineMap:
         The affine map; push `mu` forward by it to get `nu`. Cost: $O(d^3)$.
     """
     _check_gaussians(mu, nu)
-    root, inverse = _root_and_inverse(mu.covariance())
+    root = sqrt_psd(mu.covariance())
+    resolution = np.sqrt(len(root) * jnp.finfo(root.dtype).eps).astype(root.dtype)
+    inverse = jnp.linalg.pinv(root, rtol=resolution, hermitian=True)
     middle = sqrt_psd(root @ nu.covariance() @ root)
     matrix = inverse @ middle @ inverse
     _check_reached(matrix @ mu.covariance() @ matrix, nu.covariance())
     return AffineMap(matrix, nu.mean() - matrix @ mu.mean())
 
 
-def _root_and_inverse(
-    matrix: Float[Array, "d d"],
-) -> tuple[Float[Array, "d d"], Float[Array, "d d"]]:
-    eigenvalues, vectors = jnp.linalg.eigh(matrix)
-    resolution = len(matrix) * jnp.finfo(matrix.dtype).eps
-    is_present = eigenvalues > resolution * jnp.abs(eigenvalues).max()
-    roots = jnp.sqrt(jnp.where(is_present, eigenvalues, 1))
-    root = (vectors * jnp.where(is_present, roots, 0)[None, :]) @ vectors.T
-    inverse = (vectors * jnp.where(is_present, 1 / roots, 0)[None, :]) @ vectors.T
-    return root, inverse
-
-
 def _check_gaussians(mu: Gaussian, nu: Gaussian) -> None:
     for name, measure in (("mu", mu), ("nu", nu)):
         if not isinstance(measure, Gaussian):
             raise Unsupported(
-                f"{name} is a {type(measure).__name__}; an optimal map has a closed form "
-                "between Gaussians only; use transport_plan for token clouds."
+                f"{name} is a {type(measure).__name__}; an optimal map has a closed "
+                "form between Gaussians only; use transport_plan for token clouds."
             )
 
 

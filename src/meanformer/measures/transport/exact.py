@@ -96,7 +96,9 @@ def _solve(source: Atoms, target: Atoms, *, order: float) -> tuple:
             cost, source.masses[first], target.masses[second]
         )
         entries.append((first[rows], second[columns], masses))
-    rows, columns, masses = (np.concatenate(parts) for parts in zip(*entries, strict=True))
+    rows, columns, masses = (
+        np.concatenate(parts) for parts in zip(*entries, strict=True)
+    )
     missing = (0, len(source.masses) + len(target.masses) - len(rows))
     return np.pad(rows, missing), np.pad(columns, missing), np.pad(masses, missing)
 
@@ -108,7 +110,9 @@ def _solve_dual(
     source, target = _as_numpy(source), _as_numpy(target)
     plan = np.zeros(coupling.shape, bool)
     is_used = np.asarray(coupling.masses) > 0
-    plan[np.asarray(coupling.rows)[is_used], np.asarray(coupling.columns)[is_used]] = True
+    plan[np.asarray(coupling.rows)[is_used], np.asarray(coupling.columns)[is_used]] = (
+        True
+    )
     potentials = np.zeros(len(source.masses)), np.zeros(len(target.masses))
     for first, second in _blocks(source, target):
         cost = _ground_cost(
@@ -126,7 +130,9 @@ def _as_numpy(atoms: Atoms) -> Atoms:
 def _blocks(source: Atoms, target: Atoms) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield the present atoms of each label, after checking that the masses agree."""
     present = [np.flatnonzero(atoms.masses > 0) for atoms in (source, target)]
-    labels = np.unique(np.concatenate([source.labels[present[0]], target.labels[present[1]]]))
+    labels = np.unique(
+        np.concatenate([source.labels[present[0]], target.labels[present[1]]])
+    )
     for label in labels:
         first = present[0][source.labels[present[0]] == label]
         second = present[1][target.labels[present[1]] == label]
@@ -173,7 +179,9 @@ def _assignment(cost: np.ndarray, masses: np.ndarray) -> tuple:
     return rows, columns, masses[rows]
 
 
-def _linear_programme(cost: np.ndarray, masses: np.ndarray, targets: np.ndarray) -> tuple:
+def _linear_programme(
+    cost: np.ndarray, masses: np.ndarray, targets: np.ndarray
+) -> tuple:
     _check_size(cost, PROGRAMME_LIMIT, "weighted")
     solver = import_extra("ot", "exact transport of weighted clouds needs POT")
     shares = targets * (masses.sum() / targets.sum())
@@ -191,8 +199,8 @@ def _check_size(cost: np.ndarray, limit: int, kind: str) -> None:
     count = max(cost.shape)
     check(
         count <= limit,
-        f"exact transport of {kind} clouds is limited to {limit} tokens, and these have "
-        f'{count}; use method="sinkhorn" or method="sliced".',
+        f"exact transport of {kind} clouds is limited to {limit} tokens, and these "
+        f'have {count}; use method="sinkhorn" or method="sliced".',
     )
 
 

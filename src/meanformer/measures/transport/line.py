@@ -10,9 +10,9 @@ from meanformer.measures.transport.coupling import Coupling, power_mean
 def monotone_coupling(source: Atoms, target: Atoms) -> Coupling:
     r"""Plan between measures on the line that is optimal for every order.
 
-    The merged levels $0 < t_1 \le t_2 \le \dots \le 1$ of the two distribution functions
-    cut the mass into pieces; piece $s$ goes from the quantile of one measure at $t_s$ to
-    that of the other. Differentiable in the masses. Cost: two sorts, $O(n \log n)$.
+    The merged levels $t_1 \le t_2 \le \dots \le 1$ of both distribution functions cut
+    the mass into pieces; piece $s$ goes from the quantile of one measure at $t_s$ to
+    that of the other. Differentiable in the masses. Cost: sorting, $O(n \log n)$.
 
     Args:
         source: atoms on the line.
@@ -45,6 +45,6 @@ def line_distance(source: Atoms, target: Atoms, order: float) -> Float[Array, ""
 
 
 def _levels(atoms: Atoms, order: Array) -> Float[Array, " n"]:
-    """Values of the distribution function at the sorted atoms; the last is exactly 1."""
+    """Distribution function at the sorted atoms, exactly 1 at the last."""
     sums = jnp.cumsum(atoms.masses[order])
     return sums / sums[-1]

@@ -61,13 +61,15 @@ def unit_directions(
     norms = jnp.linalg.norm(vectors, axis=1, keepdims=True)
     check(
         len(vectors) > 0 and not (is_concrete(norms) and bool((norms == 0).any())),
-        "directions has a zero row or no row; every direction must be a nonzero vector.",
+        "directions has a zero row or no row; every direction must be nonzero.",
     )
     return vectors / norms
 
 
 def _draw(count: int, dimension: int, dtype, key: Key | None) -> Float[Array, "l d"]:
-    check(count > 0, f"directions is {count}; it must be a positive number or an array.")
+    check(
+        count > 0, f"directions is {count}; it must be a positive number or an array."
+    )
     if key is None:
         raise InvalidInput(
             'method="sliced" draws random directions and needs a key; pass '

@@ -1,15 +1,23 @@
 """One experiment on the page: statements, figures, numbers, parameters, citation."""
 
 import base64
+import re
 import shlex
 from collections.abc import Sequence
 from typing import Any
 
 from meanformer.experiments.framework import citations, text
+from meanformer.experiments.framework.claims import Finding
 from meanformer.experiments.framework.experiment import Experiment, Table
 from meanformer.experiments.framework.records import Print, Record
 from meanformer.experiments.framework.report import overview
-from meanformer.experiments.framework.report.html import Markup, join, number, prose, tag
+from meanformer.experiments.framework.report.html import (
+    Markup,
+    join,
+    number,
+    prose,
+    tag,
+)
 from meanformer.experiments.framework.report.verdicts import (
     State,
     Verdict,
@@ -19,6 +27,7 @@ from meanformer.experiments.framework.report.verdicts import (
     expected,
     link,
     measured,
+    origin,
 )
 from meanformer.experiments.framework.settings import as_json
 
@@ -67,16 +76,19 @@ def _heading(experiment: Experiment, record: Record | None) -> Markup:
 
 def _paragraphs(about: str) -> list[Markup]:
     blocks = [block for block in about.split("\n\n") if block.strip()]
-    return [tag("p", prose(" ".join(block.split())), class_="about") for block in blocks]
+    return [
+        tag("p", prose(" ".join(block.split())), class_="about") for block in blocks
+    ]
 
 
 def _claim(experiment: Experiment, verdict: Verdict) -> Markup:
     claim, finding = verdict.claim, verdict.finding
     places = [join(["; " * (i > 0), cited(r)]) for i, r in enumerate(claim.references)]
+    cited_places = tag("span", places)
     kind = tag("span", claim.status.capitalize(), class_="kind")
     return tag(
         "li",
-        tag("div", badge(verdict.state), kind, places, class_="source"),
+        tag("div", badge(verdict.state), kind, cited_places, class_="source"),
         tag("p", prose(claim.statement), class_="statement"),
         _numbers(finding) if finding else None,
         id=f"{experiment.name}--{claim.id}",
@@ -84,25 +96,17 @@ def _claim(experiment: Experiment, verdict: Verdict) -> Markup:
     )
 
 
-def _numbers(finding) -> Markup:
-    several = f", worst of {finding.comparisons} comparisons"
-    cells = [
-        ("measured", measured(finding)),
-        ("expected", expected(finding)),
-        ("", distance(finding)),
-    ]
-    origin = prose(f"Expected value from {finding.source}")
-    tail = several if finding.comparisons > 1 else ""
+def _numbers(finding: Finding) -> Markup:
+    pairs = [("measured", measured(finding)), ("expected", expected(finding))]
+    gap = distance(finding)
+    pairs += [gap] if gap else []
+    cells = [tag("div", tag("dt", name), tag("dd", value)) for name, value in pairs]
     return join(
         [
-            tag("dl", [_pair(*cell) for cell in cells if cell[1]], class_="numbers"),
-            tag("p", origin, tail, ".", class_="origin"),
+            tag("dl", cells, class_="numbers"),
+            tag("p", origin(finding), class_="origin"),
         ]
     )
-
-
-def _pair(name: str, value: Markup) -> Markup:
-    return tag("div", tag("dt", name or "that is"), tag("dd", value))
 
 
 def _results(experiment: Experiment, record: Record) -> list[Any]:
@@ -126,7 +130,9 @@ def _waiting(state: State) -> Markup:
 
 
 def _failure(record: Record) -> Markup:
-    trace = tag("details", tag("summary", "Where it happened"), tag("pre", record.trace))
+    trace = tag(
+        "details", tag("summary", "Where it happened"), tag("pre", record.trace)
+    )
     return tag(
         "div",
         tag("p", "The run broke off: ", tag("strong", record.error)),
@@ -136,23 +142,38 @@ def _failure(record: Record) -> Markup:
 
 
 def _figure(one: Print) -> Markup:
+    caption = tag("figcaption", prose(one.caption))
+    width = f"width: {drawn_width(one.svg):.0f}px"
+    return tag("figure", _image(one), caption, style=width)
+
+
+def _image(one: Print) -> Markup:
     description = text.to_plain(one.alt)
     if len(one.svg) <= LARGEST_DRAWING:
-        drawing = Markup(one.svg)
-        image = tag("div", drawing, role="img", aria_label=description, class_="drawing")
-    else:
-        data = base64.b64encode(one.png).decode()
-        source = f"data:image/png;base64,{data}"
-        image = tag("img", src=source, alt=description, class_="bitmap")
-    return tag("figure", image, tag("figcaption", prose(one.caption)))
+        return tag("div", Markup(one.svg), role="img", aria_label=description)
+    data = base64.b64encode(one.png).decode()
+    source = f"data:image/png;base64,{data}"
+    return tag("img", src=source, alt=description, class_="bitmap")
+
+
+def drawn_width(svg: str) -> float:
+    """Width in pixels that a drawing asks for; its own unit is the point."""
+    found = re.search(r'<svg[^>]*\bwidth="([\d.]+)pt"', svg)
+    return float(found[1]) * 96 / 72 if found else 600.0
 
 
 def _table(table: Table) -> Markup:
-    head = tag("tr", [tag("th", prose(name), scope="col") for name in table.columns])
+    head = tag("tr", [_column(table, place) for place in range(len(table.columns))])
     rows = [tag("tr", [_cell(cell) for cell in row]) for row in table.rows]
     caption = tag("caption", prose(table.caption)) if table.caption else None
     body = tag("table", caption, tag("thead", head), tag("tbody", rows))
     return tag("div", body, class_="scroll data")
+
+
+def _column(table: Table, place: int) -> Markup:
+    is_numeric = all(isinstance(row[place], (int, float)) for row in table.rows)
+    kind = "value" if is_numeric else None
+    return tag("th", prose(table.columns[place]), scope="col", class_=kind)
 
 
 def _cell(cell: Any) -> Markup:
@@ -195,9 +216,8 @@ def _citations(experiment: Experiment) -> Markup | None:
 
 
 def _formatted(entry: citations.Entry) -> Markup:
-    venue = f"{entry.venue}, {entry.text('year')}."
-    archive = f"arXiv:{entry.eprint}" if entry.eprint else entry.address
-    shown = link(archive, entry.address) if archive else None
+    venue = f"{entry.venue or 'Preprint'}, {entry.text('year')}."
+    shown = link(entry.address.removeprefix("https://"), entry.address)
     title = tag("cite", entry.text("title"))
     # A title that asks a question keeps its own mark.
     stop = " " if entry.text("title").endswith("?") else ". "

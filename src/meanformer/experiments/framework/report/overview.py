@@ -18,6 +18,10 @@ EXPLANATION = (
     "published figure, a theorem. The verdict follows from these numbers, computed in "
     "this very run; nothing is filled in by hand."
 )
+STATUSES = (
+    "A theorem is proved in the work cited, an observation has been seen in "
+    "computations, a conjecture is neither."
+)
 
 
 def header(title: str, facts: dict[str, str], tally: Markup) -> Markup:
@@ -35,7 +39,9 @@ def header(title: str, facts: dict[str, str], tally: Markup) -> Markup:
 def tally(verdicts: Sequence[Verdict], experiments: int, seconds: float) -> Markup:
     """The counts that one looks at first."""
     holding = sum(verdict.state == "holds" for verdict in verdicts)
-    known = [verdict for verdict in verdicts if verdict.state in ("holds", "fails", "broken")]
+    known = [
+        verdict for verdict in verdicts if verdict.state in ("holds", "fails", "broken")
+    ]
     failing = len(known) - holding
     waiting = len(verdicts) - len(known)
     counts = [
@@ -53,7 +59,10 @@ def claims_table(cards: Sequence[tuple[Experiment, Sequence[Verdict]]]) -> Marku
     head = tag(
         "tr",
         [tag("th", word, scope="col") for word in ("Claim", "Status")],
-        [tag("th", word, scope="col", class_="value") for word in ("Measured", "Expected")],
+        [
+            tag("th", word, scope="col", class_="value")
+            for word in ("Measured", "Expected")
+        ],
         tag("th", "Verdict", scope="col"),
     )
     return tag(
@@ -64,6 +73,7 @@ def claims_table(cards: Sequence[tuple[Experiment, Sequence[Verdict]]]) -> Marku
             tag("table", tag("thead", head), [_group(*card) for card in cards]),
             class_="scroll",
         ),
+        tag("p", STATUSES, class_="key"),
         class_="claims",
         id="claims",
     )

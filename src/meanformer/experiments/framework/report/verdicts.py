@@ -8,7 +8,13 @@ from meanformer.experiments.framework import citations
 from meanformer.experiments.framework.claims import Claim, Finding, Reference
 from meanformer.experiments.framework.numbers import SYMBOLS, finding_digits
 from meanformer.experiments.framework.records import Record
-from meanformer.experiments.framework.report.html import Markup, join, number, tag
+from meanformer.experiments.framework.report.html import (
+    Markup,
+    join,
+    number,
+    prose,
+    tag,
+)
 
 State = Literal["holds", "fails", "broken", "running", "queued", "stopped"]
 SIGNS = {
@@ -18,6 +24,13 @@ SIGNS = {
     "running": "▸",
     "queued": "·",
     "stopped": "–",
+}
+
+ORIGINS = {
+    "closed form": "in closed form",
+    "other method": "by another method",
+    "published": "as published",
+    "theory": "from theory",
 }
 
 
@@ -62,15 +75,28 @@ def expected(finding: Finding) -> Markup:
     return join([symbol, " ", number(finding.expected, digits), slack])
 
 
-def distance(finding: Finding) -> Markup | None:
+def distance(finding: Finding) -> tuple[str, Markup] | None:
     """How far the measured value is from the expected one, or from failing."""
     if not math.isfinite(finding.measured):
         return None
     if finding.relation == "close to":
         gap = abs(finding.measured - finding.expected)
-        return join(["difference ", number(gap, 2)])
-    word = "to spare" if finding.margin >= 0 else "too much"
-    return join([number(abs(finding.margin), 2), f" {word}"])
+        return "difference", number(gap, 2)
+    name = "margin" if finding.holds else "beyond by"
+    return name, number(abs(finding.margin), 2)
+
+
+def origin(finding: Finding) -> Markup:
+    """Where the expected value comes from."""
+    source = finding.source
+    detail = f": {source.detail}" if source.detail else ""
+    several = f"Of {finding.comparisons} comparisons, the one with the least margin."
+    return join(
+        [
+            prose(f"Expected value {ORIGINS[source.kind]}{detail}."),
+            f" {several}" if finding.comparisons > 1 else "",
+        ]
+    )
 
 
 def cited(reference: Reference) -> Markup:

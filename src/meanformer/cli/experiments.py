@@ -1,0 +1,70 @@
+"""`meanformer experiments`: what there is to run."""
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from meanformer.cli import terminal
+from meanformer.cli.app import EXPERIMENTS, app
+
+
+@app.command(rich_help_panel=EXPERIMENTS)
+def experiments(
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """List the experiments: name, claims, paper, room, run time."""
+    from meanformer.experiments.framework import registry
+
+    found = registry.all_experiments()
+    if as_json:
+        typer.echo(
+            json.dumps({"experiments": [_facts(one) for one in found]}, indent=1)
+        )
+        return
+    out = terminal.console()
+    for one in found:
+        _print(one, out)
+    typer.echo(f"{len(found)} experiments; run one with: meanformer run NAME")
+
+
+def _print(experiment: Any, out: Any) -> None:
+    from rich.markup import escape
+
+    from meanformer.experiments.framework.text import to_plain
+
+    facts = _facts(experiment)
+    title = f"[bold]{facts['name']}[/bold]  {escape(to_plain(experiment.title))}"
+    terminal.show(title, out)
+    for claim in experiment.claims:
+        statement = escape(to_plain(claim.statement))
+        terminal.show(f"  {statement} [dim]({claim.status})[/dim]", out)
+    papers = "; ".join(facts["papers"]) or "no paper"
+    line = f"  [dim]{papers} · {facts['room']} · about {facts['seconds']:.0f} s[/dim]"
+    terminal.show(line + "\n", out)
+
+
+def _facts(experiment: Any) -> dict[str, Any]:
+    from meanformer.experiments.framework import citations
+    from meanformer.experiments.framework.settings import as_json
+    from meanformer.experiments.framework.workers import estimate
+
+    known = citations.bibliography(citations.bibliography_file())
+    keys = [ref.key for claim in experiment.claims for ref in claim.references]
+    return {
+        "name": experiment.name,
+        "title": experiment.title,
+        "room": experiment.room,
+        "seconds": estimate(experiment, "quick"),
+        "papers": [known[k].short if k in known else k for k in dict.fromkeys(keys)],
+        "parameters": as_json(experiment.settings()),
+        "claims": [
+            {
+                "id": claim.id,
+                "statement": claim.statement,
+                "status": claim.status,
+                "reference": claim.reference,
+            }
+            for claim in experiment.claims
+        ],
+    }

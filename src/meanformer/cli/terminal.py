@@ -1,0 +1,108 @@
+"""What commands show: claims one per line, and progress on standard error."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+SIGNS = {
+    "holds": ("✓", "green"),
+    "fails": ("✗", "bold red"),
+    "broken": ("!", "bold red"),
+}
+
+
+def console(*, is_error: bool = False) -> Any:
+    """Standard output or standard error; lines are only cut where someone reads."""
+    from rich.console import Console
+
+    return Console(stderr=is_error, highlight=False, soft_wrap=True)
+
+
+def show(line: Any, out: Any) -> None:
+    """Print one line: shortened to the width of a terminal, whole in a file."""
+    is_narrow = out.is_terminal
+    out.print(line, no_wrap=True, overflow="ellipsis" if is_narrow else "ignore",
+              crop=is_narrow, soft_wrap=not is_narrow)  # fmt: skip
+
+
+def claim_lines(record: Any, width: int = 0) -> list[Any]:
+    """One line per claim of a run: verdict, name, measured, expected, statement."""
+    return [_claim_line(record, claim, width) for claim in record.claims]
+
+
+def label(experiment: str, claim: Any) -> str:
+    """How a claim is called on the terminal."""
+    return f"{experiment}/{claim.id}"
+
+
+def widest_label(experiments: Sequence[Any]) -> int:
+    """Room to leave for the names of all claims."""
+    labels = (label(one.name, claim) for one in experiments for claim in one.claims)
+    return max(map(len, labels))
+
+
+@contextmanager
+def progress_bar(description: str) -> Iterator[Any]:
+    """A bar on standard error, shown only if that is a terminal.
+
+    Yields a function `update(fraction, seconds_left, note)`.
+    """
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    out = console(is_error=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=30),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TimeElapsedColumn(),
+        TextColumn("[dim]{task.fields[note]}"),
+    )
+    is_shown = out.is_terminal
+    with Progress(*columns, console=out, transient=True, disable=not is_shown) as bar:
+        task = bar.add_task(description, total=1.0, note="")
+
+        def update(fraction: float, seconds_left: float | None, note: str = "") -> None:
+            estimate = (
+                "" if seconds_left is None else f"about {_rounded(seconds_left)} left"
+            )
+            text = ", ".join(filter(None, [estimate, note]))
+            bar.update(task, completed=fraction, note=text)
+
+        # On one terminal, lines must go through the bar, or they would break it.
+        update.out = out if is_shown and sys.stdout.isatty() else console()
+        yield update
+
+
+def _claim_line(record: Any, claim: Any, width: int) -> Any:
+    from rich.text import Text
+
+    from meanformer.experiments.framework.text import to_plain
+
+    finding = record.finding(claim)
+    state = "broken" if finding is None else "holds" if finding.holds else "fails"
+    sign, style = SIGNS[state]
+    numbers = record.error if finding is None else finding_text(finding)
+    return Text.assemble(
+        (f"{sign} {state:<6}", style),
+        f"  {label(record.experiment, claim):<{width}}  {numbers:<46}  ",
+        (to_plain(claim.statement), "dim"),
+    )
+
+
+def finding_text(finding: Any) -> str:
+    """Measured and expected value with their relation."""
+    from meanformer.experiments.framework.numbers import SYMBOLS, finding_digits, plain
+
+    digits = finding_digits(finding)
+    measured, symbol = plain(finding.measured, digits), SYMBOLS[finding.relation]
+    if isinstance(finding.expected, tuple):
+        low, high = (plain(end, digits) for end in finding.expected)
+        return f"measured {measured}, expected {symbol} [{low}, {high}]"
+    slack = f" ± {plain(finding.tolerance, 2)}" if finding.tolerance else ""
+    expected = f"{symbol} {plain(finding.expected, digits)}{slack}"
+    return f"measured {measured}, expected {expected}"
+
+
+def _rounded(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"

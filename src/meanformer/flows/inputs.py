@@ -1,0 +1,96 @@
+"""What a flow is given: checked, and brought into one form."""
+
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, ArrayLike, Float
+
+from meanformer.errors import (
+    InvalidInput,
+    Unsupported,
+    as_float_array,
+    check,
+    check_finite,
+    check_shape,
+    is_concrete,
+)
+from meanformer.flows.flow import Flow
+from meanformer.flows.status import AbstractStop, EscapeRadius, StepBudget
+from meanformer.measures import TokenCloud
+
+
+def check_flow(flow: Flow, mu: TokenCloud) -> None:
+    """Raise unless this is a flow and a cloud it can move."""
+    if not isinstance(flow, Flow):
+        raise InvalidInput(f"flow is {type(flow).__name__}; it must be Flow(velocity).")
+    if not isinstance(mu, TokenCloud):
+        raise Unsupported(
+            f"mu is {type(mu).__name__}; a flow moves a TokenCloud: use "
+            "quadrature(mu, order) or TokenCloud(mu.sample(count, key=key))."
+        )
+    flow.space.check(mu.points)
+
+
+def saved_depths(depth, save, dtype) -> Float[Array, " t"]:
+    """Return the depths to save, first and last included, or raise."""
+    ends = depth if isinstance(depth, tuple) else (0.0, depth)
+    check(len(ends) == 2, f"depth is {depth}; it must be a number or a pair.")
+    start, end = (as_float_array("depth", value).astype(dtype) for value in ends)
+    check_finite("depth", start)
+    check_finite("depth", end)
+    if is_concrete(end) and is_concrete(start):
+        check(float(start) != float(end), f"depth is {depth}; it must not be zero.")
+    if isinstance(save, int):
+        check(save >= 2, f"save is {save}; at least both ends are saved: 2 or more.")
+        share = jnp.linspace(0, 1, save, dtype=dtype)
+        return ((1 - share) * start + share * end).at[-1].set(end)
+    return _given_depths(start, end, as_float_array("save", save).astype(dtype))
+
+
+def _given_depths(start, end, depths: Float[Array, " t"]) -> Float[Array, " t"]:
+    check(depths.ndim == 1 and len(depths) >= 2, "save must list two depths or more.")
+    if not (is_concrete(depths) and is_concrete(start) and is_concrete(end)):
+        return depths
+    steps = np.diff(np.asarray(depths))
+    check(
+        bool((steps > 0).all() or (steps < 0).all()),
+        f"save is {depths}; its depths must be in order, without repetition.",
+    )
+    check(
+        float(depths[0]) == float(start) and float(depths[-1]) == float(end),
+        f"save runs from {depths[0]} to {depths[-1]}; it must run from {start} to {end}.",
+    )
+    return depths
+
+
+def checked_probes(
+    mu: TokenCloud, probes: ArrayLike | TokenCloud | None
+) -> tuple[Float[Array, "p d"] | None, Float[Array, " p"] | None]:
+    """Return the probes' points and places, or raise."""
+    if probes is None:
+        return None, None
+    if isinstance(probes, TokenCloud):
+        points, places = probes.points, probes.positions
+    else:
+        points, places = as_float_array("probes", probes).astype(mu.points.dtype), None
+    check_shape("probes", points, (None, mu.dimension))
+    check_finite("probes", points)
+    if places is None and mu.positions is not None:
+        places = jnp.ones((len(points),), mu.points.dtype)
+    return points, places
+
+
+def sorted_stops(stop, dtype) -> tuple[StepBudget, tuple[AbstractStop, ...]]:
+    """Return the step budget and the conditions, the solve's own one first."""
+    given = stop if isinstance(stop, Sequence) else (stop,)
+    for item in given:
+        if not isinstance(item, AbstractStop | StepBudget):
+            raise InvalidInput(
+                f"stop holds {item!r}; it may hold EscapeRadius, SteadyState, StopWhen "
+                "and StepBudget."
+            )
+    budgets = [item for item in given if isinstance(item, StepBudget)]
+    own = EscapeRadius(float(jnp.finfo(dtype).max) ** 0.25)
+    stops = (own, *[item for item in given if isinstance(item, AbstractStop)])
+    return budgets[-1] if budgets else StepBudget(), stops

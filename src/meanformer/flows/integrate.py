@@ -1,0 +1,169 @@
+"""One stretch of depth: from one saved depth to the next."""
+
+from collections.abc import Callable
+
+import diffrax
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import lineax
+from jaxtyping import Array, Bool, Float, PyTree
+
+from meanformer.flows.flow import Flow, field_of
+from meanformer.flows.methods import Retracted
+from meanformer.flows.schedule import AbstractSchedule
+from meanformer.flows.solvers import AbstractIntegrator, Splitting, StepSettings
+from meanformer.flows.state import Moving, State
+from meanformer.flows.status import AbstractStop, Status
+from meanformer.measures import TokenCloud
+from meanformer.typing import Key
+
+
+class Problem(eqx.Module):
+    """Everything that stays the same along depth."""
+
+    flow: Flow
+    cloud: TokenCloud
+    probe_positions: Float[Array, " p"] | None
+    integrator: AbstractIntegrator
+    stops: tuple[AbstractStop, ...]
+    rtol: float = eqx.field(static=True)
+    atol: float = eqx.field(static=True)
+    max_steps: int = eqx.field(static=True)
+    span: tuple[Float[Array, ""], Float[Array, ""]]
+    key: Key | None = None
+
+    def velocity(
+        self, schedule: AbstractSchedule, depth: Float[Array, ""], moving: Moving
+    ) -> Moving:
+        """Return the velocity of tokens and probes in the tokens' measure."""
+        points, probes = moving
+        cloud = self.cloud.moved(points)
+        queries, places = points, cloud.positions
+        if probes is not None:
+            queries = jnp.concatenate([points, probes])
+            if places is not None:
+                places = jnp.concatenate([places, self.probe_positions])
+        field = field_of(schedule, self.flow.space, depth, cloud, queries, places)
+        return field[: len(points)], None if probes is None else field[len(points) :]
+
+    def error_norm(self, errors: Moving) -> Float[Array, ""]:
+        """Return the largest error, leaving out tokens of weight zero."""
+        points, probes = errors
+        absent = (self.cloud.weights == 0)[:, None]
+        largest = jnp.max(jnp.where(absent, 0, jnp.abs(points)))
+        if probes is None or probes.size == 0:
+            return largest
+        return jnp.maximum(largest, jnp.max(jnp.abs(probes)))
+
+
+def advance(problem: Problem, state: State, target: Float[Array, ""]) -> State:
+    """Integrate from the state's depth to the target, unless it has stopped already."""
+    running = state.status == Status.reached
+    end = jnp.where(running, target, state.depth)
+    solution = _diffeqsolve(problem, state, end)
+    points, probes = jax.tree.map(lambda leaf: leaf[-1], solution.ys)
+    moved = State(
+        solution.ts[-1],
+        points,
+        probes,
+        _status(problem, solution),
+        state.accepted_steps + solution.stats["num_accepted_steps"],
+        state.rejected_steps + solution.stats["num_rejected_steps"],
+    )
+    kept = eqx.tree_at(lambda s: s.status, state, Status.not_finite)
+    moved = _choose(moved.is_finite() & jnp.isfinite(moved.depth), moved, kept)
+    return _choose(running, moved, state)
+
+
+def _diffeqsolve(problem: Problem, state: State, end: Float[Array, ""]):
+    flow, integrator = problem.flow, problem.integrator
+    method = integrator.method_for(flow.noise is not None)
+    settings = StepSettings(
+        problem.rtol,
+        problem.atol,
+        _smallest_step(problem),
+        problem.error_norm,
+        flow.velocity.jumps,
+    )
+    return diffrax.diffeqsolve(
+        _terms(problem),
+        Retracted(method, flow.space),
+        state.depth,
+        end,
+        integrator.first_step(state.depth, end),
+        state.moving,
+        stepsize_controller=integrator.controller(settings),
+        event=diffrax.Event([_event(problem, stop) for stop in problem.stops]),
+        max_steps=problem.max_steps,
+        throw=False,
+    )
+
+
+def _terms(problem: Problem):
+    def term(schedule: AbstractSchedule) -> diffrax.ODETerm:
+        return diffrax.ODETerm(
+            lambda depth, moving, args: problem.velocity(schedule, depth, moving)
+        )
+
+    schedule = problem.flow.velocity
+    if isinstance(problem.integrator, Splitting):
+        return diffrax.MultiTerm(*[term(part) for part in schedule.terms()])
+    if problem.flow.noise is None:
+        return term(schedule)
+    return diffrax.MultiTerm(term(schedule), _noise_term(problem))
+
+
+def _noise_term(problem: Problem) -> diffrax.ControlTerm:
+    shapes = (problem.cloud.points, None)
+    structure = jax.eval_shape(lambda: shapes)
+    start, end = problem.span
+    path = diffrax.VirtualBrownianTree(
+        start, end, tol=problem.integrator.step / 4, shape=structure, key=problem.key
+    )
+
+    def diffusion(depth, moving, args):
+        def push(increment):
+            strength = jnp.asarray(problem.flow.noise, problem.cloud.points.dtype)
+            project = problem.flow.space.project
+            return jax.tree.map(
+                lambda x, step: strength * project(x, step), moving, increment
+            )
+
+        return lineax.FunctionLinearOperator(push, jax.eval_shape(lambda: moving))
+
+    return diffrax.ControlTerm(diffusion, path)
+
+
+def _event(problem: Problem, stop: AbstractStop) -> Callable:
+    def condition(t, y, args, **kwargs):
+        cloud = problem.cloud.moved(y[0])
+        return stop(t, cloud, lambda: problem.velocity(problem.flow.velocity, t, y)[0])
+
+    return condition
+
+
+def _smallest_step(problem: Problem) -> Float[Array, ""]:
+    start, end = problem.span
+    largest = jnp.maximum(jnp.abs(start), jnp.abs(end))
+    return 16 * jnp.finfo(largest.dtype).eps * largest
+
+
+def _status(problem: Problem, solution: diffrax.Solution) -> PyTree:
+    result, results = solution.result, diffrax.RESULTS
+    status = Status.where(
+        result == results.successful, Status.reached, Status.solver_failed
+    )
+    status = Status.where(
+        result == results.max_steps_reached, Status.step_budget, status
+    )
+    status = Status.where(
+        result == results.dt_min_reached, Status.blow_up_suspected, status
+    )
+    for stop, fired in zip(problem.stops, solution.event_mask, strict=True):
+        status = Status.where(fired, stop.status, status)
+    return status
+
+
+def _choose(condition: Bool[Array, ""], first: State, second: State) -> State:
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), first, second)

@@ -1,0 +1,90 @@
+"""Finitely many residual layers: the network itself, exactly."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, ArrayLike, Float
+
+from meanformer.errors import check, is_concrete
+from meanformer.flows.flow import Flow
+from meanformer.flows.inputs import check_flow, checked_probes
+from meanformer.flows.integrate import Problem
+from meanformer.flows.solvers import FixedStep
+from meanformer.flows.state import State, initial_state
+from meanformer.flows.status import Status
+from meanformer.flows.trajectory import Trajectory, as_trajectory
+from meanformer.measures import TokenCloud
+
+
+def run_layers(
+    flow: Flow,
+    mu: TokenCloud,
+    count: int,
+    *,
+    step: float | Float[Array, ""] | None = None,
+    probes: ArrayLike | TokenCloud | None = None,
+) -> Trajectory:
+    r"""Run a residual network layer by layer.
+
+    $$x_i \leftarrow R\bigl(x_i + h\,P_{x_i}\Gamma_{t_k}[\mu](x_i)\bigr), \qquad
+      t_k = kh, \quad k = 0, \dots, T-1,$$
+    with $R$ the retraction of the flow's space. As $T \to \infty$ with $h = 1/T$ it
+    tends to the flow at depth 1, with an error $O(1/T)$.
+
+    Args:
+        flow: the velocity and the space; noise is not allowed.
+        mu: the tokens that enter.
+        count: the number $T$ of layers.
+        step: the step $h$; $1/T$ by default, 1 for the usual network.
+        probes: points carried along without being part of the measure.
+
+    Returns:
+        The tokens before the first layer and after each one.
+    """
+    check_flow(flow, mu)
+    check(isinstance(count, int) and count > 0, f"count is {count}; it must be >= 1.")
+    check(flow.noise is None, "layers have no noise; use solve with FixedStep(h).")
+    size = jnp.asarray(1 / count if step is None else step, mu.points.dtype)
+    if is_concrete(size):
+        check(bool(jnp.isfinite(size)), f"step is {step}; it must be finite.")
+    passive, places = checked_probes(mu, probes)
+    start = jnp.zeros((), mu.points.dtype)
+    span = (start, size * count)
+    problem = Problem(flow, mu, places, FixedStep(1.0), (), 1.0, 1.0, 1, span)
+    first = initial_state(start, mu.points, passive)
+    return as_trajectory(mu, *_run(problem, first, size, count))
+
+
+@eqx.filter_jit
+def _run(problem: Problem, first: State, size: Float[Array, ""], count: int):
+    def layer(state: State, index: Array):
+        velocity = problem.velocity(problem.flow.velocity, state.depth, state.moving)
+        moved = _step(problem, state, velocity, size * (index + 1).astype(size.dtype))
+        return moved, (state, velocity[0])
+
+    last, (states, velocities) = jax.lax.scan(
+        eqx.filter_checkpoint(layer), first, jnp.arange(count)
+    )
+    final = problem.velocity(problem.flow.velocity, last.depth, last.moving)[0]
+    return jax.tree.map(
+        lambda a, b: jnp.concatenate([a, b[None]]), (states, velocities), (last, final)
+    )
+
+
+def _step(problem: Problem, state: State, velocity, depth: Float[Array, ""]) -> State:
+    size = depth - state.depth
+    retract = problem.flow.space.retract
+    points, probes = jax.tree.map(
+        lambda x, v: retract(x + size * v), state.moving, velocity
+    )
+    moved = State(
+        depth,
+        points,
+        probes,
+        state.status,
+        state.accepted_steps + 1,
+        state.rejected_steps,
+    )
+    kept = eqx.tree_at(lambda s: s.status, state, Status.not_finite)
+    goes_on = moved.is_finite() & (state.status == Status.reached)
+    return jax.tree.map(lambda a, b: jnp.where(goes_on, a, b), moved, kept)

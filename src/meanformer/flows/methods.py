@@ -1,0 +1,137 @@
+"""Single steps that diffrax lacks: classical Runge-Kutta, splitting, retraction."""
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import diffrax
+import jax
+import numpy as np
+
+from meanformer.geometry import AbstractSpace
+
+
+class RK4(diffrax.AbstractERK):
+    """The classical Runge-Kutta method of order four, for fixed steps."""
+
+    tableau: ClassVar[diffrax.ButcherTableau] = diffrax.ButcherTableau(
+        a_lower=(
+            np.array([0.5]),
+            np.array([0.0, 0.5]),
+            np.array([0.0, 0.0, 1.0]),
+        ),
+        b_sol=np.array([1 / 6, 1 / 3, 1 / 3, 1 / 6]),
+        b_error=np.zeros(4),
+        c=np.array([0.5, 0.5, 1.0]),
+    )
+    interpolation_cls: ClassVar[Callable] = (
+        diffrax.ThirdOrderHermitePolynomialInterpolation.from_k
+    )
+
+    def order(self, terms) -> int:
+        """Return four."""
+        return 4
+
+
+class SplitStep(diffrax.AbstractSolver):
+    r"""One step of Lie or Strang splitting: the summands of the velocity in turn.
+
+    Order one applies the partial flows one after another; order two applies half of
+    each, the last one in full, and the halves back again. Each partial flow is advanced
+    by one classical Runge-Kutta step, whose error is of higher order.
+    """
+
+    split_order: int
+    term_structure: ClassVar = diffrax.MultiTerm
+    interpolation_cls: ClassVar[Callable] = diffrax.LocalLinearInterpolation
+
+    def order(self, terms) -> int:
+        """Return one for Lie, two for Strang."""
+        return self.split_order
+
+    def init(self, terms, t0, t1, y0, args) -> None:
+        """Return no state."""
+        return
+
+    def step(self, terms, t0, t1, y0, args, solver_state, made_jump):
+        """Advance by one step of the splitting."""
+        y1 = y0
+        for term, start, end in self._stages(terms.terms, t0, t1):
+            y1 = _runge_kutta_step(term, start, end, y1, args)
+        return y1, None, {"y0": y0, "y1": y1}, None, diffrax.RESULTS.successful
+
+    def func(self, terms, t0, y0, args):
+        """Return the whole velocity."""
+        return terms.vf(t0, y0, args)
+
+    def _stages(self, terms, t0, t1) -> list[tuple[Any, Any, Any]]:
+        if self.split_order == 1:
+            return [(term, t0, t1) for term in terms]
+        *halved, last = terms
+        middle = t0 + (t1 - t0) / 2
+        before = [(term, t0, middle) for term in halved]
+        after = [(term, middle, t1) for term in reversed(halved)]
+        return [*before, (last, t0, t1), *after]
+
+
+class Retracted(diffrax.AbstractWrappedSolver):
+    """Another solver, its tokens put back on the space after every step.
+
+    The field must not change along the normals of the space, so that a velocity
+    computed before the retraction is still right after it.
+    """
+
+    solver: diffrax.AbstractSolver
+    space: AbstractSpace
+
+    @property
+    def term_structure(self):
+        """That of the wrapped solver."""
+        return self.solver.term_structure
+
+    @property
+    def interpolation_cls(self):
+        """That of the wrapped solver."""
+        return self.solver.interpolation_cls
+
+    @property
+    def term_compatible_contr_kwargs(self):
+        """That of the wrapped solver."""
+        return self.solver.term_compatible_contr_kwargs
+
+    @property
+    def root_finder(self):
+        """That of the wrapped solver, where it is implicit."""
+        return self.solver.root_finder
+
+    def order(self, terms):
+        """Return the order of the wrapped solver."""
+        return self.solver.order(terms)
+
+    def strong_order(self, terms):
+        """Return the strong order of the wrapped solver."""
+        return self.solver.strong_order(terms)
+
+    def error_order(self, terms):
+        """Return the order of the wrapped solver's error estimate."""
+        return self.solver.error_order(terms)
+
+    def init(self, terms, t0, t1, y0, args):
+        """Return the state of the wrapped solver."""
+        return self.solver.init(terms, t0, t1, y0, args)
+
+    def step(self, terms, t0, t1, y0, args, solver_state, made_jump):
+        """Make a step of the wrapped solver and retract its result."""
+        y1, *rest = self.solver.step(terms, t0, t1, y0, args, solver_state, made_jump)
+        return jax.tree.map(self.space.retract, y1), *rest
+
+    def func(self, terms, t0, y0, args):
+        """Return the velocity."""
+        return self.solver.func(terms, t0, y0, args)
+
+
+def _runge_kutta_step(term, t0, t1, y0, args):
+    """Make one classical step on one term; the terms are plain velocities."""
+    y1, *_ = RK4().step(
+        term, t0, t1, y0, args, RK4().init(term, t0, t1, y0, args), False
+    )
+    return y1

@@ -1,0 +1,175 @@
+"""How a flow is integrated: adaptive, stiff, fixed steps, splitting."""
+
+import abc
+
+import diffrax
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from meanformer.errors import check
+from meanformer.flows.methods import RK4, SplitStep
+
+
+class AbstractIntegrator(eqx.Module):
+    """A method together with its choice of steps."""
+
+    @abc.abstractmethod
+    def method_for(self, is_noisy: bool) -> diffrax.AbstractSolver:
+        """Return the single-step method."""
+
+    @abc.abstractmethod
+    def controller(
+        self, settings: "StepSettings"
+    ) -> diffrax.AbstractStepSizeController:
+        """Return what chooses the steps."""
+
+    @abc.abstractmethod
+    def first_step(
+        self, start: Float[Array, ""], end: Float[Array, ""]
+    ) -> Float[Array, ""] | None:
+        """Return the first step of a stretch; `None` lets the controller choose."""
+
+
+class StepSettings(eqx.Module):
+    """What an adaptive choice of steps goes by."""
+
+    rtol: float
+    atol: float
+    smallest: Float[Array, ""]
+    norm: object
+    jumps: Float[Array, " j"] | None
+
+
+class Adaptive(AbstractIntegrator):
+    """Explicit steps whose error is kept below the tolerances; the default.
+
+    Args:
+        method: an explicit adaptive method of diffrax; `Tsit5` by default.
+    """
+
+    method: diffrax.AbstractSolver = diffrax.Tsit5()
+
+    def method_for(self, is_noisy: bool) -> diffrax.AbstractSolver:
+        """Return the method; noise needs fixed steps."""
+        check(not is_noisy, "a flow with noise needs fixed steps: solver=FixedStep(h).")
+        return self.method
+
+    def controller(self, settings: StepSettings) -> diffrax.AbstractStepSizeController:
+        """Return a proportional-integral controller on the largest error."""
+        return _adaptive_controller(settings)
+
+    def first_step(self, start, end) -> None:
+        """Leave the first step to the controller."""
+        return
+
+
+class Stiff(AbstractIntegrator):
+    r"""Implicit steps, for large $\beta R^2$ or fast contraction.
+
+    Every step solves linear systems of size $nd$, so this is for small clouds: $O((nd)^3)$
+    time and $O((nd)^2)$ memory.
+
+    Args:
+        method: an implicit adaptive method of diffrax; `Kvaerno5` by default.
+    """
+
+    method: diffrax.AbstractSolver = diffrax.Kvaerno5()
+
+    def method_for(self, is_noisy: bool) -> diffrax.AbstractSolver:
+        """Return the method; noise needs fixed steps."""
+        check(not is_noisy, "a flow with noise needs fixed steps: solver=FixedStep(h).")
+        return self.method
+
+    def controller(self, settings: StepSettings) -> diffrax.AbstractStepSizeController:
+        """Return a proportional-integral controller on the largest error."""
+        return _adaptive_controller(settings)
+
+    def first_step(self, start, end) -> None:
+        """Leave the first step to the controller."""
+        return
+
+
+class FixedStep(AbstractIntegrator):
+    """Equal steps, as many between two saved depths as keep each at most `step`.
+
+    Args:
+        step: the largest step.
+        method: a method of diffrax; classical Runge-Kutta by default, Heun for noise.
+    """
+
+    step: float
+    method: diffrax.AbstractSolver | None = None
+
+    def __check_init__(self):
+        check(self.step > 0, f"step is {self.step}; it must be positive.")
+
+    def method_for(self, is_noisy: bool) -> diffrax.AbstractSolver:
+        """Return the method."""
+        if self.method is None:
+            return diffrax.Heun() if is_noisy else RK4()
+        return self.method
+
+    def controller(self, settings: StepSettings) -> diffrax.AbstractStepSizeController:
+        """Return constant steps."""
+        return diffrax.ConstantStepSize()
+
+    def first_step(self, start, end) -> Float[Array, ""]:
+        """Return the equal step of a stretch."""
+        return _equal_step(self.step, start, end)
+
+
+class Splitting(AbstractIntegrator):
+    r"""Equal steps that treat the summands of the velocity in turn.
+
+    For `Sum([attention, perceptron])`: Lie splitting alternates the two flows, error
+    $O(h)$; Strang splitting is symmetric, error $O(h^2)$.
+
+    Args:
+        step: the largest step.
+        order: 1 for Lie, 2 for Strang.
+    """
+
+    step: float
+    order: int = eqx.field(default=2, static=True)
+
+    def __check_init__(self):
+        check(self.step > 0, f"step is {self.step}; it must be positive.")
+        check(self.order in (1, 2), f"order is {self.order}; it must be 1 or 2.")
+
+    def method_for(self, is_noisy: bool) -> diffrax.AbstractSolver:
+        """Return the splitting step."""
+        check(not is_noisy, "splitting has no noise; use solver=FixedStep(h).")
+        return SplitStep(self.order)
+
+    def controller(self, settings: StepSettings) -> diffrax.AbstractStepSizeController:
+        """Return constant steps."""
+        return diffrax.ConstantStepSize()
+
+    def first_step(self, start, end) -> Float[Array, ""]:
+        """Return the equal step of a stretch."""
+        return _equal_step(self.step, start, end)
+
+
+def _adaptive_controller(
+    settings: StepSettings,
+) -> diffrax.AbstractStepSizeController:
+    controller = diffrax.PIDController(
+        rtol=settings.rtol,
+        atol=settings.atol,
+        norm=settings.norm,
+        dtmin=settings.smallest,
+        force_dtmin=False,
+    )
+    if settings.jumps is None:
+        return controller
+    return diffrax.ClipStepSizeController(controller, jump_ts=settings.jumps)
+
+
+def _equal_step(
+    step: float, start: Float[Array, ""], end: Float[Array, ""]
+) -> Float[Array, ""]:
+    length = end - start
+    # A stretch a hair longer than a multiple of the step is not worth another step.
+    count = jnp.ceil(jnp.abs(length) / step * (1 - 1e-9))
+    return jnp.where(length == 0, step, length / jnp.maximum(count, 1))

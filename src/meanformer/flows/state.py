@@ -1,0 +1,41 @@
+"""What changes along depth, and nothing else."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, PyTree
+
+from meanformer.flows.status import Status
+
+Moving = tuple[Float[Array, "n d"], Float[Array, "p d"] | None]
+
+
+class State(eqx.Module):
+    """Everything that changes along depth; a solve can restart from it alone."""
+
+    depth: Float[Array, ""]
+    points: Float[Array, "n d"]
+    probes: Float[Array, "p d"] | None
+    status: PyTree
+    accepted_steps: Int[Array, ""]
+    rejected_steps: Int[Array, ""]
+
+    @property
+    def moving(self) -> Moving:
+        """The points that move: tokens and probes."""
+        return self.points, self.probes
+
+    def is_finite(self) -> Bool[Array, ""]:
+        """Return whether every coordinate is finite."""
+        leaves = [jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(self.moving)]
+        return jnp.stack(leaves).all()
+
+
+def initial_state(
+    depth: Float[Array, ""],
+    points: Float[Array, "n d"],
+    probes: Float[Array, "p d"] | None,
+) -> State:
+    """Return the state at the first depth."""
+    none = jnp.zeros((), jnp.result_type(int))
+    return State(depth, points, probes, Status.reached, none, none)

@@ -1,0 +1,123 @@
+"""How a solve ended, and the conditions that may end it early."""
+
+import abc
+from collections.abc import Callable
+from typing import ClassVar
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, PyTree
+
+from meanformer.errors import check
+from meanformer.measures import TokenCloud
+
+
+class Status(eqx.Enumeration):
+    """How a solve ended; the text of each says what to do."""
+
+    reached = "the depth asked for was reached"
+    steady = "the tokens came to rest before the depth asked for"
+    condition_met = "a stop condition of the caller was met"
+    escaped = (
+        "a token left the escape radius; the flow grows without bound or blows up: "
+        "raise the radius, shorten the depth, or use a row-normalised attention"
+    )
+    blow_up_suspected = (
+        "the step size fell below rounding, so a blow-up in finite depth is suspected; "
+        "linear and unnormalised attention do that: stop before this depth"
+    )
+    step_budget = (
+        "the step budget between two saved depths was used up; the flow may be stiff: "
+        "use Stiff(), loosen rtol, save more often, or pass stop=StepBudget(more)"
+    )
+    not_finite = (
+        "the velocity or a step was not finite, so the last finite state was kept; "
+        "scale the tokens or beta down, or take smaller steps"
+    )
+    solver_failed = (
+        "the implicit solver did not converge; loosen rtol or use the explicit solver"
+    )
+
+
+class AbstractStop(eqx.Module):
+    """A condition, looked at after every step, that ends a solve."""
+
+    status: eqx.AbstractClassVar[PyTree]
+
+    @abc.abstractmethod
+    def __call__(
+        self, depth: Float[Array, ""], cloud: TokenCloud, velocity: Callable[[], Array]
+    ) -> Bool[Array, ""]:
+        """Return whether to stop; `velocity()` gives the tokens' velocity."""
+
+
+class EscapeRadius(AbstractStop):
+    """Stop when a token of positive weight is farther than `radius` from the origin.
+
+    Args:
+        radius: the radius. Every solve also has one of its own, at the fourth root of
+            the largest number of the type, beyond which scores overflow.
+    """
+
+    radius: float
+    status: ClassVar[PyTree] = Status.escaped
+
+    def __check_init__(self):
+        check(self.radius > 0, f"radius is {self.radius}; it must be positive.")
+
+    def __call__(
+        self, depth: Float[Array, ""], cloud: TokenCloud, velocity: Callable[[], Array]
+    ) -> Bool[Array, ""]:
+        """Return whether a token has escaped."""
+        return cloud.radius() > self.radius
+
+
+class SteadyState(AbstractStop):
+    """Stop when no token of positive weight moves faster than `speed`.
+
+    Args:
+        speed: the largest speed that counts as rest.
+    """
+
+    speed: float = 1e-8
+    status: ClassVar[PyTree] = Status.steady
+
+    def __check_init__(self):
+        check(self.speed > 0, f"speed is {self.speed}; it must be positive.")
+
+    def __call__(
+        self, depth: Float[Array, ""], cloud: TokenCloud, velocity: Callable[[], Array]
+    ) -> Bool[Array, ""]:
+        """Return whether all tokens rest."""
+        speeds = jnp.linalg.norm(velocity(), axis=1)
+        return jnp.max(jnp.where(cloud.weights > 0, speeds, 0)) < self.speed
+
+
+class StopWhen(AbstractStop):
+    """Stop when a function of depth and cloud says so.
+
+    Args:
+        condition: returns a Boolean scalar; it is traced.
+    """
+
+    condition: Callable[[Array, TokenCloud], Bool[Array, ""]]
+    status: ClassVar[PyTree] = Status.condition_met
+
+    def __call__(
+        self, depth: Float[Array, ""], cloud: TokenCloud, velocity: Callable[[], Array]
+    ) -> Bool[Array, ""]:
+        """Return what the function says."""
+        return self.condition(depth, cloud)
+
+
+class StepBudget(eqx.Module):
+    """The most solver steps between two saved depths.
+
+    Args:
+        count: number of steps, accepted and rejected; 4096 unless given.
+    """
+
+    count: int = eqx.field(default=4096, static=True)
+
+    def __check_init__(self):
+        check(self.count > 0, f"count is {self.count}; it must be positive.")

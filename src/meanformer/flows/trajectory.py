@@ -1,0 +1,197 @@
+"""What a flow leaves behind: the tokens at the saved depths."""
+
+import warnings
+from pathlib import Path
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, PyTree
+
+from meanformer.errors import StoppedEarly, check, is_concrete
+from meanformer.flows.state import State
+from meanformer.flows.status import Status
+from meanformer.measures import TokenCloud
+
+
+class Trajectory(eqx.Module):
+    """Tokens along depth, with the status of the solve that made them.
+
+    Attributes:
+        depths: the saved depths, from the first on.
+        points: the tokens at each of them.
+        velocities: their velocities there.
+        weights: the masses, which never change.
+        positions: the places in the sequence, which never change; or `None`.
+        probes: passive points carried along; or `None`.
+        status: how the solve ended.
+        accepted_steps: steps taken up to each saved depth.
+        rejected_steps: steps tried and refused up to each saved depth.
+    """
+
+    depths: Float[Array, " t"]
+    points: Float[Array, "t n d"]
+    velocities: Float[Array, "t n d"]
+    weights: Float[Array, " n"]
+    positions: Float[Array, " n"] | None
+    probes: Float[Array, "t p d"] | None
+    status: PyTree
+    accepted_steps: Int[Array, " t"]
+    rejected_steps: Int[Array, " t"]
+
+    def __len__(self) -> int:
+        return self.depths.shape[0]
+
+    def cloud(self, index: int) -> TokenCloud:
+        """Return the token cloud at a saved depth, by its index."""
+        return TokenCloud(self.points[index], self.weights, positions=self.positions)
+
+    def at(self, depth: float | Float[Array, ""]) -> TokenCloud:
+        """Return the token cloud at any depth in range.
+
+        At a saved depth it is the saved one; between two of them a cubic interpolation
+        with the saved velocities, of fourth order in their distance.
+        """
+        depth = jnp.asarray(depth, self.depths.dtype)
+        self._check_in_range(depth)
+        forward = jnp.where(self.depths[-1] >= self.depths[0], 1, -1)
+        order = (self.depths * forward.astype(self.depths.dtype), depth * forward)
+        after = jnp.clip(jnp.searchsorted(*order), 1, max(len(self) - 1, 1))
+        points = self.points[0] if len(self) == 1 else self._hermite(after, depth)
+        return TokenCloud(points, self.weights, positions=self.positions)
+
+    @property
+    def statistics(self) -> dict[str, Array]:
+        """Series along the saved depths: steps, radius, speed, mean, covariance."""
+        clouds = jax.vmap(lambda points: TokenCloud(points, self.weights))(self.points)
+        speeds = jnp.linalg.norm(self.velocities, axis=2)
+        present = (self.weights > 0)[None, :]
+        return {
+            "accepted_steps": self.accepted_steps,
+            "rejected_steps": self.rejected_steps,
+            "radius": jax.vmap(TokenCloud.radius)(clouds),
+            "speed": jnp.where(present, speeds, 0).max(axis=1),
+            "mean": jax.vmap(TokenCloud.mean)(clouds),
+            "covariance": jax.vmap(TokenCloud.covariance)(clouds),
+        }
+
+    @property
+    def message(self) -> str:
+        """One sentence on how the solve ended."""
+        return f"At depth {float(self.depths[-1]):.6g} {Status[self.status]}."
+
+    def to_xarray(self):
+        """Return the trajectory as a labelled `xarray.Dataset`."""
+        import xarray
+
+        token, axes = {}, ("depth", "token", "coordinate")
+        variables = {
+            "points": (axes, np.asarray(self.points)),
+            "velocities": (axes, np.asarray(self.velocities)),
+            "weights": (("token",), np.asarray(self.weights)),
+            "accepted_steps": (("depth",), np.asarray(self.accepted_steps)),
+            "rejected_steps": (("depth",), np.asarray(self.rejected_steps)),
+        }
+        if self.positions is not None:
+            token["position"] = (("token",), np.asarray(self.positions))
+        if self.probes is not None:
+            axes = ("depth", "probe", "coordinate")
+            variables["probes"] = (axes, np.asarray(self.probes))
+        coordinates = {"depth": np.asarray(self.depths), **token}
+        attributes = {"status": status_name(self.status)}
+        return xarray.Dataset(variables, coordinates, attributes)
+
+    def save(self, path: str | Path) -> None:
+        """Write the trajectory to a zarr folder that xarray opens."""
+        self.to_xarray().to_zarr(Path(path), mode="w-", consolidated=False)
+
+    def _check_in_range(self, depth: Float[Array, ""]) -> None:
+        if not (is_concrete(depth) and is_concrete(self.depths)):
+            return
+        low, high = sorted((float(self.depths[0]), float(self.depths[-1])))
+        check(
+            low <= float(depth) <= high,
+            f"depth is {float(depth)}; the trajectory covers [{low}, {high}].",
+        )
+
+    def _hermite(
+        self, after: Int[Array, ""], depth: Float[Array, ""]
+    ) -> Float[Array, "n d"]:
+        start, end = self.depths[after - 1], self.depths[after]
+        width = jnp.where(end == start, 1, end - start)
+        s = (depth - start) / width
+        first, last = self.points[after - 1], self.points[after]
+        leaving, arriving = self.velocities[after - 1], self.velocities[after]
+        return (
+            (1 + 2 * s) * (1 - s) ** 2 * first
+            + s**2 * (3 - 2 * s) * last
+            + width * s * (1 - s) * ((1 - s) * leaving - s * arriving)
+        )
+
+
+def as_trajectory(
+    mu: TokenCloud, states: State, velocities: Float[Array, "t n d"]
+) -> Trajectory:
+    """Return stacked states as a trajectory, cut off where the solve ended.
+
+    Warns if it ended early without having been asked to. Under `jit` nothing is cut.
+    """
+    trajectory = Trajectory(
+        states.depth,
+        states.points,
+        velocities,
+        mu.weights,
+        mu.positions,
+        states.probes,
+        states.status,
+        states.accepted_steps,
+        states.rejected_steps,
+    )
+    return _cut_off(trajectory) if is_concrete(states.points) else trajectory
+
+
+def _cut_off(trajectory: Trajectory) -> Trajectory:
+    """Leave out the states after the end, keep the last status, warn if need be."""
+    stopped = np.asarray(trajectory.status != Status.reached)
+    length = int(stopped.argmax()) + 1 if stopped.any() else len(stopped)
+    status = jax.tree.map(lambda leaf: leaf[length - 1], trajectory.status)
+    short = eqx.tree_at(
+        _along_depth,
+        trajectory,
+        jax.tree.map(lambda leaf: leaf[:length], _along_depth(trajectory)),
+        is_leaf=lambda leaf: leaf is None,
+    )
+    short = eqx.tree_at(lambda t: t.status, short, status)
+    asked_for = (Status.reached, Status.steady, Status.condition_met)
+    if not any(bool(status == good) for good in asked_for):
+        warnings.warn(short.message, StoppedEarly, stacklevel=4)
+    return short
+
+
+def _along_depth(trajectory: Trajectory) -> tuple:
+    return (
+        trajectory.depths,
+        trajectory.points,
+        trajectory.velocities,
+        trajectory.probes,
+        trajectory.accepted_steps,
+        trajectory.rejected_steps,
+    )
+
+
+def status_name(status: PyTree) -> str:
+    """Return the short name of a status, as stored in files."""
+    return next(name for name in STATUS_NAMES if bool(getattr(Status, name) == status))
+
+
+STATUS_NAMES = (
+    "reached",
+    "steady",
+    "condition_met",
+    "escaped",
+    "blow_up_suspected",
+    "step_budget",
+    "not_finite",
+    "solver_failed",
+)

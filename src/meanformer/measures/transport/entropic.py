@@ -1,0 +1,209 @@
+"""Entropic transport between token clouds: cost and debiased divergence."""
+
+import warnings
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, ScalarLike
+
+from meanformer.errors import StoppedEarly, check, is_concrete
+from meanformer.measures.cloud import AbstractWeightedCloud
+from meanformer.measures.transport.atoms import (
+    Atoms,
+    atoms_of,
+    check_clouds,
+    check_comparable,
+)
+from meanformer.measures.transport.coupling import safe_root
+from meanformer.measures.transport.potentials import (
+    Potential,
+    cross_potential,
+    self_potential,
+)
+from meanformer.measures.transport.problem import Problem, semi_dual
+
+RELATIVE_EPSILON = 0.05
+ROUNDS = 5000
+
+
+def entropic_cost(
+    mu: AbstractWeightedCloud,
+    nu: AbstractWeightedCloud,
+    epsilon: ScalarLike,
+    *,
+    rounds: int = ROUNDS,
+) -> Float[Array, ""]:
+    r"""Entropic transport cost for the squared distance.
+
+    $$\mathrm{OT}_\varepsilon(\mu, \nu) = \min_{\pi \in \Pi(\mu,\nu)}
+      \int |x - y|^2 \,\mathrm{d}\pi + \varepsilon\,
+      \mathrm{KL}(\pi \,|\, \mu \otimes \nu).$$
+
+    It is a squared quantity, and positive even for equal clouds. First derivatives in
+    points, weights and `epsilon` are those of the optimal value.
+
+    Args:
+        mu: a token cloud.
+        nu: a token cloud in the same space.
+        epsilon: the temperature, positive, in units of squared distance.
+        rounds: how many Sinkhorn rounds may be spent before a warning.
+
+    Returns:
+        The cost. Cost: $O(nmd)$ a round; memory $O(nm)$ up to four million pairs,
+        $O(n + m)$ beyond.
+    """
+    return _solve(mu, nu, epsilon, rounds).cross
+
+
+def sinkhorn_divergence(
+    mu: AbstractWeightedCloud,
+    nu: AbstractWeightedCloud,
+    epsilon: ScalarLike,
+    *,
+    rounds: int = ROUNDS,
+) -> Float[Array, ""]:
+    r"""Entropic transport cost without its bias: zero for equal measures.
+
+    $$S_\varepsilon(\mu, \nu) = \mathrm{OT}_\varepsilon(\mu, \nu)
+      - \tfrac12 \mathrm{OT}_\varepsilon(\mu, \mu)
+      - \tfrac12 \mathrm{OT}_\varepsilon(\nu, \nu) \ge 0.$$
+
+    A squared quantity: it tends to $W_2^2$ as $\varepsilon \to 0$ and to the squared
+    distance of the means as $\varepsilon \to \infty$. A value that does not exceed the
+    rounding of its terms is returned as zero.
+
+    Args:
+        mu: a token cloud.
+        nu: a token cloud in the same space.
+        epsilon: the temperature, positive, in units of squared distance.
+        rounds: how many Sinkhorn rounds may be spent before a warning.
+
+    Returns:
+        The divergence, never negative. Cost: that of three entropic costs.
+    """
+    costs = _solve(mu, nu, epsilon, rounds)
+    divergence = costs.cross - (costs.source + costs.target) / 2
+    rounding = 16 * jnp.finfo(divergence.dtype).eps * costs.scale
+    return jnp.where(divergence > rounding, divergence, 0)
+
+
+def sinkhorn_distance(
+    mu: AbstractWeightedCloud, nu: AbstractWeightedCloud, epsilon: ScalarLike | None
+) -> Float[Array, ""]:
+    r"""Return $\sqrt{S_\varepsilon}$, with a default for $\varepsilon$."""
+    chosen = default_epsilon(mu, nu) if epsilon is None else epsilon
+    return safe_root(sinkhorn_divergence(mu, nu, chosen), 2)
+
+
+def default_epsilon(
+    mu: AbstractWeightedCloud, nu: AbstractWeightedCloud
+) -> Float[Array, ""]:
+    """Return a twentieth of the mean squared distance between the two clouds."""
+    scale = _mean_square(*_centred(mu, nu))
+    return jnp.where(scale > 0, RELATIVE_EPSILON * scale, 1)
+
+
+class _Costs(NamedTuple):
+    cross: Float[Array, ""]
+    source: Float[Array, ""]
+    target: Float[Array, ""]
+    scale: Float[Array, ""]
+
+
+def _solve(
+    mu: AbstractWeightedCloud,
+    nu: AbstractWeightedCloud,
+    epsilon: ScalarLike,
+    rounds: int,
+) -> _Costs:
+    """Find the three potentials, then evaluate the costs with the potentials frozen."""
+    check(rounds > 0, f"rounds is {rounds}; it must be positive.")
+    problems, scale = _problems(mu, nu, epsilon)
+    potentials = _potentials(*jax.lax.stop_gradient((problems, scale)), rounds)
+    _warn_unless(jnp.stack([p.has_converged for p in potentials]).all(), rounds)
+    costs = (
+        semi_dual(problem, jax.lax.stop_gradient(potential.values))
+        for problem, potential in zip(problems, potentials, strict=True)
+    )
+    return _Costs(*costs, scale)
+
+
+@eqx.filter_jit
+def _potentials(
+    problems: tuple[Problem, ...], scale: Float[Array, ""], rounds: int
+) -> tuple[Potential, ...]:
+    cross, source, target = problems
+    start = self_potential(source, rounds), self_potential(target, rounds)
+    return cross_potential(cross, start, scale, rounds), *start
+
+
+def _problems(
+    mu: AbstractWeightedCloud, nu: AbstractWeightedCloud, epsilon: ScalarLike
+) -> tuple[tuple[Problem, ...], Float[Array, ""]]:
+    """Return the three transport problems of a divergence and their scale."""
+    check_clouds(mu, nu)
+    check_comparable(mu, nu)
+    source, target = _centred(mu, nu)
+    scale = _mean_square(source, target)
+    epsilon = _checked_epsilon(epsilon, scale)
+    unit = jnp.finfo(scale.dtype).eps
+    tolerance = unit**0.6 + 4 * unit * scale / epsilon
+    sides = (source, target), (source, source), (target, target)
+    return tuple(Problem(*side, epsilon, tolerance) for side in sides), scale
+
+
+def _centred(
+    mu: AbstractWeightedCloud, nu: AbstractWeightedCloud
+) -> tuple[Atoms, Atoms]:
+    """Return the atoms, the larger cloud first, shifted to keep digits."""
+    source, target = atoms_of(mu), atoms_of(nu)
+    if len(source.masses) < len(target.masses):
+        source, target = target, source
+    means = [atoms.masses @ atoms.points for atoms in (source, target)]
+    centre = jax.lax.stop_gradient(means[0] + means[1]) / 2
+    return _shifted(source, centre), _shifted(target, centre)
+
+
+def _shifted(atoms: Atoms, centre: Float[Array, " d"]) -> Atoms:
+    is_present = atoms.masses[:, None] > 0
+    points = jnp.where(is_present, atoms.points - centre[None, :], 0)
+    return Atoms(points, atoms.masses, atoms.labels)
+
+
+def _mean_square(source: Atoms, target: Atoms) -> Float[Array, ""]:
+    r"""Return $\iint |x - y|^2 \mathrm{d}\mu\,\mathrm{d}\nu$ from the moments."""
+    means = [atoms.masses @ atoms.points for atoms in (source, target)]
+    squares = [
+        atoms.masses @ jnp.sum(atoms.points**2, axis=1) for atoms in (source, target)
+    ]
+    return sum(squares) - 2 * means[0] @ means[1]
+
+
+def _checked_epsilon(epsilon: ScalarLike, scale: Array) -> Float[Array, ""]:
+    if is_concrete(epsilon):
+        check(
+            0 < float(epsilon) < float("inf"),
+            f"epsilon is {epsilon}; it must be positive and finite; for none at all "
+            'use wasserstein(mu, nu, method="exact").',
+        )
+    return jnp.asarray(epsilon, scale.dtype)
+
+
+def _warn_unless(has_converged: Bool[Array, ""], rounds: int) -> None:
+    """Warn that a solve has not converged; under `jit`, when it runs."""
+
+    def warn(has_converged):
+        if not has_converged:
+            warnings.warn(
+                f"entropic transport has not converged in {rounds} rounds; the value "
+                "is a lower bound: raise epsilon or rounds.",
+                StoppedEarly,
+                stacklevel=5,
+            )
+
+    if is_concrete(has_converged):
+        warn(bool(has_converged))
+    else:
+        jax.debug.callback(warn, has_converged)

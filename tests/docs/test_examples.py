@@ -1,0 +1,55 @@
+"""The examples of the documentation and of the README run, and say the truth."""
+
+import re
+import runpy
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "docs" / "examples"
+
+
+def run(name: str) -> dict:
+    return runpy.run_path(str(EXAMPLES / f"{name}.py"))
+
+
+def test_the_first_flow_stays_on_the_sphere_and_gathers_the_tokens():
+    names = run("first_flow")
+    first, final = names["cloud"], names["final"]
+    np.testing.assert_allclose(np.linalg.norm(final.points, axis=1), 1, atol=1e-12)
+    assert np.linalg.norm(final.mean()) > 3 * np.linalg.norm(first.mean())
+
+
+def test_the_causal_example_moves_its_first_token_by_its_values_alone():
+    names = run("own_weights")
+    value = names["first"].value + names["second"].value
+    angle, decay = float(value[1, 0]), float(value[0, 0])
+    turned = [[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]]
+    expected = np.exp(decay) * np.array(turned) @ names["tokens"][0]
+    np.testing.assert_allclose(names["trajectory"].at(1.0).points[0], expected, 1e-5)
+
+
+def test_the_gaussian_example_agrees_with_its_closed_form():
+    names = run("gaussian_context")
+    np.testing.assert_allclose(names["values"], names["expected"], rtol=1e-12)
+
+
+def test_the_attention_of_ones_own_accepts_clouds_and_gaussians():
+    names = run("own_attention")
+    cloud = names["mf"].TokenCloud(np.array([[1.0, 0.0], [-1.0, 0.0]]))
+    values = names["attention"](cloud, np.array([[2.0, 0.0]]))
+    np.testing.assert_allclose(names["values"], [[0.5, 0]], atol=1e-12)
+    np.testing.assert_allclose(values, [[np.tanh(0.5), 0]], atol=1e-12)
+
+
+def test_every_example_file_is_tested_here():
+    tested = set(re.findall(r'run\("(\w+)"\)', Path(__file__).read_text()))
+    assert tested == {path.stem for path in EXAMPLES.glob("*.py")}
+
+
+@pytest.mark.parametrize("example", ["first_flow"])
+def test_the_readme_shows_a_tested_example(example):
+    _, _, code = (EXAMPLES / f"{example}.py").read_text().partition('"""\n\n')
+    assert f"```python\n{code}```" in (ROOT / "README.md").read_text()
