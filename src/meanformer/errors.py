@@ -10,7 +10,7 @@ import warnings
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike
+from jaxtyping import Array
 
 
 class InvalidInput(ValueError):
@@ -44,7 +44,7 @@ def is_concrete(array) -> bool:
     return not isinstance(array, jax.core.Tracer)
 
 
-def as_float_array(name: str, value: ArrayLike) -> Array:
+def as_float_array(name: str, value: object) -> Array:
     """Return the value as a floating-point JAX array, integers promoted.
 
     Warns when a float64 array would lose digits because JAX runs in 32 bits.
@@ -92,5 +92,6 @@ def check_shape(name: str, array: Array, shape: tuple[int | None, ...]) -> None:
         wanted in (None, length)
         for wanted, length in zip(shape, array.shape, strict=True)
     )
-    pattern = "(" + ", ".join("any" if s is None else str(s) for s in shape) + ")"
+    lengths = ["any" if length is None else str(length) for length in shape]
+    pattern = f"({lengths[0]},)" if len(lengths) == 1 else f"({', '.join(lengths)})"
     check(matches, f"{name} has shape {array.shape}; it must be {pattern}.")

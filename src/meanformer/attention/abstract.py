@@ -58,11 +58,28 @@ class AbstractInContextMap(eqx.Module):
 
 def parameter(name: str, **options):
     """Return a module field holding a floating-point array, converted from input."""
+    is_optional = options.get("default", name) is None
 
     def convert(value):
-        return None if value is None else as_float_array(name, value)
+        is_left_out = is_optional and value is None
+        return None if is_left_out else as_float_array(name, value)
 
     return eqx.field(converter=convert, **options)
+
+
+def number(name: str, **options):
+    """Return a static module field holding one finite number, converted from input."""
+
+    def convert(value):
+        try:
+            converted = float(value)
+        except (TypeError, ValueError) as error:
+            message = f"{name} is {value!r}; it must be a number."
+            raise InvalidInput(message) from error
+        check(math.isfinite(converted), f"{name} is {value}; it must be finite.")
+        return converted
+
+    return eqx.field(converter=convert, static=True, **options)
 
 
 class AbstractAttention(AbstractInContextMap):
@@ -158,16 +175,28 @@ def checked_queries(
     gamma: AbstractInContextMap, mu: AbstractContext, x: Float[Array, "m d"]
 ) -> Float[Array, "m d"]:
     """Return the queries as an array, or raise if they do not fit map and context."""
-    x = as_float_array("x", x)
-    dimension = gamma.input_dimension
-    name = type(gamma).__name__
-    check(
-        x.ndim == 2 and dimension in (None, x.shape[1]),
-        f"x has shape {x.shape}; {name} takes points of shape (m, {dimension or 'd'}).",
-    )
+    if not isinstance(mu, AbstractContext):
+        raise InvalidInput(
+            f"the context is of type {type(mu).__name__}; it must be a measure, for "
+            "instance TokenCloud(points)."
+        )
+    dimension, name = gamma.input_dimension, type(gamma).__name__
     check(
         dimension in (None, mu.dimension),
         f"the context has dimension {mu.dimension}; {name} takes {dimension}.",
+    )
+    return checked_points(gamma, x)
+
+
+def checked_points(
+    gamma: AbstractInContextMap, x: Float[Array, "m d"]
+) -> Float[Array, "m d"]:
+    """Return the points as an array, or raise if they do not fit the map."""
+    x = as_float_array("x", x)
+    dimension, name = gamma.input_dimension, type(gamma).__name__
+    check(
+        x.ndim == 2 and dimension in (None, x.shape[1]),
+        f"x has shape {x.shape}; {name} takes points of shape (m, {dimension or 'd'}).",
     )
     check_finite("x", x)
     return x

@@ -1,6 +1,7 @@
 """Row-normalised attention: softmax and L2, tilted means of the context."""
 
 import abc
+from typing import NamedTuple
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -12,21 +13,25 @@ from meanformer.measures import AbstractContext
 from meanformer.numerics.dense import softmax_shares
 
 
+class View(NamedTuple):
+    """What the queries see, measured from an origin (`None`: that of the space)."""
+
+    context: AbstractContext
+    tilts: Float[Array, "m d"]
+    origin: Float[Array, " d"] | None
+
+
 class AbstractTilting(AbstractAttention):
     r"""An attention that averages the values over a tilt of the context.
 
     $$\Gamma[\mu](x) = V\,\nabla\Lambda_{\nu}(u(x)) + b_V,$$
-    where $\nu$ is the context, perhaps reweighted (`seen`), and $u(x)$ the gradient of
-    the score in the token.
+    where $\nu$ is the context, perhaps reweighted, and $u(x)$ the gradient of the score
+    in the token (`view`).
     """
 
     @abc.abstractmethod
-    def seen(self, mu: AbstractContext) -> AbstractContext:
-        """Return the context as the queries see it."""
-
-    @abc.abstractmethod
-    def slopes(self, x: Float[Array, "m d"]) -> Float[Array, "m d"]:
-        """Return the tilt of each query."""
+    def view(self, mu: AbstractContext, x: Float[Array, "m d"]) -> View:
+        """Return the context as the queries see it, and their tilts."""
 
     @abc.abstractmethod
     def read(self, mean: Float[Array, "m d"]) -> Float[Array, "m e"]:
@@ -40,14 +45,16 @@ class AbstractTilting(AbstractAttention):
         positions: Float[Array, " m"] | None = None,
     ) -> Float[Array, "m e"]:
         """Return the averaged values as seen from each query."""
-        x = checked_queries(self, mu, x)
-        return self.read(self.seen(mu).tilted_mean(self.slopes(x)))
+        view = self.view(mu, checked_queries(self, mu, x))
+        mean = view.context.tilted_mean(view.tilts)
+        return self.read(mean if view.origin is None else mean + view.origin[None, :])
 
     def matrix(
         self, mu: AbstractContext, x: Float[Array, "m d"]
     ) -> Float[Array, "m n"]:
         """Return the probabilities of the tokens as seen from each query."""
-        return softmax_shares(self.seen(mu).pairs(self.slopes(x)))
+        view = self.view(mu, x)
+        return softmax_shares(view.context.pairs(view.tilts))
 
 
 class Softmax(AbstractTilting):
@@ -61,13 +68,9 @@ class Softmax(AbstractTilting):
     $\beta V \mathrm{Cov}_{p_x} A$. Cost on a cloud: $O(mnd)$ time.
     """
 
-    def seen(self, mu: AbstractContext) -> AbstractContext:
-        """Return the context itself."""
-        return mu
-
-    def slopes(self, x: Float[Array, "m d"]) -> Float[Array, "m d"]:
-        r"""Return $\beta K^\top(Qx+b_Q)$."""
-        return self.tilts(x)
+    def view(self, mu: AbstractContext, x: Float[Array, "m d"]) -> View:
+        r"""Return the context itself, and $\beta K^\top(Qx+b_Q)$."""
+        return View(mu, self.tilts(x), None)
 
     def read(self, mean: Float[Array, "m d"]) -> Float[Array, "m e"]:
         r"""Return $Vy + b_V$."""
@@ -106,13 +109,15 @@ class L2(AbstractTilting):
         r"""Twice the factor of $|Qx-Ky|^2$: $2\beta$, or $\beta$ with `half`."""
         return self.temperature if self.half else 2 * self.temperature
 
-    def seen(self, mu: AbstractContext) -> AbstractContext:
-        r"""Return the context times $e^{-\beta|Ky|^2}$."""
-        return mu.quadratic_tilt(self.sharpness * self.key.T @ self.key)[1]
-
-    def slopes(self, x: Float[Array, "m d"]) -> Float[Array, "m d"]:
-        r"""Return $2\beta K^\top(Qx+b_Q)$."""
-        return self.sharpness * self.queries(x) @ self.key
+    def view(self, mu: AbstractContext, x: Float[Array, "m d"]) -> View:
+        r"""Return the context times $e^{-\beta|Ky|^2}$, and $2\beta K^\top(Qx+b_Q)$."""
+        origin, near = mu.centred()
+        tilted = near.quadratic_tilt(self.sharpness * self.key.T @ self.key)[1]
+        queries = self.queries(x)
+        if origin is not None:
+            moved = (self.query - self.key) @ origin
+            queries = self.queries(x - origin[None, :]) + moved[None, :]
+        return View(tilted, self.sharpness * queries @ self.key, origin)
 
     def read(self, mean: Float[Array, "m d"]) -> Float[Array, "m e"]:
         r"""Return $Vy + b_V$, or $V(A/\sqrt{k})y + b_V$."""

@@ -6,6 +6,7 @@ import diffrax
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import jax.random as jr
 import lineax
 from jaxtyping import Array, Bool, Float, PyTree
 
@@ -30,7 +31,6 @@ class Problem(eqx.Module):
     rtol: float = eqx.field(static=True)
     atol: float = eqx.field(static=True)
     max_steps: int = eqx.field(static=True)
-    span: tuple[Float[Array, ""], Float[Array, ""]]
     key: Key | None = None
 
     def velocity(
@@ -70,6 +70,7 @@ def advance(problem: Problem, state: State, target: Float[Array, ""]) -> State:
         _status(problem, solution),
         state.accepted_steps + solution.stats["num_accepted_steps"],
         state.rejected_steps + solution.stats["num_rejected_steps"],
+        state.stretch + 1,
     )
     kept = eqx.tree_at(lambda s: s.status, state, Status.not_finite)
     moved = _choose(moved.is_finite() & jnp.isfinite(moved.depth), moved, kept)
@@ -82,12 +83,12 @@ def _diffeqsolve(problem: Problem, state: State, end: Float[Array, ""]):
     settings = StepSettings(
         problem.rtol,
         problem.atol,
-        _smallest_step(problem),
+        _smallest_step(state.depth, end),
         problem.error_norm,
         flow.velocity.jumps,
     )
     return diffrax.diffeqsolve(
-        _terms(problem),
+        _terms(problem, state, end),
         Retracted(method, flow.space),
         state.depth,
         end,
@@ -100,7 +101,7 @@ def _diffeqsolve(problem: Problem, state: State, end: Float[Array, ""]):
     )
 
 
-def _terms(problem: Problem):
+def _terms(problem: Problem, state: State, end: Float[Array, ""]):
     def term(schedule: AbstractSchedule) -> diffrax.ODETerm:
         return diffrax.ODETerm(
             lambda depth, moving, args: problem.velocity(schedule, depth, moving)
@@ -111,26 +112,29 @@ def _terms(problem: Problem):
         return diffrax.MultiTerm(*[term(part) for part in schedule.terms()])
     if problem.flow.noise is None:
         return term(schedule)
-    return diffrax.MultiTerm(term(schedule), _noise_term(problem))
+    return diffrax.MultiTerm(term(schedule), _noise_term(problem, state, end))
 
 
-def _noise_term(problem: Problem) -> diffrax.ControlTerm:
-    shapes = (problem.cloud.points, None)
-    structure = jax.eval_shape(lambda: shapes)
-    start, end = problem.span
+def _noise_term(
+    problem: Problem, state: State, end: Float[Array, ""]
+) -> diffrax.ControlTerm:
+    """Return independent Brownian motions, numbered by the stretch of depth."""
+    moving = jax.eval_shape(lambda: state.moving)
     path = diffrax.VirtualBrownianTree(
-        start, end, tol=problem.integrator.step / 4, shape=structure, key=problem.key
+        state.depth,
+        end,
+        tol=problem.integrator.step / 4,
+        shape=moving,
+        key=jr.fold_in(problem.key, state.stretch),
     )
 
-    def diffusion(depth, moving, args):
+    def diffusion(depth, points, args):
         def push(increment):
-            strength = jnp.asarray(problem.flow.noise, problem.cloud.points.dtype)
+            strength = jnp.asarray(problem.flow.noise, state.points.dtype)
             project = problem.flow.space.project
-            return jax.tree.map(
-                lambda x, step: strength * project(x, step), moving, increment
-            )
+            return jax.tree.map(lambda x, dw: strength * project(x, dw), points, increment)
 
-        return lineax.FunctionLinearOperator(push, jax.eval_shape(lambda: moving))
+        return lineax.FunctionLinearOperator(push, moving)
 
     return diffrax.ControlTerm(diffusion, path)
 
@@ -143,8 +147,9 @@ def _event(problem: Problem, stop: AbstractStop) -> Callable:
     return condition
 
 
-def _smallest_step(problem: Problem) -> Float[Array, ""]:
-    start, end = problem.span
+def _smallest_step(
+    start: Float[Array, ""], end: Float[Array, ""]
+) -> Float[Array, ""]:
     largest = jnp.maximum(jnp.abs(start), jnp.abs(end))
     return 16 * jnp.finfo(largest.dtype).eps * largest
 

@@ -48,10 +48,8 @@ def run_layers(
     if is_concrete(size):
         check(bool(jnp.isfinite(size)), f"step is {step}; it must be finite.")
     passive, places = checked_probes(mu, probes)
-    start = jnp.zeros((), mu.points.dtype)
-    span = (start, size * count)
-    problem = Problem(flow, mu, places, FixedStep(1.0), (), 1.0, 1.0, 1, span)
-    first = initial_state(start, mu.points, passive)
+    problem = Problem(flow, mu, places, FixedStep(1.0), (), 1.0, 1.0, 1)
+    first = initial_state(jnp.zeros((), mu.points.dtype), mu.points, passive)
     return as_trajectory(mu, *_run(problem, first, size, count))
 
 
@@ -84,6 +82,7 @@ def _step(problem: Problem, state: State, velocity, depth: Float[Array, ""]) -> 
         state.status,
         state.accepted_steps + 1,
         state.rejected_steps,
+        state.stretch + 1,
     )
     kept = eqx.tree_at(lambda s: s.status, state, Status.not_finite)
     goes_on = moved.is_finite() & (state.status == Status.reached)

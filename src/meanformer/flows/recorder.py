@@ -25,6 +25,10 @@ class AbstractRecorder(abc.ABC):
     def append(self, index: int, state: State, velocities: Float[Array, "n d"]) -> None:
         """Keep the state at the depth of this index, so that a crash cannot lose it."""
 
+    @abc.abstractmethod
+    def end(self) -> None:
+        """Let go of the store; called also when the solve was interrupted."""
+
 
 class AbstractProgress(abc.ABC):
     """Something that shows how far a solve has come; used as a context manager."""

@@ -111,25 +111,23 @@ def _walk(
     store: AbstractRecorder | None,
 ) -> tuple[State, Array]:
     """Visit the depths one by one, reporting and writing each as it comes."""
-    snapshots = [] if store is None else list(store.begin(depths, problem.cloud))
-    if not snapshots:
-        snapshots = [_jitted_snapshot(problem, state)]
-        _record(store, 0, snapshots[0])
-    with progress:
-        for index in range(len(snapshots), len(depths)):
-            state = snapshots[-1][0]
-            if not bool(state.status == Status.reached):
-                break
-            moved = _jitted_advance(problem, state, depths[index])
-            snapshots.append(_jitted_snapshot(problem, moved))
-            _record(store, index, snapshots[-1])
-            progress.update(index, len(depths) - 1)
+    try:
+        snapshots = [] if store is None else list(store.begin(depths, problem.cloud))
+        with progress:
+            for index in range(len(snapshots), len(depths)):
+                if index > 0:
+                    state = snapshots[-1][0]
+                    if not bool(state.status == Status.reached):
+                        break
+                    state = _jitted_advance(problem, state, depths[index])
+                snapshots.append(_jitted_snapshot(problem, state))
+                if store is not None:
+                    store.append(index, *snapshots[-1])
+                progress.update(index, len(depths) - 1)
+    finally:
+        if store is not None:
+            store.end()
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *snapshots)
-
-
-def _record(store: AbstractRecorder | None, index: int, snapshot) -> None:
-    if store is not None:
-        store.append(index, *snapshot)
 
 
 def _snapshot(problem: Problem, state: State) -> tuple[State, Float[Array, "n d"]]:
@@ -161,8 +159,7 @@ def _set_up(flow, mu, depth, save, solver, rtol, atol, probes, stop, key):
         )
     passive, places = checked_probes(mu, probes)
     budget, stops = sorted_stops(stop, mu.points.dtype)
-    span = (depths[0], depths[-1])
     problem = Problem(
-        flow, mu, places, integrator, stops, rtol, atol, budget.count, span, key
+        flow, mu, places, integrator, stops, rtol, atol, budget.count, key
     )
     return problem, initial_state(depths[0], mu.points, passive), depths

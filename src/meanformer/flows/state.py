@@ -11,7 +11,17 @@ Moving = tuple[Float[Array, "n d"], Float[Array, "p d"] | None]
 
 
 class State(eqx.Module):
-    """Everything that changes along depth; a solve can restart from it alone."""
+    """Everything that changes along depth; a solve can restart from it alone.
+
+    Attributes:
+        depth: where it is.
+        points: the tokens.
+        probes: passive points, or `None`.
+        status: `reached` while all is well, otherwise why it stopped.
+        accepted_steps: steps taken so far.
+        rejected_steps: steps tried and refused so far.
+        stretch: how many saved depths lie behind; it numbers the noise.
+    """
 
     depth: Float[Array, ""]
     points: Float[Array, "n d"]
@@ -19,6 +29,7 @@ class State(eqx.Module):
     status: PyTree
     accepted_steps: Int[Array, ""]
     rejected_steps: Int[Array, ""]
+    stretch: Int[Array, ""]
 
     @property
     def moving(self) -> Moving:
@@ -38,4 +49,4 @@ def initial_state(
 ) -> State:
     """Return the state at the first depth."""
     none = jnp.zeros((), jnp.result_type(int))
-    return State(depth, points, probes, Status.reached, none, none)
+    return State(depth, points, probes, Status.reached, none, none, none)

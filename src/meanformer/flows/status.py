@@ -39,6 +39,40 @@ class Status(eqx.Enumeration):
     )
 
 
+# The order is that of the codes in files: append only.
+_NAMES = (
+    "reached",
+    "steady",
+    "condition_met",
+    "escaped",
+    "blow_up_suspected",
+    "step_budget",
+    "not_finite",
+    "solver_failed",
+)
+
+#: Attributes that tell a reader of a file what the status codes mean.
+STATUS_FLAGS = {
+    "flag_values": ", ".join(str(code) for code in range(len(_NAMES))),
+    "flag_meanings": " ".join(_NAMES),
+}
+
+
+def status_name(status: PyTree) -> str:
+    """Return the short name of a status."""
+    return next(name for name in _NAMES if bool(getattr(Status, name) == status))
+
+
+def status_code(status: PyTree) -> int:
+    """Return the number that stands for a status in files."""
+    return _NAMES.index(status_name(status))
+
+
+def status_from(code: int) -> PyTree:
+    """Return the status that a number in a file stands for."""
+    return getattr(Status, _NAMES[int(code)])
+
+
 class AbstractStop(eqx.Module):
     """A condition, looked at after every step, that ends a solve."""
 

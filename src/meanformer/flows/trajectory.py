@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from meanformer.errors import StoppedEarly, check, is_concrete
 from meanformer.flows.state import State
-from meanformer.flows.status import Status
+from meanformer.flows.status import STATUS_FLAGS, Status, status_code
 from meanformer.measures import TokenCloud
 
 
@@ -85,8 +85,8 @@ class Trajectory(eqx.Module):
         """Return the trajectory as a labelled `xarray.Dataset`."""
         import xarray
 
-        token, axes = {}, ("depth", "token", "coordinate")
-        variables = {
+        places, axes = {}, ("depth", "token", "coordinate")
+        variables: dict[str, tuple] = {
             "points": (axes, np.asarray(self.points)),
             "velocities": (axes, np.asarray(self.velocities)),
             "weights": (("token",), np.asarray(self.weights)),
@@ -94,13 +94,15 @@ class Trajectory(eqx.Module):
             "rejected_steps": (("depth",), np.asarray(self.rejected_steps)),
         }
         if self.positions is not None:
-            token["position"] = (("token",), np.asarray(self.positions))
+            places["position"] = (("token",), np.asarray(self.positions))
         if self.probes is not None:
             axes = ("depth", "probe", "coordinate")
             variables["probes"] = (axes, np.asarray(self.probes))
-        coordinates = {"depth": np.asarray(self.depths), **token}
-        attributes = {"status": status_name(self.status)}
-        return xarray.Dataset(variables, coordinates, attributes)
+        coordinates = {"depth": np.asarray(self.depths), **places}
+        codes = np.full(len(self), status_code(Status.reached))
+        codes[-1] = status_code(self.status)
+        variables["status"] = (("depth",), codes, STATUS_FLAGS)
+        return xarray.Dataset(variables, coordinates)
 
     def save(self, path: str | Path) -> None:
         """Write the trajectory to a zarr folder that xarray opens."""
@@ -178,20 +180,3 @@ def _along_depth(trajectory: Trajectory) -> tuple:
         trajectory.accepted_steps,
         trajectory.rejected_steps,
     )
-
-
-def status_name(status: PyTree) -> str:
-    """Return the short name of a status, as stored in files."""
-    return next(name for name in STATUS_NAMES if bool(getattr(Status, name) == status))
-
-
-STATUS_NAMES = (
-    "reached",
-    "steady",
-    "condition_met",
-    "escaped",
-    "blow_up_suspected",
-    "step_budget",
-    "not_finite",
-    "solver_failed",
-)

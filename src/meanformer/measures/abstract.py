@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import equinox as eqx
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from meanformer.errors import Unsupported
 from meanformer.typing import Key
@@ -35,7 +35,7 @@ class AbstractContext(eqx.Module):
 
     @abc.abstractmethod
     def tilted_mean(self, u: Float[Array, "m d"]) -> Float[Array, "m d"]:
-        r"""Return $\nabla\Lambda_\mu(u)$, the mean weighted by $e^{\langle u,y\rangle}$."""
+        r"""Return $\nabla\Lambda_\mu(u)$, the mean under $e^{\langle u,y\rangle}$."""
 
     @abc.abstractmethod
     def linear_mean(
@@ -48,6 +48,19 @@ class AbstractContext(eqx.Module):
     ) -> tuple[Float[Array, " m"], Float[Array, "m d"]]:
         r"""Return $\Lambda_\mu(u)$ and its gradient together."""
         return self.log_laplace(u), self.tilted_mean(u)
+
+    def centred(self) -> tuple[Float[Array, " d"] | None, "AbstractContext"]:
+        """Return an origin amid the context, and the context as seen from there.
+
+        Distances between far points lose their digits in sums of large squares; from
+        an origin nearby they keep them. A context whose answers are exact wherever it
+        lies stays where it is, with origin `None`.
+        """
+        return None, self
+
+    def seen_by(self, count: int) -> Bool[Array, " m"]:
+        """Return whether each of so many queries sees anything; without a mask, all."""
+        return jnp.ones((count,), bool)
 
     def quadratic_tilt(
         self, precision: Float[Array, "d d"]

@@ -2,7 +2,8 @@
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Float
+from jaxtyping import Array, Float
+from numpy.typing import ArrayLike
 
 from meanformer.errors import (
     as_float_array,
@@ -22,25 +23,28 @@ def checked_weights(
     count = points.shape[0]
     if weights is None:
         return jnp.full((count,), 1 / count, points.dtype)
-    masses = as_float_array("weights", weights).astype(points.dtype)
+    masses = as_float_array("weights", weights)
     check_shape("weights", masses, (count,))
     check_finite("weights", masses)
     if is_concrete(masses):
-        _check_masses(np.asarray(masses, np.float64), normalize)
-    return masses / masses.sum() if normalize else masses
+        rounding = float(jnp.finfo(masses.dtype).eps)
+        _check_masses(np.asarray(masses, np.float64), normalize, rounding)
+    masses = masses / masses.sum() if normalize else masses
+    return masses.astype(points.dtype)
 
 
-def _check_masses(masses: np.ndarray, normalize: bool) -> None:
-    lowest, total = masses.min(), masses.sum()
+def _check_masses(masses: np.ndarray, normalize: bool, rounding: float) -> None:
+    lowest, total = float(masses.min()), float(masses.sum())
+    tolerance = max(WEIGHT_TOLERANCE, rounding)
     check(
         lowest >= 0,
-        f"weights holds {lowest} at index {masses.argmin()}; no weight may be negative.",
+        f"weights holds {lowest} at index {masses.argmin()}; none may be negative.",
     )
     check(total > 0, "weights are all zero; at least one must be positive.")
     check(
-        normalize or abs(total - 1) <= WEIGHT_TOLERANCE,
-        f"weights sum to {total}; they must sum to 1 within {WEIGHT_TOLERANCE}, "
-        "or pass normalize=True.",
+        normalize or abs(total - 1) <= tolerance,
+        f"weights sum to {total}; they must sum to 1 within {tolerance}, or pass "
+        "normalize=True.",
     )
 
 
@@ -50,7 +54,8 @@ def checked_positions(
     """Return places in [0, 1], one per point, or raise."""
     if positions is None:
         return None
-    places = as_float_array("positions", positions).astype(points.dtype)
+    # Their own type: rounded to the points' half precision, places would coincide.
+    places = as_float_array("positions", positions)
     check_shape("positions", places, (points.shape[0],))
     check_finite("positions", places)
     if is_concrete(places):

@@ -6,7 +6,9 @@ from collections.abc import Callable
 import equinox as eqx
 import jax.numpy as jnp
 import jax.random as jr
-from jaxtyping import Array, ArrayLike, Float
+from jax import lax
+from jaxtyping import Array, Float
+from numpy.typing import ArrayLike
 
 from meanformer.errors import InvalidInput, as_float_array, check, check_finite
 from meanformer.measures.abstract import AbstractContext, AbstractMeasure, FeatureMap
@@ -27,7 +29,16 @@ class AbstractCloud(AbstractContext):
 
     @abc.abstractmethod
     def pairs(self, u: Float[Array, "m d"]) -> Pairs:
-        """Return the scores of the tilts against the points."""
+        """Return the scores of the tilts against the points, densities as offsets."""
+
+    @abc.abstractmethod
+    def kernel_pairs(
+        self, u: Float[Array, "m k"], features: Float[Array, "n k"]
+    ) -> Pairs:
+        """Return the scores against features of the points, densities in the weights.
+
+        This is what functions of the score other than its exponential need.
+        """
 
     @property
     def dimension(self) -> int:
@@ -57,13 +68,14 @@ class AbstractCloud(AbstractContext):
         self, u: Float[Array, "m d"], profile: Callable[[Array], Array]
     ) -> tuple[Float[Array, " m"], Float[Array, "m d"]]:
         """Return the profile's mass and first moment; $O(mnd)$ time."""
-        return self.sums.kernel(self.pairs(u), self.points, profile)
+        return self.sums.kernel(self.kernel_pairs(u, self.points), self.points, profile)
 
     def maximal_mean(
         self, u: Float[Array, "m d"], tolerance: float
     ) -> Float[Array, "m d"]:
         """Return the weighted mean of the points that tie for the largest score."""
-        return self.sums.hardmax(self.pairs(u), self.points, tolerance)[1]
+        pairs = self.kernel_pairs(u, self.points)
+        return self.sums.hardmax(pairs, self.points, tolerance)[1]
 
 
 class AbstractWeightedCloud(AbstractCloud, AbstractMeasure):
@@ -82,8 +94,10 @@ class AbstractWeightedCloud(AbstractCloud, AbstractMeasure):
 
     def radius(self) -> Float[Array, ""]:
         """Return the largest norm of a point of positive weight."""
-        norms = jnp.linalg.norm(self.points, axis=1)
-        return jnp.max(jnp.where(self.weights > 0, norms, 0))
+        squares = jnp.where(self.weights > 0, jnp.sum(self.points**2, axis=1), 0)
+        largest = squares.max()
+        # A root has no derivative at zero: all tokens at the origin give zero instead.
+        return jnp.where(largest > 0, jnp.sqrt(jnp.where(largest > 0, largest, 1)), 0)
 
     def sample(self, count: int, *, key: Key) -> Float[Array, "count d"]:
         """Draw points with their weights as probabilities."""
@@ -92,7 +106,7 @@ class AbstractWeightedCloud(AbstractCloud, AbstractMeasure):
     def linear_mean(
         self, u: Float[Array, "m k"], feature_map: FeatureMap | None = None
     ) -> tuple[Float[Array, " m"], Float[Array, "m d"]]:
-        """Return mass and moment of a linear kernel; $O((m+n)kd)$, no pair is formed."""
+        """Return mass and moment of a linear kernel; $O((m+n)kd)$, no pair formed."""
         features = self.points if feature_map is None else feature_map(self.points)
         weighted = self.weights[:, None] * features
         return u @ weighted.sum(0), u @ (weighted.T @ self.points)
@@ -141,7 +155,18 @@ class TokenCloud(AbstractWeightedCloud):
 
     def pairs(self, u: Float[Array, "m d"]) -> Pairs:
         """Return the scores of the tilts against the points."""
-        return Pairs(u, self.points, self.weights)
+        return self.kernel_pairs(u, self.points)
+
+    def kernel_pairs(
+        self, u: Float[Array, "m k"], features: Float[Array, "n k"]
+    ) -> Pairs:
+        """Return the scores of the tilts against features of the points."""
+        return Pairs(u, features, self.weights)
+
+    def centred(self) -> tuple[Float[Array, " d"], "TokenCloud"]:
+        """Return the mean, held fixed by derivatives, and the cloud seen from it."""
+        origin = lax.stop_gradient(self.mean())
+        return origin, self.moved(self.points - origin[None, :])
 
     def moved(self, points: Float[Array, "n e"]) -> "TokenCloud":
         """Return the same masses and places at other points."""
@@ -191,6 +216,12 @@ class TiltedCloud(AbstractWeightedCloud):
     def pairs(self, u: Float[Array, "m d"]) -> Pairs:
         """Return the scores of the tilts, with the log-density as an offset."""
         return Pairs(u, self.points, self.base.weights, self.log_density)
+
+    def kernel_pairs(
+        self, u: Float[Array, "m k"], features: Float[Array, "n k"]
+    ) -> Pairs:
+        """Return the scores of the tilts, with the density in the weights."""
+        return Pairs(u, features, self.weights)
 
 
 def tilt(

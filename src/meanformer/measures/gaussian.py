@@ -2,9 +2,11 @@
 
 from collections.abc import Callable
 
+import equinox as eqx
 import jax.numpy as jnp
 import jax.random as jr
-from jaxtyping import Array, ArrayLike, Float
+from jaxtyping import Array, Float
+from numpy.typing import ArrayLike
 
 from meanformer.errors import (
     Unsupported,
@@ -78,19 +80,14 @@ class Gaussian(AbstractMeasure):
         system = (
             jnp.eye(self.dimension, dtype=precision.dtype) + self.spread @ precision
         )
-        sign, log_determinant = jnp.linalg.slogdet(system)
-        if is_concrete(sign) and not sign > 0:
-            raise Unsupported(
-                "the repulsive L2 kernel is not integrable against this Gaussian; "
-                "it needs I + 2 beta S K^T K to stay positive."
-            )
+        self._check_integrable(precision)
+        log_determinant = jnp.linalg.slogdet(system)[1]
         solved = jnp.linalg.solve(
             system, jnp.concatenate([self.location[:, None], self.spread], axis=1)
         )
         location, spread = solved[:, 0], solved[:, 1:]
         exponent = self.location @ precision @ location
-        tilted = Gaussian(location, (spread + spread.T) / 2)
-        return -0.5 * (log_determinant + exponent), tilted
+        return -0.5 * (log_determinant + exponent), self._at(location, spread)
 
     def maximal_mean(self, u, tolerance):
         """Refuse: a Gaussian has no point of largest score."""
@@ -108,7 +105,29 @@ class Gaussian(AbstractMeasure):
         $M + M B S B^\top M = S$; its mean is $m - MBm$.
         """
         conditional = entropic_covariance(self.spread, form)
-        return Gaussian(self.location - conditional @ form @ self.location, conditional)
+        return self._at(self.location - conditional @ form @ self.location, conditional)
+
+    def _at(
+        self, location: Float[Array, " d"], spread: Float[Array, "d d"]
+    ) -> "Gaussian":
+        """Return another Gaussian; its covariance is symmetrised, not checked."""
+        symmetric = (spread + spread.T) / 2
+        return eqx.tree_at(
+            lambda gaussian: (gaussian.location, gaussian.spread),
+            self,
+            (location, symmetric),
+        )
+
+    def _check_integrable(self, precision: Float[Array, "d d"]) -> None:
+        if not (is_concrete(self.spread) and is_concrete(precision)):
+            return
+        root = sqrt_psd(self.spread)
+        lowest = float(jnp.linalg.eigvalsh(root @ precision @ root)[0])
+        if not lowest > -1:
+            raise Unsupported(
+                "the repulsive L2 kernel is not integrable against this Gaussian; "
+                "it needs I + 2 beta S K^T K to stay positive: move beta towards zero."
+            )
 
 
 def entropic_covariance(

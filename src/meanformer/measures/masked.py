@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import equinox as eqx
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from meanformer.errors import Unsupported
 from meanformer.measures.abstract import FeatureMap
@@ -14,9 +14,12 @@ from meanformer.numerics.pairs import Pairs
 
 
 class MaskedCloud(AbstractCloud):
-    r"""One context for each query: the tokens from `first` to `last`, not normalised.
+    r"""One context for each query: the tokens from `first` to `last`.
 
-    $$\mu_i = \sum_{\mathrm{first}_i \le j < \mathrm{last}_i} w_j e^{h_j} \delta_{x_j}.$$
+    $$\mu_i = \sum_{a_i \le j < b_i} w_j e^{h_j} \delta_{x_j}, \qquad
+      a = \mathrm{first}, \quad b = \mathrm{last},$$
+    not normalised, unless `divide` asks to divide it by the visible mass
+    $\sum_{a_i \le j < b_i} w_j$.
 
     Every question must be asked with one row for each query, in their order. A query
     that sees nothing gets mean zero and log-mass $-\infty$.
@@ -26,6 +29,7 @@ class MaskedCloud(AbstractCloud):
     first: Int[Array, " m"]
     last: Int[Array, " m"]
     log_density: Float[Array, " n"] | None = None
+    divide: bool = eqx.field(default=False, static=True)
 
     @property
     def points(self) -> Float[Array, "n d"]:
@@ -39,24 +43,60 @@ class MaskedCloud(AbstractCloud):
 
     def pairs(self, u: Float[Array, "m d"]) -> Pairs:
         """Return the scores of the tilts against the tokens each may see."""
-        return self._pairs(u, self.points)
-
-    def _pairs(self, u: Float[Array, "m k"], features: Float[Array, "n k"]) -> Pairs:
         weights = self.base.weights
-        return Pairs(u, features, weights, self.log_density, self.first, self.last)
+        return Pairs(u, self.points, weights, self.log_density, self.first, self.last)
+
+    def kernel_pairs(
+        self, u: Float[Array, "m k"], features: Float[Array, "n k"]
+    ) -> Pairs:
+        """Return the scores against features of the tokens each query may see."""
+        weights = self.base.weights
+        if self.log_density is not None:
+            weights = weights * jnp.exp(jnp.where(weights > 0, self.log_density, 0))
+        return Pairs(u, features, weights, first=self.first, last=self.last)
+
+    def seen_by(self, count: int) -> Bool[Array, " m"]:
+        """Return whether each query sees a token of positive weight."""
+        present = jnp.cumsum(self.base.weights > 0)
+        present = jnp.concatenate([jnp.zeros((1,), present.dtype), present])
+        return present[self.last] > present[self.first]
 
     def visible_mass(self) -> Float[Array, " m"]:
-        """Return the total weight that each query sees."""
-        zero = jnp.zeros((1,), self.base.weights.dtype)
-        cumulative = jnp.concatenate([zero, jnp.cumsum(self.base.weights)])
-        return cumulative[self.last] - cumulative[self.first]
+        """Return the total weight that each query sees, summed without cancellation."""
+        nothing = jnp.zeros((self.first.shape[0], 0), self.points.dtype)
+        pairs = Pairs(
+            nothing,
+            self.points[:, :0],
+            self.base.weights,
+            first=self.first,
+            last=self.last,
+        )
+        return self.sums.kernel(pairs, self.points[:, :0], jnp.ones_like)[0]
+
+    def tilted_mass_and_mean(
+        self, u: Float[Array, "m d"]
+    ) -> tuple[Float[Array, " m"], Float[Array, "m d"]]:
+        """Return log-mass and mean of the tilt of what each query sees."""
+        log_mass, mean = self.sums.softmax(self.pairs(u), self.points)
+        return log_mass - jnp.log(self._divisor()), mean
+
+    def kernel_mean(
+        self, u: Float[Array, "m d"], profile: Callable[[Array], Array]
+    ) -> tuple[Float[Array, " m"], Float[Array, "m d"]]:
+        """Return mass and moment of the profile over what each query sees."""
+        return self._kernel_mean(u, self.points, profile)
 
     def linear_mean(
         self, u: Float[Array, "m k"], feature_map: FeatureMap | None = None
     ) -> tuple[Float[Array, " m"], Float[Array, "m d"]]:
         """Return mass and moment of a linear kernel over what each query sees."""
         features = self.points if feature_map is None else feature_map(self.points)
-        return self.sums.kernel(self._pairs(u, features), self.points, _identity)
+        return self._kernel_mean(u, features, _identity)
+
+    def centred(self) -> tuple[Float[Array, " d"], "MaskedCloud"]:
+        """Return the mean of the whole cloud, and what is seen as seen from there."""
+        origin, near = self.base.centred()
+        return origin, eqx.tree_at(lambda cloud: cloud.base, self, near)
 
     def quadratic_tilt(
         self, precision: Float[Array, "d d"]
@@ -80,6 +120,18 @@ class MaskedCloud(AbstractCloud):
             "plan with equal marginals supported on a triangular pattern is the "
             "diagonal one, so every token would see itself alone; use Softmax or L2."
         )
+
+    def _kernel_mean(self, u, features, profile):
+        pairs = self.kernel_pairs(u, features)
+        mass, moment = self.sums.kernel(pairs, self.points, profile)
+        divisor = self._divisor()
+        return mass / divisor, moment / divisor[:, None]
+
+    def _divisor(self) -> Float[Array, " m"]:
+        """Return what the mass of each context is divided by."""
+        if not self.divide:
+            return jnp.ones(self.first.shape, self.points.dtype)
+        return jnp.where(self.seen_by(len(self.first)), self.visible_mass(), 1)
 
 
 def _identity(score: Array) -> Array:

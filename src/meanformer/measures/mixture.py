@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 
+import equinox as eqx
 import jax.numpy as jnp
 import jax.random as jr
-from jaxtyping import Array, ArrayLike, Float
+from jaxtyping import Array, Float
+from numpy.typing import ArrayLike
 
 from meanformer.errors import InvalidInput, check
 from meanformer.measures.abstract import AbstractMeasure
@@ -91,7 +93,11 @@ class Mixture(AbstractMeasure):
         parts = [component.quadratic_tilt(precision) for component in self.components]
         log_masses = jnp.stack([log_mass for log_mass, _ in parts])
         log_mass, shares = weighted_logsumexp(log_masses[None, :], self.weights)
-        return log_mass[0], Mixture(shares[0], [rest for _, rest in parts])
+        return log_mass[0], eqx.tree_at(
+            lambda mixture: (mixture.weights, mixture.components),
+            self,
+            (shares[0], tuple(rest for _, rest in parts)),
+        )
 
     def kernel_mean(self, u, profile):
         """Return the profile's mass and first moment, summed over components."""

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Float
+from jaxtyping import Array
+from numpy.typing import ArrayLike
 
-from meanformer.errors import InvalidInput, as_float_array, check, check_shape
+from meanformer.errors import check
 from meanformer.measures.abstract import AbstractMeasure
 from meanformer.measures.checks import checked_weights
 from meanformer.measures.cloud import TokenCloud
@@ -16,11 +16,11 @@ from meanformer.measures.mixture import Mixture
 
 
 def merge(cloud: TokenCloud, tolerance: float = 0.0) -> TokenCloud:
-    """Join tokens that have met: equal points become one, their weights added.
+    r"""Join tokens that have met: equal points become one, their weights added.
 
     Tokens linked by a chain of steps no longer than `tolerance` are replaced by their
     weighted mean; tokens of weight zero are dropped. Tokens at different positions of
-    the sequence are never joined. Cost: $O(n \\log n)$ through a k-d tree when few
+    the sequence are never joined. Cost: $O(n \log n)$ through a k-d tree when few
     tokens meet. The number of tokens depends on the values, so not under `jit`.
 
     Args:
@@ -32,20 +32,20 @@ def merge(cloud: TokenCloud, tolerance: float = 0.0) -> TokenCloud:
     """
     check(tolerance >= 0, f"tolerance is {tolerance}; it must not be negative.")
     kept = np.flatnonzero(np.asarray(cloud.weights) > 0)
-    labels = _group_labels(np.asarray(cloud.points)[kept], tolerance)
-    if cloud.positions is not None:
-        labels = _refine(labels, np.asarray(cloud.positions)[kept])
-    count = labels.max() + 1
-    masses = cloud.weights[kept]
-    totals = jax.ops.segment_sum(masses, labels, count)
-    means = jax.ops.segment_sum(masses[:, None] * cloud.points[kept], labels, count)
+    places = None if cloud.positions is None else np.asarray(cloud.positions)[kept]
+    labels = _group_labels(np.asarray(cloud.points)[kept], places, tolerance)
     first = np.unique(labels, return_index=True)[1]
-    alone = np.bincount(labels) == 1
-    points = jnp.where(
-        alone[:, None], cloud.points[kept[first]], means / totals[:, None]
+    masses, points = cloud.weights[kept], cloud.points[kept]
+    totals = jax.ops.segment_sum(masses, labels, len(first))
+    # Deviations from the first member: equal points stay what they are, exactly.
+    deviations = masses[:, None] * (points - points[first[labels]])
+    moments = jax.ops.segment_sum(deviations, labels, len(first))
+    return TokenCloud(
+        points[first] + moments / totals[:, None],
+        totals,
+        positions=None if cloud.positions is None else cloud.positions[kept[first]],
+        sums=cloud.sums,
     )
-    positions = None if cloud.positions is None else cloud.positions[kept[first]]
-    return TokenCloud(points, totals, positions=positions, sums=cloud.sums)
 
 
 def mix(
@@ -62,11 +62,8 @@ def mix(
     shares = checked_weights(means, coefficients, normalize=False)
     if not all(isinstance(measure, TokenCloud) for measure in measures):
         return Mixture(shares, measures)
-    placed = [cloud.positions is not None for cloud in measures]
-    check(
-        all(placed) or not any(placed),
-        "some clouds have positions and some have none; give all of them or none.",
-    )
+    _check_placed(measures)
+    positions = [cloud.positions for cloud in measures if cloud.positions is not None]
     return TokenCloud(
         jnp.concatenate([cloud.points for cloud in measures]),
         jnp.concatenate(
@@ -75,9 +72,7 @@ def mix(
                 for share, cloud in zip(shares, measures, strict=True)
             ]
         ),
-        positions=jnp.concatenate([c.positions for c in measures])
-        if all(placed)
-        else None,
+        positions=jnp.concatenate(positions) if positions else None,
         sums=measures[0].sums,
     )
 
@@ -106,30 +101,43 @@ def pad(cloud: TokenCloud, count: int) -> TokenCloud:
 def batch(clouds: Sequence[TokenCloud]) -> TokenCloud:
     """Stack clouds along a leading axis for `jax.vmap`, padded to the largest count."""
     check(len(clouds) > 0, "clouds is empty; there is nothing to stack.")
+    dimensions = [cloud.dimension for cloud in clouds]
+    check(
+        len(set(dimensions)) == 1,
+        f"clouds have dimensions {dimensions}; they must agree.",
+    )
+    _check_placed(clouds)
     largest = max(cloud.count for cloud in clouds)
     padded = [pad(cloud, largest) for cloud in clouds]
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *padded)
 
 
-def _group_labels(points: np.ndarray, tolerance: float) -> np.ndarray:
+def _check_placed(clouds: Sequence[TokenCloud]) -> None:
+    placed = [cloud.positions is not None for cloud in clouds]
+    check(
+        all(placed) or not any(placed),
+        "some clouds have positions and some have none; give all of them or none.",
+    )
+
+
+def _group_labels(
+    points: np.ndarray, places: np.ndarray | None, tolerance: float
+) -> np.ndarray:
     """Label each point by its group, numbered by first appearance."""
     if tolerance == 0:
-        _, labels = np.unique(points, axis=0, return_inverse=True)
+        rows = points if places is None else np.column_stack([places, points])
+        _, labels = np.unique(rows, axis=0, return_inverse=True)
         return _by_appearance(labels.reshape(-1))
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
     from scipy.spatial import cKDTree
 
     close = cKDTree(points).query_pairs(tolerance, output_type="ndarray")
+    if places is not None:
+        close = close[places[close[:, 0]] == places[close[:, 1]]]
     shape = (len(points), len(points))
     graph = coo_array((np.ones(len(close), bool), (close[:, 0], close[:, 1])), shape)
     return _by_appearance(connected_components(graph, directed=False)[1])
-
-
-def _refine(labels: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """Split groups whose members stand at different positions."""
-    _, places = np.unique(positions, return_inverse=True)
-    return _by_appearance(labels * (places.max() + 1) + places)
 
 
 def _by_appearance(labels: np.ndarray) -> np.ndarray:

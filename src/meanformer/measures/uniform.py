@@ -1,4 +1,4 @@
-"""Uniform token measures: on the unit sphere and on a box."""
+"""Uniform token measures: on a sphere and on a box."""
 
 import operator
 from typing import Any
@@ -6,41 +6,49 @@ from typing import Any
 import equinox as eqx
 import jax.numpy as jnp
 import jax.random as jr
-import numpy as np
 from jaxtyping import Array, ArrayLike, Float
 
-from meanformer.errors import InvalidInput, check
+from meanformer.errors import (
+    InvalidInput,
+    as_float_array,
+    check,
+    check_finite,
+    check_shape,
+    is_concrete,
+)
 from meanformer.measures.abstract import AbstractMeasure, FeatureMap
 from meanformer.measures.box import (
+    AbstractBox,
+    TruncatedNormalBox,
     checked_bounds,
-    maximal_mean_of_box,
+    require,
     required_diagonal,
+    rounding_of,
 )
-from meanformer.measures.checks import require
-from meanformer.measures.truncated import TruncatedNormalBox
 from meanformer.numerics.bessel import sphere_transform
 from meanformer.numerics.interval import uniform_transform
 from meanformer.typing import Key
 
 
 class UniformSphere(AbstractMeasure):
-    r"""The uniform probability on the unit sphere of $\mathbb{R}^d$.
+    r"""The uniform probability on a sphere around the origin of $\mathbb{R}^d$.
 
+    For radius 1,
     $$\Lambda(u) = \log\Bigl[\Gamma(\tfrac d2)\,(\tfrac 2r)^{d/2-1}
       I_{d/2-1}(r)\Bigr], \qquad \nabla\Lambda(u) = A(r)\,\frac ur, \qquad
       A = \frac{I_{d/2}}{I_{d/2-1}}, \qquad r = |u|.$$
-    In dimension 1 the sphere is $\{-1, 1\}$.
+    In dimension 1 the sphere is $\{-1, 1\}$. Answers to tilts have the type of the
+    tilts; moments and samples that of the radius.
 
     Args:
         dimension: dimension $d \ge 1$ of the space around the sphere.
-        dtype: floating-point type of moments and samples; JAX's default if left out.
-            Answers to tilts have the type of the tilts.
+        radius: radius, positive; root-mean-square norms put tokens at $\sqrt d$.
     """
 
+    radius: Float[Array, ""]
     ambient: int = eqx.field(static=True)
-    dtype: Any = eqx.field(static=True)
 
-    def __init__(self, dimension: int, *, dtype: Any = None):
+    def __init__(self, dimension: int, *, radius: ArrayLike = 1.0):
         try:
             self.ambient = operator.index(dimension)
         except TypeError:
@@ -48,11 +56,11 @@ class UniformSphere(AbstractMeasure):
                 f"dimension is {dimension!r}; it must be an integer, 1 or more."
             ) from None
         check(self.ambient >= 1, f"dimension is {dimension}; it must be 1 or more.")
-        self.dtype = np.dtype(jnp.result_type(float) if dtype is None else dtype)
-        check(
-            jnp.issubdtype(self.dtype, jnp.floating),
-            f"dtype is {self.dtype}; it must be a floating-point type.",
-        )
+        self.radius = as_float_array("radius", radius)
+        check_shape("radius", self.radius, ())
+        check_finite("radius", self.radius)
+        if is_concrete(self.radius):
+            check(self.radius > 0, f"radius is {radius}; it must be positive.")
 
     @property
     def dimension(self) -> int:
@@ -61,11 +69,12 @@ class UniformSphere(AbstractMeasure):
 
     def mean(self) -> Float[Array, " d"]:
         """Return zero."""
-        return jnp.zeros(self.ambient, self.dtype)
+        return jnp.zeros(self.ambient, self.radius.dtype)
 
     def covariance(self) -> Float[Array, "d d"]:
-        """Return the identity divided by the dimension."""
-        return jnp.eye(self.ambient, dtype=self.dtype) / self.ambient
+        """Return the identity times the squared radius over the dimension."""
+        identity = jnp.eye(self.ambient, dtype=self.radius.dtype)
+        return self.radius**2 / self.ambient * identity
 
     def log_laplace(self, u: Float[Array, "m d"]) -> Float[Array, " m"]:
         """Return the log-Laplace transform; $O(d)$ for each tilt."""
@@ -79,67 +88,116 @@ class UniformSphere(AbstractMeasure):
         self, u: Float[Array, "m d"]
     ) -> tuple[Float[Array, " m"], Float[Array, "m d"]]:
         """Return both from one evaluation, to 1e-13 relatively in float64."""
-        return sphere_transform(u, self.ambient)
+        radius = self.radius.astype(u.dtype)
+        log_laplace, mean = sphere_transform(radius * u, self.ambient)
+        return log_laplace, radius * mean
 
     def linear_mean(
         self, u: Float[Array, "m k"], feature_map: FeatureMap | None = None
     ) -> tuple[Float[Array, " m"], Float[Array, "m d"]]:
-        """Return zero and the tilts divided by the dimension."""
+        """Return zero and a multiple of the tilts."""
         if feature_map is not None:
             raise self._refusal("linear attention with a feature map")
-        return jnp.zeros(len(u), u.dtype), u / self.ambient
+        scale = self.radius.astype(u.dtype) ** 2 / self.ambient
+        return jnp.zeros(len(u), u.dtype), scale * u
 
     def maximal_mean(
         self, u: Float[Array, "m d"], tolerance: float
     ) -> Float[Array, "m d"]:
-        """Return the direction of each tilt; zero where all scores tie.
+        r"""Return the point in the direction of each tilt; zero where all scores tie.
 
-        Scores range over an interval of length $2|u|$; they tie if that is within the
-        tolerance.
+        Scores cover an interval of length $2r|u|$, for a sphere of radius $r$; they
+        tie if that is within the tolerance.
         """
+        radius = self.radius.astype(u.dtype)
         largest = jnp.max(jnp.abs(u), axis=1, keepdims=True)
         is_zero = largest == 0
-        scaled = u / jnp.where(is_zero, 1, largest)
-        squares = jnp.sum(scaled**2, axis=1, keepdims=True)
-        norms = jnp.sqrt(jnp.where(is_zero, 1, squares))
-        all_tie = is_zero | (2 * largest * norms <= tolerance)
-        return jnp.where(all_tie, 0, scaled / norms)
+        scaled = jnp.where(is_zero, 1, u) / jnp.where(is_zero, 1, largest)
+        norms = jnp.linalg.norm(scaled, axis=1, keepdims=True)
+        all_tie = 2 * radius * largest * norms <= tolerance
+        return jnp.where(is_zero | all_tie, 0, radius * scaled / norms)
 
     def sample(self, count: int, *, key: Key) -> Float[Array, "count d"]:
         """Draw normal vectors and project them on the sphere."""
         if self.ambient == 1:
-            return jr.rademacher(key, (count, 1), self.dtype)
-        noise = jr.normal(key, (count, self.ambient), self.dtype)
-        return noise / jnp.linalg.norm(noise, axis=1, keepdims=True)
+            return self.radius * jr.rademacher(key, (count, 1), self.radius.dtype)
+        noise = jr.normal(key, (count, self.ambient), self.radius.dtype)
+        return self.radius * noise / jnp.linalg.norm(noise, axis=1, keepdims=True)
 
     def quadratic_tilt(
         self, precision: Float[Array, "d d"]
     ) -> tuple[Float[Array, ""], "UniformSphere"]:
-        """Multiply by a constant: a multiple of the identity is the same everywhere."""
-        size = jnp.trace(precision) / self.ambient
-        excess = precision - size * jnp.eye(self.ambient, dtype=precision.dtype)
-        size = require(
-            jnp.all(jnp.abs(excess) <= _rounding(precision)),
-            size,
-            "L2 attention on UniformSphere needs K^T K to be a multiple of the identity",
-        )
-        return -size / 2, self
+        """Multiply by a constant: a multiple of the identity is one on the sphere."""
+        need = "L2 attention on UniformSphere needs K^T K to be a multiple of I"
+        tilted = self._if_isotropic(precision, need)
+        mean_square = tilted.radius.astype(precision.dtype) ** 2
+        return -0.5 * mean_square * jnp.trace(precision) / self.ambient, tilted
 
     def entropic_tilt(
         self, form: Float[Array, "d d"], precision: Float[Array, "d d"], solver: Any
     ) -> "UniformSphere":
-        r"""Return the sphere itself: if $B$ is a multiple of a rotation, $g$ is constant.
+        r"""Return the sphere itself: the entropic potentials are constant.
 
-        The kernel $e^{\langle y, Bx\rangle}$ has then constant marginals, whatever the
-        number of iterations, provided that the start is constant as well.
+        For $B$ a multiple of a rotation the kernel $e^{\langle y, Bx\rangle}$ has
+        constant marginals, and so has every half-step from a constant start.
         """
-        check(
-            solver.half_steps is None or self.quadratic_tilt(precision) is not None,
-            "unreachable",
-        )
-        return self
+        need = "Sinkhorn attention on UniformSphere needs K^T Q to be a scaled rotation"
+        tilted = self._if_isotropic(form.T @ form, need)
+        if solver.half_steps is None:
+            return tilted
+        need = "half_steps on UniformSphere need K^T K to be a multiple of I"
+        return tilted._if_isotropic(precision, need)
+
+    def _if_isotropic(self, matrix: Float[Array, "d d"], need: str) -> "UniformSphere":
+        size = jnp.trace(matrix) / self.ambient
+        rest = jnp.abs(matrix - size * jnp.eye(self.ambient, dtype=matrix.dtype))
+        holds = jnp.all(rest <= rounding_of(matrix))
+        radius = require(holds, self.radius, need)
+        return eqx.tree_at(lambda sphere: sphere.radius, self, radius)
 
 
-def _rounding(matrix: Float[Array, "d d"]) -> Float[Array, ""]:
-    """Size of entries that rounding leaves where a product should vanish."""
-    return 100 * jnp.finfo(matrix.dtype).eps * jnp.max(jnp.abs(matrix))
+class UniformBox(AbstractBox):
+    r"""The uniform probability on a box $\prod_i [a_i, b_i]$.
+
+    With centre $c$, half-lengths $h$ and $z_i = h_i u_i$,
+    $$\Lambda(u) = \langle c, u\rangle + \sum_i \log\frac{\sinh z_i}{z_i}, \qquad
+      \partial_i\Lambda(u) = c_i + h_i \Bigl(\coth z_i - \frac{1}{z_i}\Bigr).$$
+
+    Args:
+        low: lower corner $a$.
+        high: upper corner $b$, larger in each coordinate.
+    """
+
+    low: Float[Array, " d"]
+    high: Float[Array, " d"]
+
+    def __init__(self, low: ArrayLike, high: ArrayLike):
+        self.low, self.high = checked_bounds(low, high)
+
+    def mean(self) -> Float[Array, " d"]:
+        """Return the centre."""
+        return (self.low + self.high) / 2
+
+    def variances(self) -> Float[Array, " d"]:
+        """Return a twelfth of the squared lengths."""
+        return (self.high - self.low) ** 2 / 12
+
+    def tilted_mass_and_mean(
+        self, u: Float[Array, "m d"]
+    ) -> tuple[Float[Array, " m"], Float[Array, "m d"]]:
+        """Return the log-Laplace transform and the tilted mean, to rounding."""
+        parts, means = uniform_transform(u, self.low[None, :], self.high[None, :])
+        return jnp.sum(parts, axis=1), means
+
+    def sample(self, count: int, *, key: Key) -> Float[Array, "count d"]:
+        """Draw each coordinate uniformly."""
+        fractions = jr.uniform(key, (count, self.dimension), self.low.dtype)
+        points = self.low[None, :] + fractions * (self.high - self.low)[None, :]
+        return jnp.minimum(points, self.high[None, :])
+
+    def quadratic_tilt(
+        self, precision: Float[Array, "d d"]
+    ) -> tuple[Float[Array, ""], TruncatedNormalBox]:
+        """Multiply by a Gaussian with diagonal precision: a truncated normal law."""
+        tilted = TruncatedNormalBox(self.low, self.high, required_diagonal(precision))
+        return tilted.log_mass(), tilted

@@ -1,7 +1,8 @@
 """Exponentials of linear and quadratic functions on an interval, at any steepness."""
 
-import jax
 import jax.numpy as jnp
+from jax import lax
+from jax.scipy.special import logsumexp
 from jaxtyping import Array, Float
 
 from meanformer.numerics.bessel import sphere_functions
@@ -16,7 +17,9 @@ Pair = tuple[Float[Array, "*#batch"], Float[Array, "*#batch"]]
 
 
 def uniform_transform(
-    tilt: Float[Array, "*#batch"], low: Float[Array, "*#batch"], high: Float[Array, "*#batch"]
+    tilt: Float[Array, "*#batch"],
+    low: Float[Array, "*#batch"],
+    high: Float[Array, "*#batch"],
 ) -> Pair:
     r"""Log-Laplace transform and tilted mean of the uniform law on intervals.
 
@@ -52,56 +55,89 @@ def _from_the_end(tilt: Array, low: Array, high: Array) -> tuple[Array, Array]:
     )
 
 
-def quadratic_rule(
-    curvature: Float[Array, "*#batch"], slope: Float[Array, "*#batch"]
-) -> tuple[Float[Array, "*#batch q"], Float[Array, "*#batch q"]]:
-    r"""Nodes and log-weights for the exponential of a quadratic on [-1, 1].
+def quadratic_moments(
+    precision: Float[Array, "*#batch"],
+    tilt: Float[Array, "*#batch"],
+    low: Float[Array, "*#batch"],
+    high: Float[Array, "*#batch"],
+    origin: Float[Array, "*#batch"],
+) -> tuple[Array, Array, Array]:
+    r"""Log-mass, mean and variance of the exponential of a quadratic on intervals.
 
-    $$\tfrac12\int_{-1}^{1} f(s)\, e^{gs - \kappa s^2/2}\,\mathrm{d}s
-      \approx \sum_j e^{l_j} f(s_j),$$
-    for any real curvature $\kappa$ and slope $g$, however large, to rounding for
-    polynomials $f$ of moderate degree. The interval is cut at the vertex; on either
-    side the exponent is monotone, and Gauss nodes fill the window in which it stays
-    close to its largest value. All terms are positive: nothing cancels in the tails.
+    $$\log \frac{1}{b-a} \int_a^b e^{uy - P(y^2 - o^2)/2}\,\mathrm{d}y,$$
+    for a precision $P$ and tilt $u$ of any sign and size, to rounding: the interval is
+    cut at the vertex; on either side the exponent is monotone, and Gauss nodes fill the
+    window where it stays close to its largest value. All terms are positive, so that
+    nothing cancels in the tails.
 
     Args:
-        curvature: $\kappa$, of any sign.
-        slope: $g$.
+        precision: $P$.
+        tilt: $u$.
+        low: the ends $a$.
+        high: the ends $b > a$.
+        origin: where the quadratic part is taken as zero; a constant. With the place
+            of its maximum, the log-mass is of moderate size at $u = 0$.
 
     Returns:
-        The nodes, constants for differentiation, and the log-weights.
+        The three, of the common shape; 64 exponentials for each entry.
     """
-    sides = [_half_rule(curvature, slope, side) for side in (-1.0, 1.0)]
-    nodes, log_weights = zip(*sides, strict=True)
-    return jnp.concatenate(nodes, axis=-1), jnp.concatenate(log_weights, axis=-1)
-
-
-def _half_rule(curvature: Array, slope: Array, side: float) -> tuple[Array, Array]:
-    """Return the rule between the vertex and one end of the interval."""
-    start, reach = jax.lax.stop_gradient(_window(curvature, slope, side))
-    fractions, shares = gauss_legendre(_NODES)
-    steps = reach[..., None] * jnp.asarray((fractions + 1) / 2, slope.dtype)
-    at_start = start * (slope - curvature * start / 2)
-    change = (slope - curvature * start)[..., None] * steps - (
-        curvature[..., None] * steps**2 / 2
+    sides = [
+        _half_rule(precision, tilt, low, high, origin, side) for side in (low, high)
+    ]
+    nodes, log_weights = (
+        jnp.concatenate(parts, axis=-1) for parts in zip(*sides, strict=True)
     )
-    spacing = jnp.abs(reach)[..., None] * jnp.asarray(shares / 2, slope.dtype)
+    log_mass = logsumexp(log_weights, axis=-1)
+    shares = jnp.exp(log_weights - log_mass[..., None])
+    mean = jnp.sum(shares * nodes, axis=-1)
+    return log_mass, mean, jnp.sum(shares * (nodes - mean[..., None]) ** 2, axis=-1)
+
+
+def _half_rule(
+    precision: Array, tilt: Array, low: Array, high: Array, origin: Array, side: Array
+) -> tuple[Array, Array]:
+    """Return nodes and log-weights between the vertex and one end."""
+    start, reach = lax.stop_gradient(_window(precision, tilt, low, high, side))
+    share_of_length = jnp.abs(reach) / lax.stop_gradient(_length(low, high))
+    start, reach = _attach(start, reach, low, high)
+    fractions, shares = gauss_legendre(_NODES)
+    steps = jnp.multiply.outer(reach, jnp.asarray((fractions + 1) / 2, reach.dtype))
+    at_start = tilt * start - precision * (start - origin) * (start + origin) / 2
+    slope = (tilt - precision * start)[..., None]
+    change = slope * steps - precision[..., None] * steps**2 / 2
+    spacing = jnp.multiply.outer(share_of_length, jnp.asarray(shares, reach.dtype))
     return start[..., None] + steps, at_start[..., None] + change + jnp.log(spacing)
 
 
-def _window(curvature: Array, slope: Array, side: float) -> tuple[Array, Array]:
-    """Return where the exponent is largest on one side, and how far to go from there."""
-    safe_curvature = jnp.where(curvature == 0, 1, curvature)
-    vertex = jnp.where(curvature == 0, 0, jnp.clip(slope / safe_curvature, -1, 1))
+def _window(
+    precision: Array, tilt: Array, low: Array, high: Array, side: Array
+) -> tuple[Array, Array]:
+    """Return where the exponent is largest on one side, and how far to go on."""
+    is_linear = precision == 0
+    vertex = tilt / jnp.where(is_linear, 1, precision)
+    vertex = jnp.where(is_linear, (low + high) / 2, jnp.clip(vertex, low, high))
     to_end = side - vertex
-    rises = to_end * (slope - curvature * (vertex + side) / 2) > 0
+    rises = to_end * (tilt - precision * (vertex + side) / 2) > 0
     start = jnp.where(rises, side, vertex)
-    direction = jnp.where(rises, -side, side)
-    fall = jnp.maximum(-direction * (slope - curvature * start), 0)
-    bend = jnp.sqrt(2 * _DROP * jnp.abs(curvature))
+    direction = jnp.where(rises, -to_end, to_end)
+    fall = jnp.maximum(-jnp.sign(direction) * (tilt - precision * start), 0)
+    bend = jnp.sqrt(2 * _DROP * jnp.abs(precision))
     root_if_convex = jnp.sqrt(jnp.maximum(fall - bend, 0)) * jnp.sqrt(fall + bend)
-    root = jnp.where(curvature < 0, root_if_convex, jnp.hypot(fall, bend))
-    # Below this the exponent falls by less than the drop on all of the half.
-    slowest = 2 * _DROP / jnp.maximum(jnp.abs(to_end), jnp.finfo(slope.dtype).tiny)
-    distance = 2 * _DROP / jnp.maximum(fall + root, slowest)
-    return start, direction * distance
+    root = jnp.where(precision < 0, root_if_convex, jnp.hypot(fall, bend))
+    # The exponent falls by the drop at this distance, if the half is that long.
+    pace = jnp.maximum((fall + root) / (2 * _DROP), jnp.finfo(root.dtype).tiny)
+    return start, jnp.clip(direction, -1 / pace, 1 / pace)
+
+
+def _attach(start: Array, reach: Array, low: Array, high: Array) -> tuple[Array, Array]:
+    """Let a window move with the ends of the interval, for differentiation only."""
+    still_low, still_high = lax.stop_gradient((low, high))
+    length = _length(still_low, still_high)
+    place = (start - still_low) / length
+    moving_low, moving_high = low - still_low, high - still_high
+    start = start + (1 - place) * moving_low + place * moving_high
+    return start, reach + reach * (moving_high - moving_low) / length
+
+
+def _length(low: Array, high: Array) -> Array:
+    return jnp.maximum(high - low, jnp.finfo(low.dtype).tiny)

@@ -7,7 +7,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, ScalarLike
+from jaxtyping import Array, Float, ScalarLike
 
 from meanformer.numerics.pairs import Pairs
 from meanformer.numerics.terms import (
@@ -23,17 +23,24 @@ from meanformer.numerics.tiles import fold_tiles
 
 @eqx.filter_jit
 def kernel_sum(
-    pairs: Pairs, values: Array, profile: Callable, *, block_size: int | str
-) -> tuple[Array, Array]:
+    pairs: Pairs,
+    values: Float[Array, "n v"],
+    profile: Callable,
+    *,
+    block_size: int | str,
+) -> tuple[Float[Array, " m"], Float[Array, "m v"]]:
     """Mass and moment; see `AbstractPairSums.kernel`."""
     terms = as_terms(pairs, values)
 
-    def step(total, tilts, tokens, seen):
-        visible = is_visible(tokens, seen)
-        factors = profiled(profile, scores_of_tile(tilts, tokens), visible)
-        return total + matmul(jnp.where(seen, factors, 0), tokens.masses)
+    def row_of_tiles(tilts, fold):
+        def step(total, tokens, seen):
+            visible = is_visible(tokens, seen)
+            factors = profiled(profile, scores_of_tile(tilts, tokens), visible)
+            return total + matmul(jnp.where(seen, factors, 0), tokens.masses)
 
-    total = fold_tiles(step, no_mass(terms), *terms, block_size)
+        return fold(step, no_masses(terms, tilts))
+
+    total = fold_tiles(row_of_tiles, *terms, block_size)
     total = total.astype(common_dtype(pairs, values))
     return total[:, 0], total[:, 1:]
 
@@ -50,8 +57,12 @@ def profiled(profile: Callable, scores: Array, visible: Array) -> Array:
 
 @partial(jax.jit, static_argnames="block_size")
 def hardmax_sum(
-    pairs: Pairs, values: Array, tolerance: ScalarLike, *, block_size: int | str
-) -> tuple[Array, Array]:
+    pairs: Pairs,
+    values: Float[Array, "n v"],
+    tolerance: ScalarLike,
+    *,
+    block_size: int | str,
+) -> tuple[Float[Array, " m"], Float[Array, "m v"]]:
     """Best score and mean over its ties; see `AbstractPairSums.hardmax`."""
     terms, dtype = as_terms(pairs, values), common_dtype(pairs, values)
     best = best_scores(lax.stop_gradient(terms), block_size)
@@ -67,44 +78,45 @@ def hardmax_sum(
 def best_scores(terms: Terms, block_size: int | str) -> Array:
     """Largest visible score of each query, or minus infinity."""
 
-    def start(tilts):
-        return jnp.full(len(tilts), -jnp.inf, tilts.dtype)
+    def row_of_tiles(tilts, fold):
+        def step(best, tokens, seen):
+            scores = scores_of_tile(tilts, tokens)
+            scores = jnp.where(is_visible(tokens, seen), scores, -jnp.inf)
+            return jnp.maximum(best, scores.max(axis=1))
 
-    def step(best, tilts, tokens, seen):
-        scores = scores_of_tile(tilts, tokens)
-        scores = jnp.where(is_visible(tokens, seen), scores, -jnp.inf)
-        return jnp.maximum(best, scores.max(axis=1))
+        return fold(step, jnp.full(len(tilts), -jnp.inf, tilts.dtype))
 
-    return fold_tiles(step, start, *terms, block_size)
+    return fold_tiles(row_of_tiles, *terms, block_size)
 
 
 def sums_over_ties(
     terms: Terms, best: Array, tolerance: ScalarLike, block_size: int | str
 ) -> tuple[Array, Array]:
-    """Total masses, and weight times score, over tokens as good as the best.
+    """Masses, and weight times score, summed over the tokens as good as the best.
 
     Scores that differ by rounding are ties whatever the tolerance.
     """
     rounding = 8 * jnp.finfo(best.dtype).eps * jnp.abs(best)
-    margin = jnp.where(best > -jnp.inf, jnp.maximum(tolerance, rounding), 0)
+    margin = jnp.where(best == -jnp.inf, 0, jnp.maximum(tolerance, rounding))
 
-    def start(queries):
-        return no_mass(terms)(queries[0]), jnp.zeros_like(queries[1])
-
-    def step(carry, queries, tokens, seen):
+    def row_of_tiles(queries, fold):
         tilts, best, margin = queries
-        scores = scores_of_tile(tilts, tokens)
-        ties = seen & (jnp.abs(scores - best[:, None]) <= margin[:, None])
-        chosen = ties.astype(scores.dtype)
-        total = matmul(chosen, tokens.masses)
-        slope = matmul(jnp.where(ties, scores, 0), tokens.masses[:, 0])
-        return carry[0] + total, carry[1] + slope
+
+        def step(carry, tokens, seen):
+            total, slope = carry
+            scores = scores_of_tile(tilts, tokens)
+            is_tie = seen & (jnp.abs(scores - best[:, None]) <= margin[:, None])
+            total += matmul(is_tie.astype(scores.dtype), tokens.masses)
+            slope += matmul(jnp.where(is_tie, scores, 0), tokens.masses[:, 0])
+            return total, slope
+
+        return fold(step, (no_masses(terms, tilts), jnp.zeros_like(best)))
 
     queries = terms.tilts, best, margin
-    return fold_tiles(step, start, queries, terms.tokens, terms.ranges, block_size)
+    return fold_tiles(row_of_tiles, queries, terms.tokens, terms.ranges, block_size)
 
 
-def no_mass(terms: Terms) -> Callable:
-    """Return the function from a block of tilts to sums that are still zero."""
+def no_masses(terms: Terms, tilts: Array) -> Array:
+    """Sums of masses, before any token is added."""
     masses = terms.tokens.masses
-    return lambda tilts: jnp.zeros((len(tilts), masses.shape[1]), masses.dtype)
+    return jnp.zeros((len(tilts), masses.shape[1]), masses.dtype)

@@ -139,6 +139,7 @@ def balance(
         tolerance = default_tolerance(problem.points.dtype)
     if start is None:
         start = problem.resting_potential()
+    start = lax.stop_gradient(start)
     limit = limit_potential(problem, start, tolerance=tolerance, max_steps=max_steps)
     f = problem.row_step(limit.g)
     shift = jnp.dot(problem.weights, f - limit.g) / (2 * problem.weights.sum())

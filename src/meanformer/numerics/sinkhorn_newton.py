@@ -94,15 +94,15 @@ def _line_search(problem, at, direction, slope):
     the limit, where differences of values are lost in rounding.
     """
 
-    def step(length):
-        return visit(problem, at.g + length * direction, at.count), length
+    def shorten(trial):
+        _, longer = trial
+        return visit(problem, at.g + longer / 2 * direction, at.count), longer / 2
 
     def is_too_long(trial):
         new, length = trial
         excess = jnp.expm1(new.g - new.balanced)
         new_slope = -jnp.sum(problem.weights * excess * direction)
-        return ~(new_slope >= -slope / 10) & (length >= SHORTEST_STEP)
+        is_past_top = ~(new_slope >= -slope / 10)
+        return (length > 1) | is_past_top & (length >= SHORTEST_STEP)
 
-    return lax.while_loop(
-        is_too_long, lambda trial: step(trial[1] / 2), step(jnp.ones_like(slope))
-    )
+    return lax.while_loop(is_too_long, shorten, (at, jnp.full_like(slope, 2)))

@@ -5,24 +5,27 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array
+from jax.custom_derivatives import SymbolicZero
+from jaxtyping import Array, Float
 
+from meanformer.numerics.exponential import exponent_scale, scaled_exp
 from meanformer.numerics.pairs import Pairs
 from meanformer.numerics.terms import (
     Terms,
+    Tokens,
     as_terms,
     common_dtype,
-    is_visible,
     matmul,
+    scaled,
     scores_of_tile,
 )
-from meanformer.numerics.tiles import fold_tiles
+from meanformer.numerics.tiles import fold_tiles, somewhere
 
 
 @partial(jax.jit, static_argnames="block_size")
 def softmax_sum(
-    pairs: Pairs, values: Array, *, block_size: int | str
-) -> tuple[Array, Array]:
+    pairs: Pairs, values: Float[Array, "n v"], *, block_size: int | str
+) -> tuple[Float[Array, " m"], Float[Array, "m v"]]:
     """Log-mass and mean; see `AbstractPairSums.softmax`."""
     dtype = common_dtype(pairs, values)
     log_mass, mean = tilted_mean(as_terms(pairs, values), block_size)
@@ -31,76 +34,165 @@ def softmax_sum(
 
 @partial(jax.custom_jvp, nondiff_argnums=(1,))
 def tilted_mean(terms: Terms, block_size: int | str) -> tuple[Array, Array]:
-    """Log-mass and mean by a running maximum."""
-    masses = terms.tokens.masses
+    """Log-mass and mean; one sweep over the tiles where that is accurate, else two.
 
-    def start(tilts):
-        count = len(tilts)
-        nothing = jnp.zeros((count, masses.shape[1]), masses.dtype)
-        return jnp.full(count, -jnp.inf, masses.dtype), nothing
+    The first sweep takes exponentials relative to an upper bound of the scores. Where
+    a mass comes out so small that terms of it may have been lost, the block of queries
+    is summed again relative to its largest terms.
+    """
+    scale = exponent_scale(terms.tilts.dtype)
+    terms = scaled(terms, scale)
+    lost = smallest_mass(terms.tokens.masses[:, 0])
 
-    def step(carry, tilts, tokens, seen):
-        top, total = carry
-        scores = scores_of_tile(tilts, tokens)
-        scores = jnp.where(is_visible(tokens, seen), scores, -jnp.inf)
-        new_top = jnp.maximum(top, scores.max(axis=1))
-        shift = jnp.where(new_top > -jnp.inf, new_top, 0)
-        tilted = matmul(jnp.exp(scores - shift[:, None]), tokens.masses)
-        return new_top, total * jnp.exp(top - shift)[:, None] + tilted
+    def row_of_tiles(queries, fold):
+        tilts, bounds, ranges = queries
+        nothing = jnp.zeros((len(tilts), terms.tokens.masses.shape[1]), tilts.dtype)
+        total = fold(partial(add_tile, tilts, bounds), nothing)
+        is_lost = total[:, 0] < lost
+        if ranges is not None:
+            is_lost &= ranges[0] < ranges[1]
+        unknown = jnp.full_like(bounds, -jnp.inf)
+        return lax.cond(
+            somewhere(jnp.any(is_lost)),
+            lambda: fold(partial(add_tile_rescaling, tilts), (unknown, nothing)),
+            lambda: (bounds, total),
+        )
 
-    top, total = fold_tiles(step, start, *terms, block_size)
-    is_empty = top == -jnp.inf
-    mass = jnp.where(is_empty, 1, total[:, 0])
-    log_mass = jnp.where(is_empty, -jnp.inf, top + jnp.log(mass))
-    return log_mass, total[:, 1:] / mass[:, None]
+    queries = terms.tilts, score_bounds(terms), terms.ranges
+    shift, total = fold_tiles(
+        row_of_tiles, queries, terms.tokens, terms.ranges, block_size
+    )
+    return normalised(shift / scale, total)
 
 
-@tilted_mean.defjvp
+def score_bounds(terms: Terms) -> Float[Array, " m"]:
+    """Bound the scores of each query by a ball around the tokens."""
+    points, offsets, masses = terms.tokens
+    weights = masses[:, 0]
+    mass = weights.sum()
+    centre = matmul(weights, points) / jnp.where(mass > 0, mass, 1)
+    distances = jnp.linalg.norm(points - centre[None, :], axis=1)
+    radius = jnp.where(weights > 0, distances, 0).max()
+    bounds = matmul(terms.tilts, centre)
+    bounds += radius * jnp.linalg.norm(terms.tilts, axis=1)
+    if offsets is None:
+        return bounds
+    highest = jnp.where(weights > 0, offsets, -jnp.inf).max()
+    return bounds + jnp.where(mass > 0, highest, 0)
+
+
+def smallest_mass(weights: Float[Array, " n"]) -> Float[Array, ""]:
+    """Mass relative to a bound below which underflow may be felt."""
+    limits = jnp.finfo(weights.dtype)
+    return limits.tiny / limits.eps**2 * jnp.maximum(weights.sum(), 1)
+
+
+def add_tile(
+    tilts: Array, bounds: Array, total: Array, tokens: Tokens, seen: Array | bool
+) -> Array:
+    """Add the masses of a tile, tilted relative to the bounds."""
+    factors = scaled_exp(scores_of_tile(tilts, tokens) - bounds[:, None])
+    return total + matmul(jnp.where(seen, factors, 0), tokens.masses)
+
+
+def add_tile_rescaling(
+    tilts: Array, carry: tuple[Array, Array], tokens: Tokens, seen: Array | bool
+) -> tuple[Array, Array]:
+    """Add the masses of a tile, tilted relative to the largest term so far."""
+    top, total = carry
+    scores = scores_of_tile(tilts, tokens)
+    log_weights = exponent_scale(top.dtype) * jnp.log(tokens.masses[:, 0])
+    terms = jnp.where(seen, scores + log_weights[None, :], -jnp.inf)
+    new_top = jnp.maximum(top, terms.max(axis=1))
+    shift = jnp.where(new_top == -jnp.inf, 0, new_top)
+    factors = jnp.where(seen, scaled_exp(scores - shift[:, None]), 0)
+    tilted = matmul(factors, tokens.masses)
+    return new_top, total * scaled_exp(top - shift)[:, None] + tilted
+
+
+def normalised(shift: Array, total: Array) -> tuple[Array, Array]:
+    """Return log-mass and mean from masses relative to the exponential of a shift."""
+    mass = jnp.where(jnp.isnan(shift), jnp.nan, total[:, 0])
+    is_empty = mass == 0
+    log_mass = jnp.where(is_empty, -jnp.inf, shift + jnp.log(mass))
+    return log_mass, total[:, 1:] / jnp.where(is_empty, 1, mass)[:, None]
+
+
 def tilted_mean_jvp(block_size, primals, tangents):
-    """Derivative of log-mass and mean, from the tangent of the normalised masses."""
+    """Differentiate log-mass and mean through the moving masses."""
     (terms,), (moving,) = primals, tangents
     log_mass, mean = tilted_mean(terms, block_size)
-    moved = moved_masses(terms, moving, log_mass, block_size)
+    moved = moved_masses(terms, without_zeros(moving), log_mass, block_size)
     return (log_mass, mean), (moved[:, 0], moved[:, 1:] - mean * moved[:, :1])
+
+
+tilted_mean.defjvp(tilted_mean_jvp, symbolic_zeros=True)
+
+
+def without_zeros(moving: Terms) -> Terms:
+    """Replace tangents that are known to be zero by `None`."""
+    return jax.tree.map(lambda a: None if isinstance(a, SymbolicZero) else a, moving)
 
 
 def moved_masses(
     terms: Terms, moving: Terms, log_mass: Array, block_size: int | str
 ) -> Array:
-    r"""Sum the tangents of the masses over the tokens.
+    r"""Derivative of the tilted masses, at fixed normalisation.
 
     $$\sum_j e^{s_{ij} - \Lambda_i} (\dot s_{ij} W_j + \dot W_j),
       \qquad W_j = w_j (1, v_j).$$
     """
-    masses = terms.tokens.masses
-    top = jnp.where(log_mass > -jnp.inf, log_mass, jnp.inf)
+    scale = exponent_scale(log_mass.dtype)
+    terms, moving = scaled(terms, scale), scaled(moving, scale)
+    top = scale * jnp.where(log_mass == -jnp.inf, jnp.inf, log_mass)
 
-    def start(queries):
-        return jnp.zeros((len(queries[0]), masses.shape[1]), masses.dtype)
-
-    def step(carry, queries, tokens, seen):
+    def row_of_tiles(queries, fold):
         tilts, moving_tilts, top = queries
-        tokens, moving, caps = tokens
-        exponents = scores_of_tile(tilts, tokens) - top[:, None]
-        factors = jnp.exp(jnp.minimum(exponents, caps[None, :]))
-        factors = jnp.where(seen, factors, 0)
-        slopes = matmul(moving_tilts, tokens.points.T)
-        slopes += scores_of_tile(tilts, moving)
-        moved = matmul(factors * slopes, tokens.masses)
-        return carry + moved + matmul(factors, moving.masses)
 
+        def step(total, columns, seen):
+            tokens, moving, caps = columns
+            exponents = scores_of_tile(tilts, tokens) - top[:, None]
+            factors = scaled_exp(jnp.minimum(exponents, caps[None, :]))
+            factors = jnp.where(seen, factors, 0)
+            slopes = slopes_of_tile(tilts, tokens, moving_tilts, moving)
+            if slopes is not None:
+                total += matmul(factors * slopes, tokens.masses / scale)
+            if moving.masses is not None:
+                total += matmul(factors, moving.masses)
+            return total
+
+        return fold(step, jnp.zeros((len(tilts), masses.shape[1]), tilts.dtype))
+
+    masses = terms.tokens.masses
     queries = terms.tilts, moving.tilts, top
     tokens = terms.tokens, moving.tokens, exponent_caps(masses[:, 0])
-    return fold_tiles(step, start, queries, tokens, terms.ranges, block_size)
+    return fold_tiles(row_of_tiles, queries, tokens, terms.ranges, block_size)
 
 
-def exponent_caps(weights: Array) -> Array:
-    """Bound the exponents of normalised scores so that no product overflows.
+def slopes_of_tile(
+    tilts: Array, tokens: Tokens, moving_tilts: Array | None, moving: Tokens
+) -> Array | None:
+    """Derivative of the scores of a tile, or `None` if they do not move."""
+    parts = []
+    if moving_tilts is not None:
+        parts.append(matmul(moving_tilts, tokens.points.T))
+    if moving.points is not None:
+        parts.append(matmul(tilts, moving.points.T))
+    if moving.offsets is not None:
+        parts.append(jnp.broadcast_to(moving.offsets, (len(tilts), len(tokens.points))))
+    return sum(parts[1:], start=parts[0]) if parts else None
 
-    A token that is present never reaches its bound; an absent one may, since its
-    score takes no part in the log-mass.
+
+def exponent_caps(weights: Float[Array, " n"]) -> Float[Array, " n"]:
+    """Bound normalised exponents so that no product with them overflows.
+
+    A token that is present never reaches its bound; an absent one may, since its score
+    takes no part in the log-mass.
     """
     half = jnp.log(jnp.finfo(weights.dtype).max) / 2
     present = weights > 0
-    own = jnp.where(present, -jnp.log(jnp.where(present, weights, 1)), half)
-    return lax.stop_gradient(jnp.maximum(own + 1, half))
+    caps = 1 - jnp.log(jnp.where(present, weights, 1))
+    return lax.stop_gradient(
+        exponent_scale(weights.dtype)
+        * jnp.where(present, jnp.maximum(caps, half), half)
+    )

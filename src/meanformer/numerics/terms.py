@@ -47,6 +47,14 @@ def as_terms(pairs: Pairs, values: Float[Array, "n v"]) -> Terms:
     return Terms(pairs.tilts, Tokens(pairs.points, pairs.offsets, masses), seen)
 
 
+def scaled(terms: Terms, factor: float) -> Terms:
+    """Multiply all scores by a factor."""
+    tilts, points, offsets, masses = terms.tilts, *terms.tokens
+    tilts = None if tilts is None else factor * tilts
+    offsets = None if offsets is None else factor * offsets
+    return Terms(tilts, Tokens(points, offsets, masses), terms.ranges)
+
+
 def scores_of_tile(tilts: Array, tokens: Tokens) -> Float[Array, "m n"]:
     """Scores of a block of queries against a block of tokens."""
     scores = matmul(tilts, tokens.points.T)

@@ -1,80 +1,88 @@
 """Walking over all pairs of queries and tokens tile by tile.
 
-A tile is a block of queries against a block of tokens; only one tile of scores exists
-at any moment, in the value and, because tiles are recomputed, in the derivatives.
+A tile is a block of queries against a block of tokens. Only one tile of scores exists
+at a time: in the value, and in the derivatives too, which compute each tile again.
 """
 
-import math
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Int, PyTree
+from jaxtyping import Array, Bool, Int, PyTree
 
-TILE_AREA = 1024 * 1024
+TILE_SIDE = 1024
+VECTOR_LENGTH = 16
 
 Range = tuple[Int[Array, " m"], Int[Array, " m"]]
 
 
-def tile_shape(queries: int, tokens: int, block_size: int | str) -> tuple[int, int]:
-    """Return how many queries and how many tokens meet in one tile.
-
-    With `"auto"` a tile has a fixed area, so that a problem with few pairs is one
-    tile and a few queries meet many tokens at once.
-    """
-    if not isinstance(block_size, str):
-        return min(block_size, queries), min(block_size, tokens)
-    side = math.isqrt(TILE_AREA)
-    rows = min(queries, max(side, TILE_AREA // tokens))
-    return rows, min(tokens, max(side, TILE_AREA // rows))
-
-
 def fold_tiles(
-    step: Callable,
-    start: Callable,
+    row_of_tiles: Callable,
     queries: PyTree[Array],
     tokens: PyTree[Array],
     ranges: Range | None,
     block_size: int | str,
 ) -> PyTree[Array]:
-    """Fold `step(carry, queries, tokens, seen)` over the tokens, tile by tile.
+    """Sum over the tokens for one block of queries after the other.
 
     Args:
-        step: one tile; `seen` tells which tokens are in the range of which query, and
-            is `True` when there are no ranges.
-        start: from the queries of a tile to the carry before its first token.
+        row_of_tiles: called with a block of `queries` and a function
+            `fold(step, carry)`, which folds `step(carry, tokens, seen)` over the blocks
+            of tokens. `seen` tells which token is in the range of which query, or is
+            `True` without ranges. Blocks that no range meets are skipped.
         queries: arrays with one row per query.
-        tokens: arrays with one row per token, continued by zeros to fill the tiles.
-        ranges: first and one-past-last token that each query sees, or everything.
-        block_size: see `tile_shape`.
+        tokens: arrays with one row per token; blocks are filled up with zeros.
+        ranges: the first token that each query sees and one past the last, or `None`
+            when all are seen.
+        block_size: queries and tokens per tile, or `"auto"`.
 
     Returns:
-        The last carry, whose arrays must have one row per query. Tiles that no range
-        meets are skipped; tiles are recomputed in the backward pass.
+        What `row_of_tiles` returns, with one row per query.
     """
-    count = len(jax.tree.leaves(tokens)[0])
-    rows, columns = tile_shape(len(jax.tree.leaves(queries)[0]), count, block_size)
-    padded = -(-count // columns) * columns
-    tokens = jax.tree.map(lambda a: pad_rows(a, padded, mode="constant"), tokens)
-    starts = jnp.arange(0, padded, columns)
+    rows, columns = tile_shape(row_count(queries), row_count(tokens), block_size)
+    blocks = -(-row_count(tokens) // columns)
+    tokens = pad_rows(tokens, blocks * columns, mode="constant")
+    starts = columns * jnp.arange(blocks)
 
-    def row_of_tiles(block):
+    def of_block(block):
         queries, ranges = block
 
-        def tile(carry, column):
-            tokens, first = column
-            return step(carry, queries, tokens, in_range(ranges, first, columns))
+        def fold(step, carry):
+            def tile(carry, column):
+                tokens, start = column
+                return step(carry, tokens, in_range(ranges, start, columns))
 
-        def is_needed(column):
-            return ranges is None or meets(ranges, column[1], columns)
+            return fold_blocks(tile, carry, tokens, starts, ranges)
 
-        return fold_blocks(tile, start(queries), (tokens, starts), columns, is_needed)
+        return row_of_tiles(queries, fold)
 
-    return map_blocks(row_of_tiles, (queries, ranges), rows)
+    return map_blocks(of_block, (queries, ranges), rows)
 
 
-def in_range(ranges: Range | None, start: Array, length: int) -> Array | bool:
+def tile_shape(queries: int, tokens: int, block_size: int | str) -> tuple[int, int]:
+    """Return how many queries and how many tokens meet in one tile.
+
+    Automatic tiles have a fixed area at most: few pairs are one tile, and few queries
+    meet many tokens at once.
+    """
+    if not isinstance(block_size, str):
+        return min(block_size, queries), min(block_size, tokens)
+    rows = balanced(queries, max(TILE_SIDE, TILE_SIDE**2 // tokens))
+    return rows, balanced(tokens, max(TILE_SIDE, TILE_SIDE**2 // rows))
+
+
+def balanced(count: int, largest: int) -> int:
+    """Return the length of equal blocks, no longer than asked, with little padding."""
+    if count <= largest:
+        return count
+    length = -(-count // -(-count // largest))
+    return -(-length // VECTOR_LENGTH) * VECTOR_LENGTH
+
+
+def in_range(
+    ranges: Range | None, start: Array, length: int
+) -> Bool[Array, "m length"] | bool:
     """Whether each token of a block is in the range of each query."""
     if ranges is None:
         return True
@@ -83,7 +91,7 @@ def in_range(ranges: Range | None, start: Array, length: int) -> Array | bool:
     return (index >= first[:, None]) & (index < last[:, None])
 
 
-def meets(ranges: Range, start: Array, length: int) -> Array:
+def meets(ranges: Range, start: Array, length: int) -> Bool[Array, ""]:
     """Whether any query sees any token of a block."""
     first, last = ranges
     return jnp.any((first < last) & (first < start + length) & (last > start))
@@ -91,37 +99,60 @@ def meets(ranges: Range, start: Array, length: int) -> Array:
 
 def map_blocks(function: Callable, rows: PyTree, length: int) -> PyTree:
     """Apply a function to blocks of rows in turn and join the results."""
-    count = len(jax.tree.leaves(rows)[0])
+    count = row_count(rows)
     if count <= length:
         return function(rows)
-    padded = -(-count // length) * length
-    rows = jax.tree.map(lambda a: pad_rows(a, padded, mode="edge"), rows)
+    rows = pad_rows(rows, -(-count // length) * length, mode="edge")
     blocks = lax.map(function, split_rows(rows, length))
     return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:])[:count], blocks)
 
 
 def fold_blocks(
-    step: Callable, carry: PyTree, columns: PyTree, length: int, is_needed: Callable
+    tile: Callable, carry: PyTree, tokens: PyTree, starts: Array, ranges: Range | None
 ) -> PyTree:
-    """Fold over blocks of tokens, recomputing each in the backward pass."""
-    tokens, starts = columns
+    """Fold over the blocks of tokens that are seen; each is computed again backward."""
     if len(starts) == 1:
-        return step(carry, (tokens, starts[0]))
+        return tile(carry, (tokens, starts[0]))
+    length = row_count(tokens) // len(starts)
 
     @jax.checkpoint
     def guarded(carry, column):
-        needed = is_needed(column)
-        if needed is True:
-            return step(carry, column), None
-        return lax.cond(needed, step, lambda carry, _: carry, carry, column), None
+        if ranges is None:
+            return tile(carry, column), None
+        is_needed = somewhere(meets(ranges, column[1], length))
+        return lax.cond(is_needed, tile, lambda carry, _: carry, carry, column), None
 
     return lax.scan(guarded, carry, (split_rows(tokens, length), starts))[0]
 
 
-def pad_rows(array: Array, count: int, *, mode: str) -> Array:
+@jax.custom_batching.custom_vmap
+def somewhere(condition: Bool[Array, ""]) -> Bool[Array, ""]:
+    """Return the condition; within `vmap`, whether it holds anywhere in the batch.
+
+    A branch on it then stays a branch, instead of computing both sides.
+    """
+    return condition
+
+
+@somewhere.def_vmap
+def somewhere_in_batch(axis_size, in_batched, condition):
+    """Join the conditions of a batch."""
+    return somewhere(jnp.any(condition)), False
+
+
+def row_count(tree: PyTree) -> int:
+    """Return the number of rows that all arrays of a tree have."""
+    return len(jax.tree.leaves(tree)[0])
+
+
+def pad_rows(tree: PyTree, count: int, *, mode: str) -> PyTree:
     """Append rows until there are `count`: zeros, or copies of the last row."""
-    missing = [(0, count - len(array))] + [(0, 0)] * (array.ndim - 1)
-    return jnp.pad(array, missing, mode=mode)
+
+    def pad(array):
+        missing = [(0, count - len(array))] + [(0, 0)] * (array.ndim - 1)
+        return jnp.pad(array, missing, mode=mode)
+
+    return jax.tree.map(pad, tree)
 
 
 def split_rows(tree: PyTree, length: int) -> PyTree:

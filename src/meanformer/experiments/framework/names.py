@@ -3,13 +3,16 @@
 import difflib
 from collections.abc import Iterable
 
+LISTED = 12
+
 
 def nearest(word: str, known: Iterable[str], count: int = 3) -> list[str]:
-    """The known names that look most like the word, best first."""
-    known = list(known)
-    close = difflib.get_close_matches(word.lower(), known, n=count, cutoff=0.5)
-    starting = [name for name in known if word and name.startswith(word.lower())]
-    return list(dict.fromkeys(close + starting))[:count]
+    """The known names that look most like the word, best first, whatever the case."""
+    by_small = {name.lower(): name for name in known}
+    small = word.lower()
+    close = difflib.get_close_matches(small, by_small, n=count, cutoff=0.5)
+    starting = [name for name in by_small if small and name.startswith(small)]
+    return [by_small[name] for name in dict.fromkeys(close + starting)][:count]
 
 
 def unknown(kind: str, word: str, known: Iterable[str]) -> str:
@@ -18,5 +21,11 @@ def unknown(kind: str, word: str, known: Iterable[str]) -> str:
     close = nearest(word, known)
     if close:
         return f"There is no {kind} {word!r}; did you mean {' or '.join(close)}?"
-    listed = ", ".join(known) if known else "none"
-    return f"There is no {kind} {word!r}; the known ones are {listed}."
+    return f"There is no {kind} {word!r}; the known ones are {listed(known)}."
+
+
+def listed(names: list[str]) -> str:
+    """Names separated by commas, the first dozen if there are more."""
+    rest = len(names) - LISTED
+    shown = ", ".join(names[:LISTED]) or "none"
+    return f"{shown} and {rest} more" if rest > 0 else shown

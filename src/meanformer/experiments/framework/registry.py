@@ -17,7 +17,7 @@ from types import ModuleType
 from meanformer.errors import InvalidInput, check
 from meanformer.experiments.framework.claims import Claim, InvalidExperiment
 from meanformer.experiments.framework.experiment import Experiment, Outcome
-from meanformer.experiments.framework.names import nearest, unknown
+from meanformer.experiments.framework.names import listed, nearest, unknown
 
 PACKAGE = "meanformer.experiments"
 FOLDER = Path(__file__).parents[1]
@@ -63,11 +63,10 @@ def _no_match(pattern: str, patterns: list[str], experiments) -> str:
     names = [experiment.name for experiment in experiments]
     bare = [piece.strip("*?") for piece in patterns]
     close = [name for piece in bare for name in nearest(piece, names)]
-    advice = (
-        f"the nearest are {', '.join(dict.fromkeys(close))}"
-        if close
-        else (f"the known ones are {', '.join(names) or 'none'}")
-    )
+    if close:
+        advice = f"the nearest are {', '.join(dict.fromkeys(close))}"
+    else:
+        advice = f"the known ones are {listed(names)}"
     return f"No experiment matches {pattern!r}; {advice}."
 
 

@@ -3,7 +3,6 @@
 import warnings
 from typing import NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, ScalarLike
@@ -130,7 +129,6 @@ def _solve(
     return _Costs(*costs, scale)
 
 
-@eqx.filter_jit
 def _potentials(
     problems: tuple[Problem, ...], scale: Float[Array, ""], rounds: int
 ) -> tuple[Potential, ...]:
@@ -198,7 +196,7 @@ def _warn_unless(has_converged: Bool[Array, ""], rounds: int) -> None:
         if not has_converged:
             warnings.warn(
                 f"entropic transport has not converged in {rounds} rounds; the value "
-                "is a lower bound: raise epsilon or rounds.",
+                "is a lower bound: raise epsilon.",
                 StoppedEarly,
                 stacklevel=5,
             )

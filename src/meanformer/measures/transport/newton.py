@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from meanformer.measures.transport.problem import Problem
 
@@ -46,7 +46,7 @@ def maximise(
 
 
 def _ascend(problem: Problem, start: Float[Array, " m"]) -> Iterate:
-    """Make damped Newton steps until the marginals agree, or Sinkhorn's where better."""
+    """Make damped Newton steps, or Sinkhorn's where those fail, to the tolerance."""
 
     def is_unfinished(here):
         return (_error(problem, here) > problem.tolerance) & (here.count < STEPS)

@@ -2,6 +2,7 @@
 
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
@@ -21,6 +22,7 @@ class Potential(NamedTuple):
     has_converged: Bool[Array, ""]
 
 
+@eqx.filter_jit
 def self_potential(problem: Problem, rounds: int) -> Potential:
     r"""Solve the transport of a cloud to itself by averaged rounds.
 
@@ -32,6 +34,7 @@ def self_potential(problem: Problem, rounds: int) -> Potential:
     return _rounds(problem, None, rounds, options)
 
 
+@eqx.filter_jit
 def cross_potential(
     problem: Problem,
     start: tuple[Potential, Potential],

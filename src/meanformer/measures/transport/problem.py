@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -26,7 +27,7 @@ class Problem(NamedTuple):
         return len(self.source.masses) * len(self.target.masses) <= DENSE_LIMIT
 
     def pairs(self, potential: Float[Array, " m"]) -> Pairs:
-        r"""Return the scores $(g_j - |x_i - y_j|^2)/\varepsilon$, up to rows' constants."""
+        r"""Return $(g_j - |x_i - y_j|^2)/\varepsilon$ as scores, less $|x_i|^2$."""
         offsets = (potential - jnp.sum(self.target.points**2, axis=1)) / self.epsilon
         tilts = 2 * self.source.points / self.epsilon
         return Pairs(tilts, self.target.points, self.target.masses, offsets)
@@ -45,6 +46,7 @@ def softmin(problem: Problem, potential: Float[Array, " m"]) -> Float[Array, " n
     return squares - problem.epsilon * log_mass
 
 
+@eqx.filter_jit
 def semi_dual(problem: Problem, potential: Float[Array, " m"]) -> Float[Array, ""]:
     r"""Lower bound $\int f\,\mathrm{d}\mu + \int g\,\mathrm{d}\nu$ of the cost.
 

@@ -1,0 +1,322 @@
+"""How much a layer amplifies a small change of the tokens: local Lipschitz constants."""
+
+import warnings
+from collections.abc import Callable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int, PyTree
+
+from meanformer.attention.abstract import AbstractInContextMap
+from meanformer.attention.composition import Composition, push_forward
+from meanformer.attention.kernels import Hardmax
+from meanformer.errors import StoppedEarly, Unsupported, check, is_concrete
+from meanformer.measures import TokenCloud
+from meanformer.numerics.eigen import (
+    Eigenpairs,
+    largest_eigenpairs,
+    random_block,
+)
+
+METHODS = ("power", "svd")
+NORMS = ("weighted", "frobenius")
+
+TokenField = Callable[[Float[Array, "n d"]], Float[Array, "n e"]]
+
+
+class LipschitzReport(eqx.Module):
+    r"""A local Lipschitz constant, the move that attains it, and how well it is known.
+
+    Attributes:
+        value: the constant $\sigma_1$.
+        move: the change of the tokens that is amplified most, of norm one.
+        residual: $|\tilde J^\top \tilde J v - \sigma_1^2 v| / \sigma_1^2$.
+        gap: $1 - \sigma_2/\sigma_1$, from the second singular value found.
+        iterations: steps of the power iteration; 0 for a decomposition.
+        converged: whether residual and change are below the tolerance.
+    """
+
+    value: Float[Array, ""]
+    move: Float[Array, "n d"]
+    residual: Float[Array, ""]
+    gap: Float[Array, ""]
+    iterations: Int[Array, ""]
+    converged: Bool[Array, ""]
+
+    def __float__(self) -> float:
+        return float(self.value)
+
+
+def local_lipschitz(
+    gamma: AbstractInContextMap,
+    mu: TokenCloud,
+    *,
+    method: str = "power",
+    norm: str = "weighted",
+    tolerance: float = 1e-8,
+    vectors: int = 3,
+    max_steps: int = 1000,
+    seed: int = 0,
+) -> Float[Array, ""]:
+    r"""Local Lipschitz constant of a map at a token cloud.
+
+    $$\bigl\| D^{1/2} J D^{-1/2} \bigr\|, \qquad J = \frac{\partial}{\partial X}
+      \bigl(\Gamma[\mu_X](x_i)\bigr)_i, \qquad D = \mathrm{diag}(w) \otimes I,$$
+    the operator norm in $(\sum_i w_i |v_i|^2)^{1/2}$, which is $W_2$ for small moves.
+    Tokens of weight zero are left out. With equal weights it is the Frobenius norm.
+
+    The power iteration is one in blocks, locally optimal, on $\tilde J^\top \tilde J$,
+    and stops on residual and change; if it does not get there it warns
+    (`StoppedEarly`). Differentiable in the tokens and in the parameters where the
+    largest singular value is simple.
+
+    Args:
+        gamma: the map; hardmax, which is not differentiable, is refused.
+        mu: the tokens.
+        method: `"power"`, or `"svd"` of the whole Jacobian for small clouds.
+        norm: `"weighted"`, or `"frobenius"` for $D = I$ whatever the weights.
+        tolerance: of the power iteration, relative; the error of the constant is about
+            its square over the gap.
+        vectors: size of the block; three to five cope with clustered singular values.
+        max_steps: most steps of the power iteration.
+        seed: of its random start.
+
+    Returns:
+        The constant, a scalar; `lipschitz_report` also tells how well it is known.
+        Cost of a step: $O(n^2 d)$ time for each vector, and no array of size $n^2$;
+        `"svd"` costs $O(n^3 d^3)$ time and $O(n^2 d^2)$ memory.
+    """
+    report = lipschitz_report(
+        gamma,
+        mu,
+        method=method,
+        norm=norm,
+        tolerance=tolerance,
+        vectors=vectors,
+        max_steps=max_steps,
+        seed=seed,
+    )
+    if is_concrete(report.converged) and not bool(report.converged):
+        warnings.warn(
+            f"the power iteration stopped after {max_steps} steps with a residual of "
+            f"{float(report.residual):.2g} at {float(report.value):.6g}; raise "
+            'max_steps or vectors, or use method="svd".',
+            StoppedEarly,
+            stacklevel=2,
+        )
+    return report.value
+
+
+def lipschitz_report(
+    gamma: AbstractInContextMap,
+    mu: TokenCloud,
+    *,
+    method: str = "power",
+    norm: str = "weighted",
+    tolerance: float = 1e-8,
+    vectors: int = 3,
+    max_steps: int = 1000,
+    seed: int = 0,
+) -> LipschitzReport:
+    """Local Lipschitz constant with the move that attains it and its accuracy.
+
+    Arguments and cost are those of `local_lipschitz`; it never warns.
+    """
+    search = Search(method, tolerance, vectors, max_steps, seed)
+    check(norm in NORMS, f"norm is {norm!r}; it must be one of {NORMS}.")
+    check_differentiable(gamma, mu)
+    gamma(mu, mu.points, positions=mu.positions)  # tells of bad input before tracing
+    return _report(gamma, mu, norm, search)
+
+
+def layer_lipschitz(
+    network: AbstractInContextMap,
+    mu: TokenCloud,
+    *,
+    method: str = "power",
+    norm: str = "weighted",
+) -> Float[Array, " layers"]:
+    """Local Lipschitz constant of each layer of a composition, where it acts.
+
+    Their product bounds the constant of the whole network.
+
+    Args:
+        network: what `compose` returned; any other map is one layer.
+        mu: the tokens that enter.
+        method: see `local_lipschitz`.
+        norm: see `local_lipschitz`.
+    """
+    layers = network.layers if isinstance(network, Composition) else (network,)
+    constants = []
+    for layer in layers:
+        constants.append(local_lipschitz(layer, mu, method=method, norm=norm))
+        mu = push_forward(layer, mu)
+    return jnp.stack(constants)
+
+
+class Search(eqx.Module):
+    """How the largest singular value is looked for; see `local_lipschitz`."""
+
+    method: str = "power"
+    tolerance: float = 1e-8
+    vectors: int = 3
+    max_steps: int = 1000
+    seed: int = 0
+
+    def __check_init__(self):
+        check(
+            self.method in METHODS,
+            f"method is {self.method!r}; it must be one of {METHODS}.",
+        )
+        for name in ("tolerance", "vectors", "max_steps"):
+            value = getattr(self, name)
+            check(value > 0, f"{name} is {value}; it must be positive.")
+
+    def top(
+        self, operator: Callable[[Array], Array], like: Float[Array, "n d"]
+    ) -> Eigenpairs:
+        """Return the largest eigenpairs of a symmetric operator on token arrays."""
+
+        def flat(v: Float[Array, " size"]) -> Float[Array, " size"]:
+            return operator(v.reshape(like.shape)).reshape(-1)
+
+        start = random_block(like.size, self.vectors, like.dtype, seed=self.seed)
+        return largest_eigenpairs(
+            flat, start, tolerance=self.tolerance, max_steps=self.max_steps
+        )
+
+
+class ScaledJacobian(eqx.Module):
+    r"""The derivative of a field of tokens in the norm of their masses.
+
+    $$\tilde J = D^{1/2} J D^{-1/2},$$
+    acting on arrays of the tokens' shape; absent tokens are projected out. Built once
+    by linearisation; each product with $\tilde J$ or its transpose then costs about
+    one evaluation of the field.
+
+    Args:
+        field: the map from all tokens to their velocities or images.
+        points: where to differentiate it.
+        roots: what `norm_roots` returns.
+    """
+
+    roots: Float[Array, " n"]
+    derivative: Callable
+    transpose: Callable
+
+    def __init__(
+        self, field: TokenField, points: Float[Array, "n d"], roots: Float[Array, " n"]
+    ):
+        self.roots = roots
+        _, self.derivative = jax.linearize(field, points)
+        self.transpose = jax.linear_transpose(self.derivative, points)
+
+    def __call__(self, v: Float[Array, "n d"]) -> Float[Array, "n e"]:
+        r"""Return $\tilde J v$."""
+        return self.roots[:, None] * self.derivative(unscaled(self.roots, v))
+
+    def adjoint(self, u: Float[Array, "n e"]) -> Float[Array, "n d"]:
+        r"""Return $\tilde J^\top u$."""
+        return unscaled(self.roots, self.transpose(self.roots[:, None] * u)[0])
+
+    def normal(self, v: Float[Array, "n d"]) -> Float[Array, "n d"]:
+        r"""Return $\tilde J^\top \tilde J v$."""
+        return self.adjoint(self(v))
+
+    def decomposed(self, like: Float[Array, "n d"]) -> Eigenpairs:
+        r"""Return the eigenpairs of $\tilde J^\top \tilde J$ by a dense decomposition."""
+        units = jnp.eye(like.size, dtype=like.dtype).reshape(-1, *like.shape)
+        columns = jax.vmap(self)(units).reshape(like.size, -1)
+        singular, right = jnp.linalg.svd(columns.T, full_matrices=False)[1:]
+        first = right[0].reshape(like.shape)
+        residual = jnp.linalg.norm(self.normal(first) - singular[0] ** 2 * first)
+        return Eigenpairs(
+            singular**2,
+            right.T,
+            residual,
+            singular[0] ** 2,
+            jnp.array(0),
+            jnp.isfinite(residual),
+        )
+
+
+def norm_roots(mu: TokenCloud, norm: str) -> Float[Array, " n"]:
+    r"""Return $\sqrt{w_i}$, or one in the Frobenius norm; zero for absent tokens."""
+    present = mu.weights > 0
+    roots = jnp.sqrt(jnp.where(present, mu.weights, 1))
+    return jnp.where(present, roots if norm == "weighted" else 1, 0)
+
+
+def unscaled(roots: Float[Array, " n"], v: Float[Array, "n d"]) -> Float[Array, "n d"]:
+    r"""Return $D^{-1/2} v$, zero for absent tokens."""
+    present = roots > 0
+    return jnp.where(present, 1 / jnp.where(present, roots, 1), 0)[:, None] * v
+
+
+def token_field(gamma: AbstractInContextMap, mu: TokenCloud) -> TokenField:
+    r"""Return $X \mapsto (\Gamma[\mu_X](x_i))_i$, the map that is differentiated."""
+    return lambda points: gamma(mu.moved(points), points, positions=mu.positions)
+
+
+def check_differentiable(gamma: AbstractInContextMap, mu: TokenCloud) -> None:
+    """Raise unless the map has a Jacobian at the tokens of a cloud."""
+    if not isinstance(mu, TokenCloud):
+        raise Unsupported(
+            f"mu is {type(mu).__name__}; a local Lipschitz constant is that of finitely "
+            "many tokens: use quadrature(mu, order) or a sample."
+        )
+
+    def is_hard(node) -> bool:
+        return isinstance(node, Hardmax)
+
+    if any(is_hard(node) for node in jax.tree.leaves(gamma, is_leaf=is_hard)):
+        raise Unsupported(
+            "hardmax attention is not continuous, so it has no Lipschitz constant; use "
+            "Softmax with a large beta."
+        )
+
+
+@eqx.filter_jit
+def _report(
+    gamma: AbstractInContextMap, mu: TokenCloud, norm: str, search: Search
+) -> LipschitzReport:
+    still_gamma, still_mu = _constant((gamma, mu))
+    roots = norm_roots(still_mu, norm)
+    field = token_field(still_gamma, still_mu)
+    jacobian = ScaledJacobian(field, still_mu.points, roots)
+    if search.method == "svd":
+        found = jacobian.decomposed(mu.points)
+    else:
+        found = search.top(jacobian.normal, mu.points)
+    vector = found.vectors[:, 0].reshape(mu.points.shape)
+    singular = jnp.sqrt(jnp.maximum(found.values, 0))
+    top, second = singular[0], singular[1] if len(singular) > 1 else 0 * singular[0]
+    return LipschitzReport(
+        _amplification(gamma, mu, norm, vector),
+        unscaled(roots, vector),
+        _ratio(found.residual, found.values[0]),
+        _ratio(top - second, top),
+        found.iterations,
+        found.converged,
+    )
+
+
+def _amplification(gamma, mu, norm, vector: Float[Array, "n d"]) -> Float[Array, ""]:
+    """Return the norm of the image of a vector, which a derivative may hold fixed."""
+    roots = norm_roots(mu, norm)
+    move = unscaled(roots, vector)
+    image = jax.jvp(token_field(gamma, mu), (mu.points,), (move,))[1]
+    square = jnp.sum((roots[:, None] * image) ** 2)
+    return jnp.where(square > 0, jnp.sqrt(jnp.where(square > 0, square, 1)), 0)
+
+
+def _ratio(part: Float[Array, ""], whole: Float[Array, ""]) -> Float[Array, ""]:
+    return jnp.where(whole > 0, part / jnp.where(whole > 0, whole, 1), 0)
+
+
+def _constant(tree: PyTree) -> PyTree:
+    """Return a tree whose arrays have no derivative."""
+    arrays, rest = eqx.partition(tree, eqx.is_inexact_array)
+    return eqx.combine(lax.stop_gradient(arrays), rest)

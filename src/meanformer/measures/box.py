@@ -1,0 +1,209 @@
+"""Product measures on a box: what they share, and the truncated normal law."""
+
+import abc
+
+import equinox as eqx
+import jax.numpy as jnp
+import jax.random as jr
+from jax import lax
+from jaxtyping import Array, ArrayLike, Bool, Float
+
+from meanformer.errors import (
+    Unsupported,
+    as_float_array,
+    check,
+    check_finite,
+    check_shape,
+    is_concrete,
+)
+from meanformer.measures.abstract import AbstractMeasure
+from meanformer.numerics.interval import quadratic_moments
+from meanformer.typing import Key
+
+
+class AbstractBox(AbstractMeasure):
+    r"""A product of laws on the intervals $[a_i, b_i]$."""
+
+    low: eqx.AbstractVar[Float[Array, " d"]]
+    high: eqx.AbstractVar[Float[Array, " d"]]
+
+    @abc.abstractmethod
+    def variances(self) -> Float[Array, " d"]:
+        """Return the variance of each coordinate."""
+
+    @property
+    def dimension(self) -> int:
+        """Dimension of the space."""
+        return self.low.shape[0]
+
+    def covariance(self) -> Float[Array, "d d"]:
+        """Return the diagonal matrix of the variances."""
+        return jnp.diag(self.variances())
+
+    def log_laplace(self, u: Float[Array, "m d"]) -> Float[Array, " m"]:
+        """Return the log-Laplace transform; $O(d)$ for each tilt."""
+        return self.tilted_mass_and_mean(u)[0]
+
+    def tilted_mean(self, u: Float[Array, "m d"]) -> Float[Array, "m d"]:
+        """Return the tilted mean; $O(d)$ for each tilt."""
+        return self.tilted_mass_and_mean(u)[1]
+
+    def maximal_mean(
+        self, u: Float[Array, "m d"], tolerance: float
+    ) -> Float[Array, "m d"]:
+        """Return the corner of largest score, or the mean of the face that ties for it.
+
+        A coordinate ties if going along it changes the score by no more than the
+        tolerance.
+        """
+        spread_of_scores = jnp.abs(u) * (self.high - self.low)[None, :]
+        corner = jnp.where(u > 0, self.high[None, :], self.low[None, :])
+        return jnp.where(spread_of_scores <= tolerance, self.mean()[None, :], corner)
+
+
+class TruncatedNormalBox(AbstractBox):
+    r"""A centred normal law with independent coordinates, cut to a box.
+
+    $$\mu(\mathrm{d}y) \propto \prod_i e^{-P_i y_i^2/2}\,
+      \mathbf{1}_{[a_i, b_i]}(y_i)\,\mathrm{d}y_i.$$
+    It is what L2 attention makes of a uniform box. A precision may be zero (uniform)
+    or negative (the repulsive kernel: the ends of the interval are favoured).
+
+    Args:
+        low: lower corner $a$.
+        high: upper corner $b$.
+        precision: $P_i$, of any sign.
+    """
+
+    low: Float[Array, " d"]
+    high: Float[Array, " d"]
+    precision: Float[Array, " d"]
+
+    def __init__(self, low: ArrayLike, high: ArrayLike, precision: ArrayLike):
+        self.low, self.high = checked_bounds(low, high)
+        precision = as_float_array("precision", precision)
+        check_shape("precision", precision, self.low.shape)
+        check_finite("precision", precision)
+        self.precision = precision.astype(self.low.dtype)
+
+    def mean(self) -> Float[Array, " d"]:
+        """Return the mean."""
+        return self._moments(jnp.zeros_like(self.low))[1]
+
+    def variances(self) -> Float[Array, " d"]:
+        """Return the variance of each coordinate."""
+        return self._moments(jnp.zeros_like(self.low))[2]
+
+    def tilted_mass_and_mean(
+        self, u: Float[Array, "m d"]
+    ) -> tuple[Float[Array, " m"], Float[Array, "m d"]]:
+        """Return the log-Laplace transform and the tilted mean."""
+        log_masses, means, _ = self._moments(u)
+        untilted = self._moments(jnp.zeros_like(self.low))[0]
+        return jnp.sum(log_masses - untilted[None, :], axis=1), means
+
+    def log_mass(self) -> Float[Array, ""]:
+        r"""Return $\log\int e^{-\sum_i P_i y_i^2/2}$ under the uniform law."""
+        log_masses = self._moments(jnp.zeros_like(self.low))[0]
+        return jnp.sum(log_masses - self.precision * self._origin() ** 2 / 2)
+
+    def quadratic_tilt(
+        self, precision: Float[Array, "d d"]
+    ) -> tuple[Float[Array, ""], "TruncatedNormalBox"]:
+        """Add a diagonal precision."""
+        total = self.precision + required_diagonal(precision)
+        tilted = TruncatedNormalBox(self.low, self.high, total)
+        return tilted.log_mass() - self.log_mass(), tilted
+
+    def sample(self, count: int, *, key: Key) -> Float[Array, "count d"]:
+        """Draw by bisection of the distribution function; not differentiable."""
+        shape, dtype = (count, self.dimension), self.low.dtype
+        smallest = float(jnp.finfo(dtype).tiny)
+        levels = jnp.log(jr.uniform(key, shape, dtype, minval=smallest))
+        low, high = (
+            jnp.broadcast_to(end[None, :], shape) for end in (self.low, self.high)
+        )
+        levels = levels + self._log_measure_below(high)
+
+        def halve(_, bracket):
+            left, right = bracket
+            middle = left + (right - left) / 2
+            is_below = self._log_measure_below(middle) < levels
+            return jnp.where(is_below, middle, left), jnp.where(is_below, right, middle)
+
+        steps = jnp.finfo(dtype).nmant + 2
+        left, right = lax.fori_loop(0, steps, halve, (low, high))
+        return lax.stop_gradient(left + (right - left) / 2)
+
+    def _log_measure_below(self, end: Float[Array, "m d"]) -> Float[Array, "m d"]:
+        """Return the logarithm of the mass below, up to a constant."""
+        low, precision, origin = (
+            array[None, :] for array in (self.low, self.precision, self._origin())
+        )
+        tilt = jnp.zeros_like(end)
+        log_mass = quadratic_moments(precision, tilt, low, end, origin)[0]
+        return log_mass + jnp.log(end - low)
+
+    def _moments(self, u: Float[Array, "*m d"]) -> tuple[Array, Array, Array]:
+        parameters = (self.low, self.high, self._origin(), self.precision)
+        low, high, origin, precision = (
+            jnp.broadcast_to(array, u.shape) for array in parameters
+        )
+        return quadratic_moments(precision, u, low, high, origin)
+
+    def _origin(self) -> Float[Array, " d"]:
+        """Return where the density is largest."""
+        nearest = jnp.clip(jnp.zeros_like(self.low), self.low, self.high)
+        farthest = jnp.where(-self.low > self.high, self.low, self.high)
+        return lax.stop_gradient(jnp.where(self.precision < 0, farthest, nearest))
+
+
+def checked_bounds(
+    low: ArrayLike, high: ArrayLike
+) -> tuple[Float[Array, " d"], Float[Array, " d"]]:
+    """Return the corners of a box as arrays of one type, or raise."""
+    low, high = as_float_array("low", low), as_float_array("high", high)
+    check(
+        low.ndim == 1 and low.size > 0 and low.shape == high.shape,
+        f"low has shape {low.shape} and high {high.shape}; both must be (d,), one "
+        "number for each coordinate.",
+    )
+    check_finite("low", low)
+    check_finite("high", high)
+    dtype = jnp.promote_types(low.dtype, high.dtype)
+    low, high = low.astype(dtype), high.astype(dtype)
+    if is_concrete(low) and is_concrete(high) and not (low < high).all():
+        place = int(jnp.argmin(low < high))
+        raise_to = f"low is {low[place]} and high {high[place]} at index {place}"
+        check(False, f"{raise_to}; low must be smaller.")
+    return low, high
+
+
+def required_diagonal(matrix: Float[Array, "d d"]) -> Float[Array, " d"]:
+    """Return the diagonal of a matrix that has nothing else, or refuse."""
+    diagonal = jnp.diag(matrix)
+    rest = jnp.abs(matrix - jnp.diag(diagonal))
+    return require(
+        jnp.all(rest <= rounding_of(matrix)),
+        diagonal,
+        "L2 attention on a box needs K^T K to be diagonal",
+    )
+
+
+def require(holds: Bool[Array, ""], value: Array, need: str) -> Array:
+    """Return the value if the closed form it is for exists; refuse otherwise.
+
+    A condition that is only known at run time fails when the value is used.
+    """
+    message = f"{need}; use quadrature(measure, order) to turn it into a TokenCloud."
+    if not is_concrete(holds):
+        return eqx.error_if(value, ~holds, message)
+    if not holds:
+        raise Unsupported(message)
+    return value
+
+
+def rounding_of(matrix: Float[Array, "d d"]) -> Float[Array, ""]:
+    """Return the size of what rounding leaves where entries should vanish."""
+    resolution = 100 * float(jnp.finfo(matrix.dtype).eps)
+    return resolution * jnp.max(jnp.abs(matrix))

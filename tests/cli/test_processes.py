@@ -1,0 +1,90 @@
+"""The commands as a user starts them: processes, signals, pipes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+STARTS_LIGHT = """
+import sys
+sys.argv = ["meanformer", "--help"]
+from meanformer.cli import main
+try:
+    main()
+except SystemExit as leaving:
+    assert leaving.code == 0
+heavy = {"jax", "matplotlib", "scipy", "numpy"} & set(sys.modules)
+assert not heavy, heavy
+"""
+
+
+def meanformer(*words, **options):
+    command = [sys.executable, "-m", "meanformer", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, **options)
+
+
+def test_help_loads_nothing_heavy():
+    done = subprocess.run(
+        [sys.executable, "-c", STARTS_LIGHT], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "atlas" in done.stdout
+
+
+@pytest.mark.slow
+def test_json_in_a_pipe_is_pure():
+    done = meanformer("run", "toy-holds", "--set", "is_loud=1", "--json")
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["holds"] is True
+
+
+@pytest.mark.slow
+def test_an_old_terminal_does_not_break_the_output():
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = meanformer("run", "toy-holds", env=environment)
+    assert done.returncode == 0
+    assert "holds" in done.stdout
+
+
+@pytest.mark.slow
+def test_the_atlas_runs_in_parallel_and_survives_accidents(tmp_path):
+    done = meanformer("atlas", "--only", "toy-[chfu]*", "--out", tmp_path, "--jobs", 2)
+    assert done.returncode == 1
+    assert done.stderr == ""
+    lines = done.stdout.splitlines()
+    assert sum("toy-" in line for line in lines) == 6
+    assert sum(line.startswith("✓ holds") for line in lines) == 2
+    assert lines[-1].startswith("2 of 6 claims hold, 4 experiments")
+    numbers = json.loads((tmp_path / "results.json").read_text())
+    assert numbers["complete"] is True
+    assert numbers["holds"] is False
+
+
+@pytest.mark.slow
+def test_an_atlas_whose_claims_hold_leaves_with_0(tmp_path):
+    done = meanformer("atlas", "--only", "toy-holds", "--out", tmp_path)
+    assert done.returncode == 0
+    assert (tmp_path / "index.html").is_file()
+
+
+@pytest.mark.slow
+def test_interrupting_the_atlas_keeps_the_page_and_leaves_with_130(tmp_path):
+    words = ["atlas", "--only", "toy-slow|toy-holds", "--out", str(tmp_path)]
+    command = [sys.executable, "-m", "meanformer", *words, "--jobs", "1"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    page = tmp_path / "index.html"
+    deadline = time.monotonic() + 60
+    while "Running now" not in (page.read_text() if page.exists() else ""):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, complaints = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "Traceback" not in complaints
+    assert "stopped before its turn" in page.read_text()

@@ -1,0 +1,61 @@
+"""Every experiment that we ship is declared with care."""
+
+import dataclasses
+import re
+
+import pytest
+
+from meanformer.experiments.framework import citations, registry
+from meanformer.experiments.framework.text import to_html, to_plain
+
+SHIPPED = sorted(
+    path.stem.replace("_", "-")
+    for path in registry.FOLDER.glob("*.py")
+    if not path.stem.startswith("_")
+)
+
+
+@pytest.fixture(params=SHIPPED)
+def experiment(request):
+    return registry.find(request.param)
+
+
+def texts(experiment):
+    yield experiment.title
+    yield experiment.about
+    for claim in experiment.claims:
+        yield claim.statement
+    for field in dataclasses.fields(experiment.parameters):
+        yield field.metadata["help"]
+
+
+def test_its_file_can_be_read(experiment):
+    assert "file-is-readable" not in [claim.id for claim in experiment.claims]
+
+
+def test_what_it_cites_is_in_the_bibliography(experiment):
+    known = citations.bibliography(citations.bibliography_file())
+    keys = [ref.key for claim in experiment.claims for ref in claim.references]
+    assert set(keys) <= set(known)
+
+
+def test_its_formulas_are_understood(experiment):
+    for text in texts(experiment):
+        assert text.count("$") % 2 == 0
+        formulas = re.findall(r"<math.*?</math>", to_html(text))
+        assert not any("\\" in formula for formula in formulas)
+        assert "$" not in to_plain(text)
+
+
+def test_it_tells_what_it_is_about(experiment):
+    assert len(experiment.about) > 80
+
+
+def test_it_belongs_to_a_room(experiment):
+    assert (registry.FOLDER.parent / experiment.room / "__init__.py").is_file()
+
+
+def test_its_profiles_are_valid(experiment):
+    for profile in ("quick", "full"):
+        settings = experiment.settings(profile)
+        assert experiment.settings(profile, **dataclasses.asdict(settings)) == settings
