@@ -29,6 +29,7 @@ myst_heading_anchors = 3
 nb_execution_mode = "force"
 nb_execution_timeout = 120
 nb_execution_raise_on_error = True
+nb_merge_streams = True
 
 # Docstrings: Markdown with LaTeX, translated by `markdown_docstrings`.
 default_role = "code"

@@ -64,10 +64,18 @@ from meanformer.measures import AbstractMeasure as AbstractMeasure
 from meanformer.measures import Gaussian as Gaussian
 from meanformer.measures import Mixture as Mixture
 from meanformer.measures import TokenCloud as TokenCloud
+from meanformer.measures import UniformBox as UniformBox
+from meanformer.measures import UniformSphere as UniformSphere
 from meanformer.measures import batch as batch
+from meanformer.measures import conditional_wasserstein as conditional_wasserstein
 from meanformer.measures import merge as merge
 from meanformer.measures import mix as mix
 from meanformer.measures import pad as pad
+from meanformer.measures import quadrature as quadrature
+from meanformer.measures import sinkhorn_divergence as sinkhorn_divergence
+from meanformer.measures import transport_map as transport_map
+from meanformer.measures import transport_plan as transport_plan
+from meanformer.measures import wasserstein as wasserstein
 from meanformer.numerics.pair_sums import Auto as Auto
 from meanformer.numerics.pair_sums import Blocked as Blocked
 
@@ -75,6 +83,10 @@ _ROOMS = ("experiments", "observables", "plotting", "storage")
 
 
 def __getattr__(name: str):
+    if name == "open_run":
+        from meanformer.storage import open_run
+
+        return open_run
     if name in _ROOMS:
         return importlib.import_module(f"meanformer.{name}")
     if name == "__version__":

@@ -51,7 +51,9 @@ def as_float_array(name: str, value: object) -> Array:
     """
     if value is None or isinstance(value, str):
         raise InvalidInput(f"{name} is {value!r}; it must be an array of numbers.")
-    is_double = isinstance(value, (np.ndarray, np.generic)) and value.dtype == np.float64
+    is_double = (
+        isinstance(value, (np.ndarray, np.generic)) and value.dtype == np.float64
+    )
     if is_double and not jax.config.read("jax_enable_x64"):
         warnings.warn(
             f"{name} is float64 but JAX runs in 32 bits, so digits are lost; call "

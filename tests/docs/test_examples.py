@@ -47,9 +47,24 @@ def test_the_attention_of_ones_own_accepts_clouds_and_gaussians():
     np.testing.assert_allclose(values, [[np.tanh(0.5), 0]], atol=1e-12)
 
 
+def test_the_simulation_of_the_command_line_page_is_what_it_says():
+    from meanformer.storage.config import build, read_config
+
+    simulation = build(read_config(EXAMPLES / "two_heads.toml"), EXAMPLES)
+    cloud = simulation.cloud
+    start = simulation.depths[0]
+    velocity = simulation.flow.field(start, cloud, cloud.points, cloud.positions)
+    assert velocity.shape == (200, 3)
+    np.testing.assert_allclose((velocity * cloud.points).sum(1), 0, atol=1e-12)
+    np.testing.assert_allclose(velocity[0], 0, atol=1e-12)
+    np.testing.assert_allclose(simulation.depths, np.arange(21) / 2)
+
+
 def test_every_example_file_is_tested_here():
-    tested = set(re.findall(r'run\("(\w+)"\)', Path(__file__).read_text()))
-    assert tested == {path.stem for path in EXAMPLES.glob("*.py")}
+    source = Path(__file__).read_text()
+    tested = re.findall(r'run\("(\w+)"\)|"(\w+)\.toml"', source)
+    names = {script or config for script, config in tested}
+    assert names == {path.stem for path in EXAMPLES.glob("*.*")}
 
 
 @pytest.mark.parametrize("example", ["first_flow"])

@@ -42,7 +42,7 @@ def test_of_a_plan_close_to_the_identity_the_potentials_are_known(beta):
     np.testing.assert_allclose(potentials.g, expected, rtol=1e-15, atol=1e-13)
 
 
-@pytest.mark.parametrize("beta", [1.0, 3.0, 10.0])
+@pytest.mark.parametrize("beta", [2.0, 5.0, 10.0])
 @pytest.mark.parametrize("seed", range(3))
 def test_newton_finishes_what_alternation_leaves(seed, beta):
     problem = random_transport(seed, beta=beta)

@@ -4,8 +4,9 @@ import abc
 import math
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PyTree
 
 from meanformer.errors import (
     InvalidInput,
@@ -152,12 +153,30 @@ class AbstractAttention(AbstractInContextMap):
     def values(
         self, mass: Float[Array, " m"] | None, moment: Float[Array, "m d"]
     ) -> Float[Array, "m e"]:
-        r"""Return $V\!\int y + b_V\!\int 1$ from mass and first moment; mass 1 if `None`."""
+        r"""Return $V\!\int y + b_V\!\int 1$ from mass (`None`: one) and moment."""
         projected = moment @ self.value.T
         if self.value_bias is None:
             return projected
         share = self.value_bias[None]
         return projected + (share if mass is None else mass[:, None] * share)
+
+    def __call__(
+        self,
+        mu: AbstractContext,
+        x: Float[Array, "m d"],
+        *,
+        positions: Float[Array, " m"] | None = None,
+    ) -> Float[Array, "m e"]:
+        """Return what each query makes of the context; half precision in single."""
+        x = checked_queries(self, mu, x)
+        wide, context, queries = _widened((self, mu, x))
+        return wide.attend(context, queries).astype(x.dtype)
+
+    @abc.abstractmethod
+    def attend(
+        self, mu: AbstractContext, x: Float[Array, "m d"]
+    ) -> Float[Array, "m e"]:
+        """Return what each query makes of the context; both are checked."""
 
     @abc.abstractmethod
     def matrix(
@@ -200,6 +219,16 @@ def checked_points(
     )
     check_finite("x", x)
     return x
+
+
+def _widened(tree: PyTree) -> PyTree:
+    """Replace arrays of half precision by arrays of single precision."""
+
+    def widen(leaf):
+        is_half = eqx.is_inexact_array(leaf) and jnp.finfo(leaf.dtype).bits < 32
+        return leaf.astype(jnp.float32) if is_half else leaf
+
+    return jax.tree.map(widen, tree)
 
 
 def _check_projections(attention: AbstractAttention) -> None:

@@ -3,10 +3,13 @@
 from collections.abc import Sequence
 
 import equinox as eqx
-import jax.numpy as jnp
-from jaxtyping import Array, ArrayLike, Float
+from jaxtyping import Array, Float
 
-from meanformer.attention.abstract import AbstractInContextMap
+from meanformer.attention.abstract import (
+    AbstractInContextMap,
+    checked_queries,
+    parameter,
+)
 from meanformer.errors import (
     InvalidInput,
     Unsupported,
@@ -29,8 +32,7 @@ class Sum(AbstractInContextMap):
 
     def __check_init__(self):
         _check_maps("maps", self.maps)
-        agreed("input", [term.input_dimension for term in self.maps])
-        agreed("output", [term.output_dimension for term in self.maps])
+        agreed("output", self._output_dimensions())
 
     @property
     def input_dimension(self) -> int | None:
@@ -40,7 +42,7 @@ class Sum(AbstractInContextMap):
     @property
     def output_dimension(self) -> int | None:
         """Dimension of the points it returns."""
-        return agreed("output", [term.output_dimension for term in self.maps])
+        return agreed("output", self._output_dimensions())
 
     def __call__(
         self,
@@ -52,6 +54,11 @@ class Sum(AbstractInContextMap):
         """Return the sum of the images."""
         first, *rest = [term(mu, x, positions=positions) for term in self.maps]
         return sum(rest, start=first)
+
+    def _output_dimensions(self) -> list[int | None]:
+        """Return what each term returns: what it takes, if it does not say."""
+        taken = self.input_dimension
+        return [term.output_dimension or taken for term in self.maps]
 
 
 class MultiHead(AbstractInContextMap):
@@ -133,10 +140,12 @@ class Residual(AbstractInContextMap):
     """
 
     gamma: AbstractInContextMap
-    step: float | Float[Array, ""] = 1.0
+    step: Float[Array, ""] = parameter("step", default=1.0)
 
     def __check_init__(self):
         _check_maps("gamma", (self.gamma,))
+        check_shape("step", self.step, ())
+        check_finite("step", self.step)
         agreed("residual", [self.gamma.input_dimension, self.gamma.output_dimension])
 
     @property
@@ -157,8 +166,8 @@ class Residual(AbstractInContextMap):
         positions: Float[Array, " m"] | None = None,
     ) -> Float[Array, "m e"]:
         """Return each query moved by one step."""
-        step = jnp.asarray(self.step, x.dtype)
-        return x + step * self.gamma(mu, x, positions=positions)
+        x = checked_queries(self, mu, x)
+        return x + self.step.astype(x.dtype) * self.gamma(mu, x, positions=positions)
 
 
 class Composition(AbstractInContextMap):
@@ -176,8 +185,8 @@ class Composition(AbstractInContextMap):
 
     def __check_init__(self):
         _check_maps("layers", self.layers)
-        running = self.layers[0].output_dimension or self.layers[0].input_dimension
-        for index, layer in enumerate(self.layers[1:], start=1):
+        running = None
+        for index, layer in enumerate(self.layers):
             takes = layer.input_dimension
             check(
                 None in (running, takes) or running == takes,
@@ -189,14 +198,19 @@ class Composition(AbstractInContextMap):
     @property
     def input_dimension(self) -> int | None:
         """Dimension of the points the first layer takes."""
-        known = [layer.input_dimension for layer in self.layers]
-        return next((size for size in known if size is not None), None)
+        for layer in self.layers:
+            if layer.input_dimension is not None or layer.output_dimension is not None:
+                return layer.input_dimension
+        return None
 
     @property
     def output_dimension(self) -> int | None:
         """Dimension of the points the last layer returns."""
-        known = [layer.output_dimension for layer in reversed(self.layers)]
-        return next((size for size in known if size is not None), None)
+        for layer in reversed(self.layers):
+            returned = layer.output_dimension or layer.input_dimension
+            if returned is not None:
+                return returned
+        return None
 
     def __call__(
         self,

@@ -1,6 +1,5 @@
 """Attention without a row normalisation: linear, unnormalised, sigmoid; and hardmax."""
 
-import dataclasses
 import math
 
 import equinox as eqx
@@ -9,11 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from meanformer.attention.abstract import AbstractAttention, checked_queries
-from meanformer.errors import InvalidInput, Overflow, check, is_concrete
+from meanformer.attention.abstract import (
+    AbstractAttention,
+    number,
+    parameter,
+)
+from meanformer.errors import Overflow, check, check_finite, check_shape, is_concrete
 from meanformer.measures import AbstractContext
 from meanformer.measures.abstract import FeatureMap
-from meanformer.numerics.dense import hardmax_shares, kernel_shares
+from meanformer.numerics.dense import hardmax_shares
 
 
 class Linear(AbstractAttention):
@@ -34,35 +37,25 @@ class Linear(AbstractAttention):
 
     feature_map: FeatureMap | None = eqx.field(default=None, kw_only=True, static=True)
     normalized: bool = eqx.field(default=False, kw_only=True, static=True)
-    tolerance: float = eqx.field(default=1e-12, kw_only=True, static=True)
+    tolerance: float = number("tolerance", default=1e-12, kw_only=True)
 
-    def __call__(
-        self,
-        mu: AbstractContext,
-        x: Float[Array, "m d"],
-        *,
-        positions: Float[Array, " m"] | None = None,
+    def attend(
+        self, mu: AbstractContext, x: Float[Array, "m d"]
     ) -> Float[Array, "m e"]:
         """Return the linearly weighted values as seen from each query."""
-        x = checked_queries(self, mu, x)
         mass, moment = mu.linear_mean(self._slopes(x), self._token_features)
         if self.normalized:
-            mass, moment = None, moment / self._checked(mass)[:, None]
+            mass, moment = None, moment / self._checked(mass, mu)[:, None]
         return self.values(mass, moment)
 
     def matrix(
         self, mu: AbstractContext, x: Float[Array, "m d"]
     ) -> Float[Array, "m n"]:
         """Return weight times score for each pair, normalised if asked for."""
-        features = self._token_features or (lambda points: points)
-        pairs = dataclasses.replace(
-            mu.pairs(jnp.zeros_like(x)),
-            tilts=self._slopes(x),
-            points=features(mu.points),
-        )
-        shares = kernel_shares(pairs, identity)
+        features = self._token_features or identity
+        shares = mu.kernel_shares(self._slopes(x), identity, features(mu.points))
         if self.normalized:
-            return shares / self._checked(shares.sum(1))[:, None]
+            return shares / self._checked(shares.sum(1), mu)[:, None]
         return shares
 
     def _slopes(self, x: Float[Array, "m d"]) -> Float[Array, "m k"]:
@@ -76,12 +69,15 @@ class Linear(AbstractAttention):
             return None
         return lambda points: self.feature_map(points @ self.key.T)
 
-    def _checked(self, mass: Float[Array, " m"]) -> Float[Array, " m"]:
+    def _checked(
+        self, mass: Float[Array, " m"], mu: AbstractContext
+    ) -> Float[Array, " m"]:
+        mass = jnp.where(mu.seen_by(len(mass)), mass, 1)
         if is_concrete(mass):
-            smallest = int(np.abs(mass).argmin())
+            row = int(np.abs(mass).argmin())
             check(
-                abs(float(mass[smallest])) >= self.tolerance,
-                f"the total weight seen by query {smallest} is {float(mass[smallest])}; "
+                abs(float(mass[row])) >= self.tolerance,
+                f"the total weight seen by query {row} is {float(mass[row])}; "
                 f"normalising needs at least {self.tolerance} in absolute value; use a "
                 "positive feature_map.",
             )
@@ -100,15 +96,10 @@ class Unnormalised(AbstractAttention):
     status of a suspected blow-up.
     """
 
-    def __call__(
-        self,
-        mu: AbstractContext,
-        x: Float[Array, "m d"],
-        *,
-        positions: Float[Array, " m"] | None = None,
+    def attend(
+        self, mu: AbstractContext, x: Float[Array, "m d"]
     ) -> Float[Array, "m e"]:
         """Return the exponentially weighted values as seen from each query."""
-        x = checked_queries(self, mu, x)
         log_mass, mean = mu.tilted_mass_and_mean(self.tilts(x))
         mass = _bounded_exp(log_mass)
         return self.values(mass, mass[:, None] * mean)
@@ -117,17 +108,17 @@ class Unnormalised(AbstractAttention):
         self, mu: AbstractContext, x: Float[Array, "m d"]
     ) -> Float[Array, "m n"]:
         """Return weight times exponential of the score for each pair."""
-        return kernel_shares(mu.pairs(self.tilts(x)), jnp.exp)
+        return mu.kernel_shares(self.tilts(x), jnp.exp, mu.points)
 
 
-@dataclasses.dataclass(frozen=True)
-class _ShiftedSigmoid:
-    """The profile of sigmoid attention; equal biases are one compiled function."""
+class ShiftedSigmoid(eqx.Module):
+    """The profile of sigmoid attention; all biases are one compiled function."""
 
-    bias: float
+    bias: Float[Array, ""]
 
     def __call__(self, score: Array) -> Array:
-        return jax.nn.sigmoid(score + self.bias)
+        """Return the sigmoid of the shifted score."""
+        return jax.nn.sigmoid(score + self.bias.astype(score.dtype))
 
 
 class Sigmoid(AbstractAttention):
@@ -142,24 +133,24 @@ class Sigmoid(AbstractAttention):
             common $-\log n$ belongs to plain sums over tokens).
     """
 
-    bias: float = eqx.field(default=0.0, kw_only=True, static=True)
+    bias: Float[Array, ""] = parameter("bias", default=0.0, kw_only=True)
 
-    def __call__(
-        self,
-        mu: AbstractContext,
-        x: Float[Array, "m d"],
-        *,
-        positions: Float[Array, " m"] | None = None,
+    def __check_init__(self):
+        check_shape("bias", self.bias, ())
+        check_finite("bias", self.bias)
+
+    def attend(
+        self, mu: AbstractContext, x: Float[Array, "m d"]
     ) -> Float[Array, "m e"]:
         """Return the values gated by the sigmoid of each score."""
-        x = checked_queries(self, mu, x)
-        return self.values(*mu.kernel_mean(self.tilts(x), _ShiftedSigmoid(self.bias)))
+        return self.values(*mu.kernel_mean(self.tilts(x), ShiftedSigmoid(self.bias)))
 
     def matrix(
         self, mu: AbstractContext, x: Float[Array, "m d"]
     ) -> Float[Array, "m n"]:
         """Return weight times sigmoid of the score for each pair."""
-        return kernel_shares(mu.pairs(self.tilts(x)), _ShiftedSigmoid(self.bias))
+        profile = ShiftedSigmoid(self.bias)
+        return mu.kernel_shares(self.tilts(x), profile, mu.points)
 
 
 class Hardmax(AbstractAttention):
@@ -173,35 +164,31 @@ class Hardmax(AbstractAttention):
         tolerance: largest difference of scores that still counts as a tie.
     """
 
-    tolerance: float = eqx.field(default=0.0, kw_only=True, static=True)
+    tolerance: float = number("tolerance", default=0.0, kw_only=True)
 
     def __check_init__(self):
-        if not self.tolerance >= 0:
-            raise InvalidInput(
-                f"tolerance is {self.tolerance}; it must not be negative."
-            )
+        check(
+            self.tolerance >= 0,
+            f"tolerance is {self.tolerance}; it must not be negative.",
+        )
 
-    def __call__(
-        self,
-        mu: AbstractContext,
-        x: Float[Array, "m d"],
-        *,
-        positions: Float[Array, " m"] | None = None,
+    def attend(
+        self, mu: AbstractContext, x: Float[Array, "m d"]
     ) -> Float[Array, "m e"]:
         """Return the value of the tokens with the largest score."""
-        x = checked_queries(self, mu, x)
         return self.values(None, mu.maximal_mean(self.tilts(x), self.tolerance))
 
     def matrix(
         self, mu: AbstractContext, x: Float[Array, "m d"]
     ) -> Float[Array, "m n"]:
         """Return the share of each token among those with the largest score."""
-        return hardmax_shares(mu.pairs(self.tilts(x)), self.tolerance)
+        pairs = mu.kernel_pairs(self.tilts(x), mu.points)
+        return hardmax_shares(pairs, self.tolerance)
 
 
-def identity(score: Array) -> Array:
-    """Return the score: the profile of linear attention."""
-    return score
+def identity(values: Array) -> Array:
+    """Return the values: the profile of linear attention, and its feature map."""
+    return values
 
 
 def _bounded_exp(log_mass: Float[Array, " m"]) -> Float[Array, " m"]:

@@ -1,4 +1,4 @@
-"""How much a layer amplifies a small change of the tokens: local Lipschitz constants."""
+"""Local Lipschitz constants: how much a layer amplifies a small change of tokens."""
 
 import warnings
 from collections.abc import Callable
@@ -226,7 +226,7 @@ class ScaledJacobian(eqx.Module):
         return self.adjoint(self(v))
 
     def decomposed(self, like: Float[Array, "n d"]) -> Eigenpairs:
-        r"""Return the eigenpairs of $\tilde J^\top \tilde J$ by a dense decomposition."""
+        r"""Return the eigenpairs of $\tilde J^\top \tilde J$, from a dense matrix."""
         units = jnp.eye(like.size, dtype=like.dtype).reshape(-1, *like.shape)
         columns = jax.vmap(self)(units).reshape(like.size, -1)
         singular, right = jnp.linalg.svd(columns.T, full_matrices=False)[1:]
@@ -264,8 +264,8 @@ def check_differentiable(gamma: AbstractInContextMap, mu: TokenCloud) -> None:
     """Raise unless the map has a Jacobian at the tokens of a cloud."""
     if not isinstance(mu, TokenCloud):
         raise Unsupported(
-            f"mu is {type(mu).__name__}; a local Lipschitz constant is that of finitely "
-            "many tokens: use quadrature(mu, order) or a sample."
+            f"mu is {type(mu).__name__}; a local Lipschitz constant is that of a "
+            "TokenCloud: use quadrature(mu, order) or a sample."
         )
 
     def is_hard(node) -> bool:

@@ -2,12 +2,14 @@
 
 import equinox as eqx
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from meanformer.attention.abstract import AbstractInContextMap, checked_queries
+from meanformer.attention.composition import Composition, Residual
 from meanformer.attention.masks import AbstractMask, Causal
-from meanformer.errors import InvalidInput, Unsupported, check_shape, is_concrete
+from meanformer.errors import InvalidInput, Unsupported, check, is_concrete
 from meanformer.measures import MaskedCloud, TokenCloud
+from meanformer.measures.checks import checked_positions
 
 
 class Masked(AbstractInContextMap):
@@ -23,7 +25,8 @@ class Masked(AbstractInContextMap):
     Args:
         attention: the map to mask, of any kind but Sinkhorn, or a `MultiHead` of them.
         mask: the rule; `Causal()` by default.
-        divide: divide by the visible mass (for the kinds without normalisation).
+        divide: divide by the visible mass, so that the context is a probability again;
+            the row-normalised kinds do not see the difference.
         empty: what a query that sees nothing gets: `"error"`, or `"zero"`, which is
             also what masks that hide a token from itself imply.
     """
@@ -34,10 +37,15 @@ class Masked(AbstractInContextMap):
     empty: str = eqx.field(default="error", kw_only=True, static=True)
 
     def __check_init__(self):
-        if self.empty not in ("error", "zero"):
-            raise InvalidInput(
-                f'empty is {self.empty!r}; it must be "error" or "zero".'
-            )
+        check(
+            self.empty in ("error", "zero"),
+            f'empty is {self.empty!r}; it must be "error" or "zero".',
+        )
+        kind = type(self.attention).__name__
+        check(
+            not isinstance(self.attention, (Residual, Composition, Masked)),
+            f"attention is a {kind}; mask the attentions inside it instead.",
+        )
 
     @property
     def input_dimension(self) -> int | None:
@@ -65,12 +73,10 @@ class Masked(AbstractInContextMap):
         """
         x = checked_queries(self.attention, mu, x)
         view, _ = self.view(mu, x, positions)
-        mass = view.visible_mass()
-        self._check_sight(mass)
+        sees = view.seen_by(len(x))
+        self._check_sight(sees)
         output = self.attention(view, x, positions=positions)
-        if self.divide:
-            output = output / jnp.where(mass > 0, mass, 1)[:, None]
-        return jnp.where((mass > 0)[:, None], output, 0)
+        return jnp.where(sees[:, None], output, 0)
 
     def view(
         self,
@@ -91,26 +97,29 @@ class Masked(AbstractInContextMap):
             )
         if positions is None:
             positions = jnp.ones((x.shape[0],), mu.positions.dtype)
-        check_shape("positions", positions, (x.shape[0],))
+        places = checked_positions(x, positions).astype(mu.positions.dtype)
         order = jnp.argsort(mu.positions, stable=True)
         cloud = eqx.tree_at(
             lambda c: (c.points, c.weights, c.positions),
             mu,
             (mu.points[order], mu.weights[order], mu.positions[order]),
         )
-        return MaskedCloud(cloud, *self.mask.stretch(cloud.positions, positions)), order
+        stretch = self.mask.stretch(cloud.positions, places)
+        return MaskedCloud(cloud, *stretch, divide=self.divide), order
 
-    def _check_sight(self, mass: Float[Array, " m"]) -> None:
+    def _check_sight(self, sees: Bool[Array, " m"]) -> None:
         allowed = self.empty == "zero" or self.mask.may_be_empty
-        if allowed or not is_concrete(mass) or bool((mass > 0).all()):
+        if allowed or not is_concrete(sees) or bool(sees.all()):
             return
         raise InvalidInput(
-            f"query {int((mass > 0).argmin())} sees no token through "
+            f"query {int(sees.argmin())} sees no token through "
             f'{type(self.mask).__name__}; pass empty="zero" to give it the value 0.'
         )
 
 
 def in_order(cloud: TokenCloud) -> TokenCloud:
     r"""Give token $i$ of $n$ the place $s_i = i/n$, the order of its row."""
-    places = jnp.arange(1, cloud.count + 1, dtype=cloud.points.dtype) / cloud.count
+    # Half precision cannot tell the places of many tokens apart.
+    dtype = jnp.promote_types(cloud.points.dtype, jnp.float32)
+    places = jnp.arange(1, cloud.count + 1, dtype=dtype) / cloud.count
     return TokenCloud(cloud.points, cloud.weights, positions=places, sums=cloud.sums)

@@ -4,9 +4,11 @@ import abc
 
 import equinox as eqx
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
-from meanformer.errors import as_float_array, check, check_finite
+from meanformer.attention.abstract import number, parameter
+from meanformer.errors import check, check_finite, check_shape, is_concrete
 
 Stretch = tuple[Int[Array, " m"], Int[Array, " m"]]
 
@@ -37,7 +39,10 @@ class Causal(AbstractMask):
         tolerance: places up to this far ahead still count as ties; 0 compares exactly.
     """
 
-    tolerance: float = eqx.field(default=0.0, static=True)
+    tolerance: float = number("tolerance", default=0.0)
+
+    def __check_init__(self):
+        _check_tolerance(self.tolerance)
 
     @property
     def may_be_empty(self) -> bool:
@@ -58,7 +63,10 @@ class StrictCausal(AbstractMask):
         tolerance: places less than this far behind count as ties, hence unseen.
     """
 
-    tolerance: float = eqx.field(default=0.0, static=True)
+    tolerance: float = number("tolerance", default=0.0)
+
+    def __check_init__(self):
+        _check_tolerance(self.tolerance)
 
     @property
     def may_be_empty(self) -> bool:
@@ -75,14 +83,19 @@ class StrictCausal(AbstractMask):
 class Window(AbstractMask):
     r"""A query at $s$ sees the places $s - \ell \le \tau \le s$.
 
+    The far end includes places that miss it by the rounding of $s - \ell$.
+
     Args:
         length: $\ell \ge 0$, in units of position.
+        tolerance: places up to this far beyond either end are still seen.
     """
 
-    length: float = eqx.field(static=True)
+    length: float = number("length")
+    tolerance: float = number("tolerance", default=0.0)
 
     def __check_init__(self):
         check(self.length >= 0, f"length is {self.length}; it must not be negative.")
+        _check_tolerance(self.tolerance)
 
     @property
     def may_be_empty(self) -> bool:
@@ -93,7 +106,9 @@ class Window(AbstractMask):
         self, places: Float[Array, " n"], queries: Float[Array, " m"]
     ) -> Stretch:
         """Return the places of the window that ends at the query."""
-        return _before(places, queries - self.length), _until(places, queries)
+        rounding = 4 * float(jnp.finfo(places.dtype).eps)
+        start = queries - (self.length + max(self.tolerance, rounding))
+        return _before(places, start), _until(places, queries + self.tolerance)
 
 
 class Prefix(AbstractMask):
@@ -103,7 +118,7 @@ class Prefix(AbstractMask):
         end: the end $p$ of the prefix.
     """
 
-    end: float = eqx.field(static=True)
+    end: float = number("end")
 
     def __check_init__(self):
         check(0 <= self.end <= 1, f"end is {self.end}; it must lie in [0, 1].")
@@ -131,17 +146,19 @@ class Blocks(AbstractMask):
         isolated: hide the blocks before the query's.
     """
 
-    boundaries: Float[Array, " _b"] = eqx.field(
-        converter=lambda value: as_float_array("boundaries", value)
-    )
+    boundaries: Float[Array, " _b"] = parameter("boundaries")
     isolated: bool = eqx.field(default=False, kw_only=True, static=True)
 
     def __check_init__(self):
-        check(
-            self.boundaries.ndim == 1 and bool((jnp.diff(self.boundaries) > 0).all()),
-            f"boundaries is {self.boundaries}; it must be an increasing vector.",
-        )
+        check_shape("boundaries", self.boundaries, (None,))
         check_finite("boundaries", self.boundaries)
+        if is_concrete(self.boundaries):
+            cuts = np.asarray(self.boundaries)
+            is_inside = bool(((cuts >= 0) & (cuts <= 1)).all())
+            check(
+                is_inside and bool((np.diff(cuts) > 0).all()),
+                f"boundaries is {cuts}; it must increase within [0, 1].",
+            )
 
     @property
     def may_be_empty(self) -> bool:
@@ -160,15 +177,19 @@ class Blocks(AbstractMask):
         return _until(places, edges[block]) if self.isolated else _start(queries), last
 
 
+def _check_tolerance(tolerance: float) -> None:
+    check(tolerance >= 0, f"tolerance is {tolerance}; it must not be negative.")
+
+
 def _start(queries: Float[Array, " m"]) -> Int[Array, " m"]:
-    return jnp.zeros(queries.shape, jnp.int32)
+    return jnp.zeros(queries.shape, int)
 
 
 def _until(places: Float[Array, " n"], bound: Float[Array, " m"]) -> Int[Array, " m"]:
     """Count the places at most the bound."""
-    return jnp.searchsorted(places, bound, side="right").astype(jnp.int32)
+    return jnp.searchsorted(places, bound, side="right").astype(int)
 
 
 def _before(places: Float[Array, " n"], bound: Float[Array, " m"]) -> Int[Array, " m"]:
     """Count the places below the bound."""
-    return jnp.searchsorted(places, bound, side="left").astype(jnp.int32)
+    return jnp.searchsorted(places, bound, side="left").astype(int)

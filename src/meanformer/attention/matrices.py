@@ -6,7 +6,7 @@ from jaxtyping import Array, Float
 from meanformer.attention.abstract import AbstractAttention, AbstractInContextMap
 from meanformer.attention.composition import MultiHead, Residual
 from meanformer.attention.masked import Masked
-from meanformer.errors import Unsupported
+from meanformer.errors import InvalidInput, Unsupported
 from meanformer.measures import TokenCloud
 
 
@@ -26,6 +26,10 @@ def attention_matrix(
     Returns:
         The matrix. Cost: $O(n^2)$ memory.
     """
+    if not isinstance(mu, TokenCloud):
+        raise InvalidInput(
+            f"mu is a {type(mu).__name__}; an attention matrix needs a TokenCloud."
+        )
     if isinstance(gamma, Residual):
         return attention_matrix(gamma.gamma, mu)
     if isinstance(gamma, MultiHead):
@@ -46,8 +50,4 @@ def _masked_matrix(gamma: Masked, mu: TokenCloud) -> Array:
         if not isinstance(head, AbstractAttention):
             raise Unsupported(f"{type(head).__name__} has no attention matrix.")
         matrices.append(head.matrix(view, mu.points)[:, jnp.argsort(order)])
-    stacked = jnp.stack(matrices)
-    if gamma.divide:
-        mass = view.visible_mass()
-        stacked = stacked / jnp.where(mass > 0, mass, 1)[None, :, None]
-    return stacked if isinstance(inner, MultiHead) else stacked[0]
+    return jnp.stack(matrices) if isinstance(inner, MultiHead) else matrices[0]

@@ -8,7 +8,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from meanformer.attention.abstract import AbstractInContextMap, parameter
+from meanformer.attention.abstract import (
+    AbstractInContextMap,
+    checked_points,
+    number,
+    parameter,
+)
 from meanformer.errors import check, check_finite, check_shape
 from meanformer.measures import AbstractContext
 
@@ -28,7 +33,7 @@ class AbstractPointwise(AbstractInContextMap):
         positions: Float[Array, " m"] | None = None,
     ) -> Float[Array, "m e"]:
         """Return the image of each point, without looking at the context."""
-        return self.apply(x)
+        return self.apply(checked_points(self, x))
 
 
 class Perceptron(AbstractPointwise):
@@ -83,19 +88,23 @@ class PointMap(AbstractPointwise):
 
     Args:
         function: takes points (m, d) and returns points (m, e).
+        takes: the dimension $d$; any by default.
+        returns: the dimension $e$; the same as $d$ by default.
     """
 
     function: Callable[[Array], Array]
+    takes: int | None = eqx.field(default=None, kw_only=True, static=True)
+    returns: int | None = eqx.field(default=None, kw_only=True, static=True)
 
     @property
-    def input_dimension(self) -> None:
-        """Not known."""
-        return
+    def input_dimension(self) -> int | None:
+        """Dimension of the points it takes."""
+        return self.takes
 
     @property
-    def output_dimension(self) -> None:
-        """Not known."""
-        return
+    def output_dimension(self) -> int | None:
+        """Dimension of the points it returns."""
+        return self.takes if self.returns is None else self.returns
 
     def apply(self, x: Float[Array, "m d"]) -> Float[Array, "m e"]:
         """Return the function's value."""
@@ -114,7 +123,7 @@ class AbstractNorm(AbstractPointwise):
 
     scale: Float[Array, "..."] = parameter("scale", default=1.0)
     shift: Float[Array, "..."] = parameter("shift", default=0.0)
-    epsilon: float = eqx.field(default=1e-5, kw_only=True, static=True)
+    epsilon: float = number("epsilon", default=1e-5, kw_only=True)
 
     def __check_init__(self):
         for name in ("scale", "shift"):
@@ -125,6 +134,12 @@ class AbstractNorm(AbstractPointwise):
             )
             check_finite(name, getattr(self, name))
         check(self.epsilon > 0, f"epsilon is {self.epsilon}; it must be positive.")
+        lengths = {s.size for s in (self.scale, self.shift) if s.ndim == 1}
+        check(
+            len(lengths) <= 1,
+            f"scale has shape {self.scale.shape}, shift has shape {self.shift.shape}; "
+            "vectors must agree in length.",
+        )
 
     @property
     def input_dimension(self) -> int | None:

@@ -1,16 +1,29 @@
 """Sinkhorn attention: the doubly stochastic one, entropic transport onto itself."""
 
+import dataclasses
+
 import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from meanformer.attention.abstract import (
     AbstractAttention,
-    checked_queries,
     parameter,
 )
-from meanformer.errors import InvalidInput, Unsupported, check, check_shape
-from meanformer.measures import AbstractContext, TiltedCloud, TokenCloud
+from meanformer.attention.softmax import View
+from meanformer.errors import (
+    InvalidInput,
+    Unsupported,
+    check,
+    check_finite,
+    check_shape,
+)
+from meanformer.measures import (
+    AbstractContext,
+    AbstractMeasure,
+    TiltedCloud,
+    TokenCloud,
+)
 from meanformer.measures.cloud import gaussian_log_factor
 from meanformer.numerics.dense import softmax_shares
 from meanformer.numerics.self_transport import SelfTransport
@@ -74,6 +87,15 @@ class Sinkhorn(AbstractAttention):
             f"half_steps is {self.half_steps}; it must be positive.",
         )
         check(
+            self.tolerance is None or self.tolerance > 0,
+            f"tolerance is {self.tolerance}; it must be positive.",
+        )
+        check(
+            self.max_steps > 0, f"max_steps is {self.max_steps}; it must be positive."
+        )
+        if self.start is not None:
+            check_finite("start", self.start)
+        check(
             self.end_on == "row" or self.half_steps is not None,
             'end_on="column" needs half_steps; at the limit rows and columns agree.',
         )
@@ -89,27 +111,33 @@ class Sinkhorn(AbstractAttention):
         r"""The matrix $B$ of the score $y^\top B x$."""
         return self.sharpness * self.score
 
-    def __call__(
-        self,
-        mu: AbstractContext,
-        x: Float[Array, "m d"],
-        *,
-        positions: Float[Array, " m"] | None = None,
+    def attend(
+        self, mu: AbstractContext, x: Float[Array, "m d"]
     ) -> Float[Array, "m e"]:
         """Return the mean value under the plan, conditioned on each query."""
-        x = checked_queries(self, mu, x)
-        if self.end_on == "column":
+        if self.end_on == "column" and isinstance(mu, TokenCloud):
             return self._ended_on_columns(mu, x)
-        return self.values(None, self.seen(mu).tilted_mean(self._slopes(x)))
+        context, tilts, origin = self.view(mu, x)
+        mean = context.tilted_mean(tilts)
+        return self.values(None, mean if origin is None else mean + origin[None, :])
 
-    def seen(self, mu: AbstractContext) -> AbstractContext:
-        r"""Return the context times $e^{g}$."""
-        if self.half_steps is not None and not isinstance(mu, TokenCloud):
+    def view(self, mu: AbstractContext, x: Float[Array, "m d"]) -> View:
+        r"""Return the context times $e^{g}$, and $Bx$."""
+        is_measure = isinstance(mu, AbstractMeasure)
+        if (
+            self.half_steps is not None
+            and is_measure
+            and not isinstance(mu, TokenCloud)
+        ):
             raise Unsupported(
                 f"half_steps is {self.half_steps}; on {type(mu).__name__} only the "
                 "limit has a closed form: leave half_steps out, or use quadrature."
             )
-        return mu.entropic_tilt(self.form, lambda cloud: self.potentials(cloud).g)
+        origin, near = mu.centred()
+        context = near.entropic_tilt(
+            self.form, lambda cloud: self._potentials(cloud, origin, None).g
+        )
+        return View(context, self._slopes(x, origin), origin)
 
     def potentials(
         self, mu: TokenCloud, start: Float[Array, " n"] | None = None
@@ -120,41 +148,72 @@ class Sinkhorn(AbstractAttention):
             mu: the tokens.
             start: token potential to start from; that of the layer by default.
         """
-        problem = SelfTransport(mu.points, mu.weights, self.form, mu.sums)
-        start = self.start if start is None else start
-        if start is not None:
-            check_shape("start", start, (mu.count,))
-        if self.half_steps is None:
-            return balance(
-                problem, start=start, tolerance=self.tolerance, max_steps=self.max_steps
-            )
-        first = self._first_potential(mu) if start is None else start
-        return alternate(problem, first, half_steps=self.half_steps, end_on=self.end_on)
+        origin, near = mu.centred()
+        found = self._potentials(near, origin, start)
+        f_slope, g_slope = self.form.T @ origin, self.form @ origin
+        half = origin @ g_slope / 2
+        return dataclasses.replace(
+            found,
+            f=found.f - near.points @ f_slope - half,
+            g=found.g - near.points @ g_slope - half,
+            previous=found.previous - near.points @ g_slope - half,
+        )
 
     def matrix(self, mu: TokenCloud, x: Float[Array, "m d"]) -> Float[Array, "m n"]:
         """Return the plan's conditional weights of the tokens given each query."""
         if self.end_on == "column":
             raise InvalidInput('attention_matrix needs end_on="row".')
-        return softmax_shares(self.seen(mu).pairs(self._slopes(x)))
+        context, tilts, _ = self.view(mu, x)
+        return softmax_shares(context.pairs(tilts))
 
-    def _slopes(self, x: Float[Array, "m d"]) -> Float[Array, "m d"]:
-        return x @ self.form.T
+    def _slopes(
+        self, x: Float[Array, "m d"], origin: Float[Array, " d"] | None
+    ) -> Float[Array, "m d"]:
+        return (x if origin is None else x - origin[None, :]) @ self.form.T
 
-    def _first_potential(self, mu: TokenCloud) -> Float[Array, " n"]:
-        # A bias of the queries adds a function of the token alone to the score: the
-        # limit absorbs it, the first potential carries it.
-        first = jnp.zeros((mu.count,), mu.points.dtype)
+    def _potentials(
+        self,
+        near: TokenCloud,
+        origin: Float[Array, " d"],
+        start: Float[Array, " n"] | None,
+    ) -> EntropicPotentials:
+        r"""Return the potentials for the score $(y-o)^\top B(x-o)$, cloud moved."""
+        problem = SelfTransport(near.points, near.weights, self.form, near.sums)
+        start = self.start if start is None else start
+        if start is not None:
+            check_shape("start", start, (near.count,))
+            start = start + near.points @ (self.form @ origin)
+        if self.half_steps is None:
+            return balance(
+                problem, start=start, tolerance=self.tolerance, max_steps=self.max_steps
+            )
+        first = self._first_potential(near, origin) if start is None else start
+        return alternate(problem, first, half_steps=self.half_steps, end_on=self.end_on)
+
+    def _first_potential(
+        self, near: TokenCloud, origin: Float[Array, " d"]
+    ) -> Float[Array, " n"]:
+        # A bias of the queries, like the way from the origin, adds a function of the
+        # token to the score: the limit absorbs it, the first potential carries it.
+        is_dot = self.kernel == "dot"
+        bias = (self.query if is_dot else self.query - self.key) @ origin
         if self.query_bias is not None:
-            first += self.sharpness * mu.points @ (self.key.T @ self.query_bias)
-        if self.kernel == "l2":
-            precision = self.sharpness * self.key.T @ self.key
-            first += gaussian_log_factor(mu.points, precision)
-        return first
+            bias = bias + self.query_bias
+        first = self.sharpness * near.points @ (self.key.T @ bias)
+        if is_dot:
+            return first
+        precision = self.sharpness * self.key.T @ self.key
+        return first + gaussian_log_factor(near.points, precision)
 
-    def _ended_on_columns(self, mu, x):
-        potentials = self.potentials(mu)
-        tilts = self._slopes(x)
-        log_mass, mean = TiltedCloud(mu, potentials.g).tilted_mass_and_mean(tilts)
-        before = TiltedCloud(mu, potentials.previous).log_laplace(tilts)
+    def _ended_on_columns(
+        self, mu: TokenCloud, x: Float[Array, "m d"]
+    ) -> Float[Array, "m e"]:
+        origin, near = mu.centred()
+        potentials, tilts = (
+            self._potentials(near, origin, None),
+            self._slopes(x, origin),
+        )
+        log_mass, mean = TiltedCloud(near, potentials.g).tilted_mass_and_mean(tilts)
+        before = TiltedCloud(near, potentials.previous).log_laplace(tilts)
         mass = jnp.exp(log_mass - before)
-        return self.values(mass, mass[:, None] * mean)
+        return self.values(mass, mass[:, None] * (mean + origin[None, :]))

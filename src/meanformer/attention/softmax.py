@@ -7,7 +7,7 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from meanformer.attention.abstract import AbstractAttention, checked_queries
+from meanformer.attention.abstract import AbstractAttention
 from meanformer.errors import InvalidInput, is_concrete
 from meanformer.measures import AbstractContext
 from meanformer.numerics.dense import softmax_shares
@@ -37,15 +37,11 @@ class AbstractTilting(AbstractAttention):
     def read(self, mean: Float[Array, "m d"]) -> Float[Array, "m e"]:
         """Return the value of the tilted mean."""
 
-    def __call__(
-        self,
-        mu: AbstractContext,
-        x: Float[Array, "m d"],
-        *,
-        positions: Float[Array, " m"] | None = None,
+    def attend(
+        self, mu: AbstractContext, x: Float[Array, "m d"]
     ) -> Float[Array, "m e"]:
         """Return the averaged values as seen from each query."""
-        view = self.view(mu, checked_queries(self, mu, x))
+        view = self.view(mu, x)
         mean = view.context.tilted_mean(view.tilts)
         return self.read(mean if view.origin is None else mean + view.origin[None, :])
 

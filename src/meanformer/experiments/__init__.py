@@ -19,6 +19,12 @@ from meanformer.experiments.framework.experiment import Table as Table
 from meanformer.experiments.framework.progress import Progress as Progress
 from meanformer.experiments.framework.records import Record as Record
 from meanformer.experiments.framework.records import run as run
+from meanformer.experiments.framework.reference import (
+    reference_attention as reference_attention,
+)
+from meanformer.experiments.framework.reference import (
+    reference_cloud as reference_cloud,
+)
 from meanformer.experiments.framework.registry import all_experiments as all_experiments
 from meanformer.experiments.framework.registry import find as find
 from meanformer.experiments.framework.settings import setting as setting

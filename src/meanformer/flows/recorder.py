@@ -2,7 +2,6 @@
 
 import abc
 from collections.abc import Sequence
-from typing import Self
 
 from jaxtyping import Array, Float
 
@@ -37,7 +36,7 @@ class AbstractProgress(abc.ABC):
     def update(self, done: int, total: int) -> None:
         """Say how many of the stretches are done."""
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "AbstractProgress":
         return self
 
     def __exit__(self, *problem) -> None:
@@ -66,7 +65,7 @@ class ProgressBar(AbstractProgress):
         """Move the bar."""
         self._bar.update(self._task, completed=done, total=total)
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "ProgressBar":
         self._bar.start()
         return self
 

@@ -106,7 +106,9 @@ class Trajectory(eqx.Module):
 
     def save(self, path: str | Path) -> None:
         """Write the trajectory to a zarr folder that xarray opens."""
-        self.to_xarray().to_zarr(Path(path), mode="w-", consolidated=False)
+        self.to_xarray().to_zarr(
+            Path(path), mode="w-", zarr_format=2, consolidated=True
+        )
 
     def _check_in_range(self, depth: Float[Array, ""]) -> None:
         if not (is_concrete(depth) and is_concrete(self.depths)):

@@ -3,6 +3,7 @@
 import abc
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import jax.random as jr
 from jax import lax
@@ -18,6 +19,7 @@ from meanformer.errors import (
 )
 from meanformer.measures.abstract import AbstractMeasure
 from meanformer.numerics.interval import quadratic_moments
+from meanformer.numerics.interval_draws import draw_quadratic
 from meanformer.typing import Key
 
 
@@ -116,33 +118,12 @@ class TruncatedNormalBox(AbstractBox):
         return tilted.log_mass() - self.log_mass(), tilted
 
     def sample(self, count: int, *, key: Key) -> Float[Array, "count d"]:
-        """Draw by bisection of the distribution function; not differentiable."""
+        """Draw by inverting the distribution function; not differentiable."""
         shape, dtype = (count, self.dimension), self.low.dtype
-        smallest = float(jnp.finfo(dtype).tiny)
-        levels = jnp.log(jr.uniform(key, shape, dtype, minval=smallest))
-        low, high = (
-            jnp.broadcast_to(end[None, :], shape) for end in (self.low, self.high)
-        )
-        levels = levels + self._log_measure_below(high)
-
-        def halve(_, bracket):
-            left, right = bracket
-            middle = left + (right - left) / 2
-            is_below = self._log_measure_below(middle) < levels
-            return jnp.where(is_below, middle, left), jnp.where(is_below, right, middle)
-
-        steps = jnp.finfo(dtype).nmant + 2
-        left, right = lax.fori_loop(0, steps, halve, (low, high))
-        return lax.stop_gradient(left + (right - left) / 2)
-
-    def _log_measure_below(self, end: Float[Array, "m d"]) -> Float[Array, "m d"]:
-        """Return the logarithm of the mass below, up to a constant."""
-        low, precision, origin = (
-            array[None, :] for array in (self.low, self.precision, self._origin())
-        )
-        tilt = jnp.zeros_like(end)
-        log_mass = quadratic_moments(precision, tilt, low, end, origin)[0]
-        return log_mass + jnp.log(end - low)
+        choices, fractions = (jr.uniform(k, shape, dtype) for k in jr.split(key))
+        parameters = (self.precision, self.low, self.high, self._origin())
+        draw = jax.vmap(draw_quadratic, in_axes=(1, 1, 0, 0, 0, 0), out_axes=1)
+        return lax.stop_gradient(draw(choices, fractions, *parameters))
 
     def _moments(self, u: Float[Array, "*m d"]) -> tuple[Array, Array, Array]:
         parameters = (self.low, self.high, self._origin(), self.precision)

@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 from meanformer.errors import InvalidInput, as_float_array, check, check_finite
 from meanformer.measures.abstract import AbstractContext, AbstractMeasure, FeatureMap
 from meanformer.measures.checks import checked_positions, checked_weights
+from meanformer.numerics.dense import kernel_shares
 from meanformer.numerics.pair_sums import AbstractPairSums, Auto
 from meanformer.numerics.pairs import Pairs
 from meanformer.typing import Key
@@ -39,6 +40,15 @@ class AbstractCloud(AbstractContext):
 
         This is what functions of the score other than its exponential need.
         """
+
+    @abc.abstractmethod
+    def kernel_shares(
+        self,
+        u: Float[Array, "m k"],
+        profile: Callable[[Array], Array],
+        features: Float[Array, "n k"],
+    ) -> Float[Array, "m n"]:
+        """Return mass times profile of the score for each pair, as a dense array."""
 
     @property
     def dimension(self) -> int:
@@ -82,6 +92,15 @@ class AbstractWeightedCloud(AbstractCloud, AbstractMeasure):
     """A cloud that is a measure: points with masses of total one."""
 
     weights: eqx.AbstractVar[Float[Array, " n"]]
+
+    def kernel_shares(
+        self,
+        u: Float[Array, "m k"],
+        profile: Callable[[Array], Array],
+        features: Float[Array, "n k"],
+    ) -> Float[Array, "m n"]:
+        """Return mass times profile of the score for each pair, as a dense array."""
+        return kernel_shares(self.kernel_pairs(u, features), profile)
 
     def mean(self) -> Float[Array, " d"]:
         """Return the weighted mean of the points."""

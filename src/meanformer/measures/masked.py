@@ -9,6 +9,7 @@ from jaxtyping import Array, Bool, Float, Int
 from meanformer.errors import Unsupported
 from meanformer.measures.abstract import FeatureMap
 from meanformer.measures.cloud import AbstractCloud, TokenCloud, gaussian_log_factor
+from meanformer.numerics.dense import kernel_shares
 from meanformer.numerics.pair_sums import AbstractPairSums
 from meanformer.numerics.pairs import Pairs
 
@@ -92,6 +93,16 @@ class MaskedCloud(AbstractCloud):
         """Return mass and moment of a linear kernel over what each query sees."""
         features = self.points if feature_map is None else feature_map(self.points)
         return self._kernel_mean(u, features, _identity)
+
+    def kernel_shares(
+        self,
+        u: Float[Array, "m k"],
+        profile: Callable[[Array], Array],
+        features: Float[Array, "n k"],
+    ) -> Float[Array, "m n"]:
+        """Return mass times profile of the score for each pair that is seen."""
+        shares = kernel_shares(self.kernel_pairs(u, features), profile)
+        return shares / self._divisor()[:, None]
 
     def centred(self) -> tuple[Float[Array, " d"], "MaskedCloud"]:
         """Return the mean of the whole cloud, and what is seen as seen from there."""

@@ -50,7 +50,7 @@ def sphere_transform(
     square = jnp.sum(moderate**2, axis=-1)
     log_laplace, ratio = sphere_functions(dimension, square)
     mean = ratio[..., None] * moderate
-    beyond = (1 / scale[..., 0] - 1) * jnp.sum(moderate * mean, axis=-1)
+    beyond = jnp.sum((u - moderate) * jax.lax.stop_gradient(mean), axis=-1)
     return log_laplace + beyond, mean
 
 

@@ -13,12 +13,12 @@ from meanformer.numerics.terms import matmul
 
 
 class Eigenpairs(eqx.Module):
-    """The largest eigenvalues found, in decreasing order, and how well.
+    r"""The largest eigenvalues found, in decreasing order, and how well.
 
     Attributes:
         values: the Ritz values.
         vectors: their unit vectors, one per column.
-        residual: $|Hv - \\lambda v|$ for the first pair.
+        residual: $|Hv - \lambda v|$ for the first pair.
         scale: largest absolute Ritz value met, an estimate of $|H|$ from below.
         iterations: steps taken.
         converged: whether residual and change fell below the tolerance.

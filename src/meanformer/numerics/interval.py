@@ -1,8 +1,8 @@
 """Exponentials of linear and quadratic functions on an interval, at any steepness."""
 
+import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.scipy.special import logsumexp
 from jaxtyping import Array, Float
 
 from meanformer.numerics.bessel import sphere_functions
@@ -16,6 +16,7 @@ _NODES = 32
 Pair = tuple[Float[Array, "*#batch"], Float[Array, "*#batch"]]
 
 
+@jax.jit
 def uniform_transform(
     tilt: Float[Array, "*#batch"],
     low: Float[Array, "*#batch"],
@@ -55,6 +56,7 @@ def _from_the_end(tilt: Array, low: Array, high: Array) -> tuple[Array, Array]:
     )
 
 
+@jax.jit
 def quadratic_moments(
     precision: Float[Array, "*#batch"],
     tilt: Float[Array, "*#batch"],
@@ -84,32 +86,34 @@ def quadratic_moments(
     sides = [
         _half_rule(precision, tilt, low, high, origin, side) for side in (low, high)
     ]
-    nodes, log_weights = (
-        jnp.concatenate(parts, axis=-1) for parts in zip(*sides, strict=True)
+    top = lax.stop_gradient(jnp.maximum(sides[0][0], sides[1][0]))
+    nodes = jnp.concatenate([nodes for _, nodes, _ in sides], axis=-1)
+    masses = jnp.concatenate(
+        [jnp.exp(peak - top)[..., None] * weights for peak, _, weights in sides], axis=-1
     )
-    log_mass = logsumexp(log_weights, axis=-1)
-    shares = jnp.exp(log_weights - log_mass[..., None])
-    mean = jnp.sum(shares * nodes, axis=-1)
-    return log_mass, mean, jnp.sum(shares * (nodes - mean[..., None]) ** 2, axis=-1)
+    mass = jnp.sum(masses, axis=-1)
+    mean = jnp.sum(masses * nodes, axis=-1) / mass
+    squares = (nodes - mean[..., None]) ** 2
+    return top + jnp.log(mass), mean, jnp.sum(masses * squares, axis=-1) / mass
 
 
 def _half_rule(
     precision: Array, tilt: Array, low: Array, high: Array, origin: Array, side: Array
-) -> tuple[Array, Array]:
-    """Return nodes and log-weights between the vertex and one end."""
-    start, reach = lax.stop_gradient(_window(precision, tilt, low, high, side))
+) -> tuple[Array, Array, Array]:
+    """Return the largest exponent between the vertex and one end, nodes, weights."""
+    start, reach = lax.stop_gradient(quadratic_window(precision, tilt, low, high, side))
     share_of_length = jnp.abs(reach) / lax.stop_gradient(_length(low, high))
     start, reach = _attach(start, reach, low, high)
     fractions, shares = gauss_legendre(_NODES)
     steps = jnp.multiply.outer(reach, jnp.asarray((fractions + 1) / 2, reach.dtype))
-    at_start = tilt * start - precision * (start - origin) * (start + origin) / 2
+    peak = tilt * start - precision * (start - origin) * (start + origin) / 2
     slope = (tilt - precision * start)[..., None]
     change = slope * steps - precision[..., None] * steps**2 / 2
     spacing = jnp.multiply.outer(share_of_length, jnp.asarray(shares, reach.dtype))
-    return start[..., None] + steps, at_start[..., None] + change + jnp.log(spacing)
+    return peak, start[..., None] + steps, spacing * jnp.exp(change)
 
 
-def _window(
+def quadratic_window(
     precision: Array, tilt: Array, low: Array, high: Array, side: Array
 ) -> tuple[Array, Array]:
     """Return where the exponent is largest on one side, and how far to go on."""

@@ -17,6 +17,7 @@ from meanformer.numerics.terms import (
     is_visible,
     matmul,
     scores_of_tile,
+    summed,
 )
 from meanformer.numerics.tiles import fold_tiles
 
@@ -36,7 +37,7 @@ def kernel_sum(
         def step(total, tokens, seen):
             visible = is_visible(tokens, seen)
             factors = profiled(profile, scores_of_tile(tilts, tokens), visible)
-            return total + matmul(jnp.where(seen, factors, 0), tokens.masses)
+            return total + summed(jnp.where(seen, factors, 0), tokens.masses)
 
         return fold(step, no_masses(terms, tilts))
 
@@ -106,8 +107,8 @@ def sums_over_ties(
             total, slope = carry
             scores = scores_of_tile(tilts, tokens)
             is_tie = seen & (jnp.abs(scores - best[:, None]) <= margin[:, None])
-            total += matmul(is_tie.astype(scores.dtype), tokens.masses)
-            slope += matmul(jnp.where(is_tie, scores, 0), tokens.masses[:, 0])
+            total += summed(is_tie.astype(scores.dtype), tokens.masses)
+            slope += matmul(jnp.where(is_tie, scores, 0), tokens.masses[0])
             return total, slope
 
         return fold(step, (no_masses(terms, tilts), jnp.zeros_like(best)))
@@ -119,4 +120,4 @@ def sums_over_ties(
 def no_masses(terms: Terms, tilts: Array) -> Array:
     """Sums of masses, before any token is added."""
     masses = terms.tokens.masses
-    return jnp.zeros((len(tilts), masses.shape[1]), masses.dtype)
+    return jnp.zeros((len(tilts), len(masses)), masses.dtype)

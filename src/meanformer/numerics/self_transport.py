@@ -99,6 +99,14 @@ def marginal_error(
     )
 
 
+def rounding_level(
+    weights: Float[Array, " n"], f: Float[Array, " n"], g: Float[Array, " n"]
+) -> Float[Array, ""]:
+    """Estimate the rounding in sums of the plan, from the size of its exponents."""
+    size = sum(jnp.max(jnp.abs(h), where=weights > 0, initial=0) for h in (f, g))
+    return 4 * jnp.finfo(weights.dtype).eps * size
+
+
 def is_positive_form(form: Float[Array, "d d"]) -> Bool[Array, ""]:
     """Whether a matrix is symmetric positive semi-definite, up to rounding."""
     rounding = 8 * len(form) * jnp.finfo(form.dtype).eps

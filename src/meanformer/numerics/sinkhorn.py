@@ -14,7 +14,11 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from meanformer.errors import check
-from meanformer.numerics.self_transport import SelfTransport, marginal_error
+from meanformer.numerics.self_transport import (
+    SelfTransport,
+    marginal_error,
+    rounding_level,
+)
 from meanformer.numerics.sinkhorn_limit import limit_potential
 
 
@@ -30,7 +34,8 @@ class EntropicPotentials(eqx.Module):
         marginal_error: largest distance from one of the sums that the last half-step
             did not enforce, over present tokens.
         iterations: half-steps, or steps of the solver.
-        converged: whether the error is within the tolerance.
+        converged: whether the error is within the tolerance, or within rounding for
+            potentials of this size.
     """
 
     f: Float[Array, " n"]
@@ -42,8 +47,8 @@ class EntropicPotentials(eqx.Module):
 
 
 def default_tolerance(dtype: jnp.dtype) -> float:
-    """Return the marginal error to reach: 4e-11 in double, 2e-5 in single precision."""
-    return float(jnp.finfo(dtype).eps) ** (2 / 3)
+    """Return the marginal error to reach: 1e-10 in double, 5e-6 in single precision."""
+    return max(1e-10, 40 * float(jnp.finfo(dtype).eps))
 
 
 @eqx.filter_jit
@@ -78,9 +83,8 @@ def alternate(
     previous = lax.scan(round_of_steps, start, None, length=rounds)[0]
     f = problem.row_step(previous)
     g = previous if end_on == "row" else problem.column_step(f)
-    error = _free_marginal_error(problem, f, g, end_on)
-    converged = error <= default_tolerance(error.dtype)
-    return EntropicPotentials(f, g, previous, error, jnp.array(half_steps), converged)
+    tolerance = default_tolerance(start.dtype)
+    return _report(problem, f, g, previous, half_steps, tolerance)
 
 
 def _check_half_steps(half_steps, end_on):
@@ -95,11 +99,17 @@ def _check_half_steps(half_steps, end_on):
     )
 
 
-def _free_marginal_error(problem, f, g, end_on):
-    problem, f, g = lax.stop_gradient((problem, f, g))
-    if end_on == "row":
-        return marginal_error(problem.weights, g, problem.column_step(f))
-    return marginal_error(problem.weights, f, problem.row_step(g))
+def _report(problem, f, g, previous, iterations, tolerance) -> EntropicPotentials:
+    """Measure what was found, outside of differentiation."""
+    still, f_still, g_still = lax.stop_gradient((problem, f, g))
+    if g is previous:
+        free, balanced = g_still, still.column_step(f_still)
+    else:
+        free, balanced = f_still, still.row_step(g_still)
+    error = marginal_error(still.weights, free, balanced)
+    rounding = rounding_level(still.weights, f_still, g_still)
+    converged = error <= jnp.maximum(tolerance, rounding)
+    return EntropicPotentials(f, g, previous, error, jnp.asarray(iterations), converged)
 
 
 @eqx.filter_jit
@@ -124,8 +134,8 @@ def balance(
 
     Args:
         problem: the cloud and the score.
-        start: token potential to start from, for instance that of a nearby problem;
-            the resting potential of the cloud if absent.
+        start: token potential of a nearby problem; it replaces the ladder. If absent,
+            the resting potential of the cloud.
         tolerance: largest marginal error to accept; `default_tolerance` if absent.
         max_steps: largest number of rounds and Newton steps, per rung of the ladder.
 
@@ -137,15 +147,18 @@ def balance(
     check(max_steps > 0, f"max_steps is {max_steps}; it must be positive.")
     if tolerance is None:
         tolerance = default_tolerance(problem.points.dtype)
-    if start is None:
-        start = problem.resting_potential()
-    start = lax.stop_gradient(start)
-    limit = limit_potential(problem, start, tolerance=tolerance, max_steps=max_steps)
-    f = problem.row_step(limit.g)
-    shift = jnp.dot(problem.weights, f - limit.g) / (2 * problem.weights.sum())
-    g = limit.g + shift
-    converged = limit.error <= tolerance
-    return EntropicPotentials(f - shift, g, g, limit.error, limit.count, converged)
+    is_cold = start is None
+    g, count = limit_potential(
+        problem,
+        lax.stop_gradient(problem.resting_potential() if is_cold else start),
+        tolerance=tolerance,
+        max_steps=max_steps,
+        has_ladder=is_cold,
+    )
+    f = problem.row_step(g)
+    shift = jnp.dot(problem.weights, f - g) / (2 * problem.weights.sum())
+    g += shift
+    return _report(problem, f - shift, g, g, count, tolerance)
 
 
 def entropic_energy(

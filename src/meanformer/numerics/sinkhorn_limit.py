@@ -16,58 +16,57 @@ from meanformer.numerics.self_transport import (
     SelfTransport,
     is_positive_form,
     oscillation_bound,
+    rounding_level,
 )
-from meanformer.numerics.sinkhorn_newton import Iterate, log_sums, newton_step, visit
+from meanformer.numerics.sinkhorn_newton import log_sums, newton_step, unvisited, visit
 
 ALTERNATING_ROUNDS = 30
 AVERAGED_ROUNDS = 60
 LARGE_OSCILLATION = 200.0
-
-
-class Limit(eqx.Module):
-    """A token potential, the marginal error it has, and the steps it took."""
-
-    g: Float[Array, " n"]
-    error: Float[Array, ""]
-    count: Int[Array, ""]
+LADDER_TOLERANCE = 1e-2
 
 
 @eqx.filter_custom_jvp
 def limit_potential(
-    problem: SelfTransport, start: Float[Array, " n"], *, tolerance, max_steps
-) -> Limit:
-    """Climb a ladder of scaled scores; a single solve when they oscillate little.
+    problem: SelfTransport,
+    start: Float[Array, " n"],
+    *,
+    tolerance: float,
+    max_steps: int,
+    has_ladder: bool,
+) -> tuple[Float[Array, " n"], Int[Array, ""]]:
+    """Return the token potential of the limit, and how many steps it took.
 
-    Positive forms need no ladder: the averaged iteration is fast at any scale.
+    With a ladder, strongly oscillating scores are scaled down and doubled step by
+    step. Positive forms need none: the averaged iteration is fast at any scale.
     """
     is_positive = is_positive_form(problem.form)
-    rungs = jnp.where(is_positive, 0, _count_rungs(problem))
+    rungs = jnp.where(is_positive, 0, _count_rungs(problem)) if has_ladder else 0
 
     def climb(rung, below):
-        scale = jnp.exp2((rung - rungs).astype(start.dtype))
-        scaled = _with_form(problem, scale * problem.form)
+        g, count = below
+        scale = jnp.exp2(jnp.asarray(rung - rungs, g.dtype))
         # Potentials grow like the score.
-        g = jnp.where(rung > 0, 2 * below.g, scale * below.g)
-        goal = jnp.where(rung == rungs, tolerance, jnp.maximum(tolerance, 1e-2))
-        top = _solve(scaled, g, goal.astype(g.dtype), max_steps, is_positive)
-        g = jnp.where(problem.weights > 0, top.g, top.balanced)
-        return Limit(g, top.error, below.count + top.count)
+        g *= jnp.where(rung > 0, 2, scale)
+        goal = jnp.where(rung == rungs, tolerance, max(tolerance, LADDER_TOLERANCE))
+        scaled = _with_form(problem, scale * problem.form)
+        found = _solve(scaled, g, goal.astype(g.dtype), max_steps, is_positive)
+        return _potential_of(scaled, found, is_positive), count + found.count
 
-    nothing = Limit(start, jnp.array(jnp.inf, start.dtype), jnp.array(0))
-    return lax.fori_loop(0, rungs + 1, climb, nothing)
+    return lax.fori_loop(0, rungs + 1, climb, (start, jnp.array(0)))
 
 
 @limit_potential.def_jvp
-def limit_potential_jvp(primals, tangents, *, tolerance, max_steps):
+def limit_potential_jvp(primals, tangents, **options):
     """Differentiate the fixed point; the start has no influence."""
     (problem, start), (moving, _) = primals, tangents
-    limit = limit_potential(problem, start, tolerance=tolerance, max_steps=max_steps)
-    moved_g = lax.cond(
-        lax.stop_gradient(is_positive_form(problem.form)),
-        lambda: _positive_tangent(problem, moving, limit.g),
-        lambda: _general_tangent(problem, moving, limit.g),
+    g, count = limit_potential(problem, start, **options)
+    moved = lax.cond(
+        is_positive_form(lax.stop_gradient(problem.form)),
+        lambda: _positive_tangent(problem, moving, g),
+        lambda: _general_tangent(problem, moving, g),
     )
-    return limit, Limit(moved_g, None, None)
+    return (g, count), (moved, None)
 
 
 def _count_rungs(problem):
@@ -75,30 +74,40 @@ def _count_rungs(problem):
     return jnp.ceil(jnp.log2(jnp.maximum(ratio, 1))).astype(int)
 
 
-def _solve(problem, start, tolerance, max_steps, is_positive) -> Iterate:
+def _solve(problem, start, tolerance, max_steps, is_positive):
     """Iterate at one scale of the score: rounds first, Newton if they do not do."""
 
     def round_of_steps(at):
-        g = jnp.where(is_positive, (at.g + at.f) / 2, at.balanced)
+        g = jnp.where(is_positive, _mean_potential(problem, at), at.balanced)
         return visit(problem, g, at.count + 1)
 
     def is_far(limit):
-        return lambda at: (at.error > tolerance) & (at.count < limit) & ~at.is_stalled
+        def condition(at):
+            goal = jnp.maximum(tolerance, rounding_level(problem.weights, at.f, at.g))
+            return (at.error > goal) & (at.count < limit) & ~at.is_stalled
+
+        return condition
 
     rounds = jnp.where(is_positive, AVERAGED_ROUNDS, ALTERNATING_ROUNDS)
-    at = visit(problem, start, jnp.array(0))
+    at = unvisited(start)
     at = lax.while_loop(is_far(jnp.minimum(rounds, max_steps)), round_of_steps, at)
-    at = lax.while_loop(is_far(max_steps), lambda at: newton_step(problem, at), at)
-    return lax.cond(is_positive, lambda at: _symmetrise(problem, at), lambda at: at, at)
+    return lax.while_loop(is_far(max_steps), lambda at: newton_step(problem, at), at)
 
 
-def _symmetrise(problem, at):
-    """Average both potentials once more.
+def _mean_potential(problem, at):
+    """Average both potentials; an absent token gets its extension."""
+    return jnp.where(problem.weights > 0, (at.g + at.f) / 2, at.balanced)
 
-    A plan close to the identity fixes only their sum, and its marginals do not see
-    the rest. With $f = g$ all of $g$ is right, and with it queries off the support.
+
+def _potential_of(problem, at, is_positive):
+    """Return the token potential found, extended to absent tokens.
+
+    A plan close to the identity fixes only the sum of both potentials, and its
+    marginals do not see the rest. For a symmetric form they are equal, so that one more
+    average makes all of $g$ right, and with it queries off the support.
     """
-    return visit(problem, (at.g + at.f) / 2, at.count)
+    extended = jnp.where(problem.weights > 0, at.g, at.balanced)
+    return jnp.where(is_positive, _mean_potential(problem, at), extended)
 
 
 def _general_tangent(problem, moving, g):

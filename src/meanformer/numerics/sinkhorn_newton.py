@@ -7,7 +7,11 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from meanformer.numerics.averaging import RoundAverage, solve_difference
-from meanformer.numerics.self_transport import SelfTransport, marginal_error
+from meanformer.numerics.self_transport import (
+    SelfTransport,
+    marginal_error,
+    rounding_level,
+)
 
 SHORTEST_STEP = 1e-12
 
@@ -30,6 +34,12 @@ class Iterate(eqx.Module):
     error: Float[Array, ""]
     count: Int[Array, ""]
     is_stalled: Bool[Array, ""]
+
+
+def unvisited(start: Float[Array, " n"]) -> Iterate:
+    """Return the iterate whose first round of steps leads to the start itself."""
+    error = jnp.array(jnp.inf, start.dtype)
+    return Iterate(start, start, start, error, jnp.array(-1), jnp.array(False))
 
 
 def visit(
@@ -63,16 +73,11 @@ def newton_step(problem: SelfTransport, at: Iterate) -> Iterate:
     """
     direction, slope = _ascent_direction(problem, at)
     new, length = _line_search(problem, at, direction, slope)
-    is_lost = (at.error < _rounding(at)) & ~(new.error < at.error / 2)
+    rounding = rounding_level(problem.weights, at.f, at.g)
+    is_lost = (at.error < 16 * rounding) & ~(new.error < at.error / 2)
     best = jax.tree.map(lambda a, b: jnp.where(is_lost, a, b), at, new)
     is_stalled = is_lost | (length < SHORTEST_STEP)
     return Iterate(best.g, best.f, best.balanced, best.error, at.count + 1, is_stalled)
-
-
-def _rounding(at):
-    """Estimate how well column sums are known, given the size of the exponents."""
-    size = jnp.max(jnp.abs(at.f)) + jnp.max(jnp.abs(at.g))
-    return 4 * jnp.finfo(size.dtype).eps * size
 
 
 def _ascent_direction(problem, at):

@@ -18,6 +18,7 @@ from meanformer.numerics.terms import (
     matmul,
     scaled,
     scores_of_tile,
+    summed,
 )
 from meanformer.numerics.tiles import fold_tiles, somewhere
 
@@ -42,11 +43,11 @@ def tilted_mean(terms: Terms, block_size: int | str) -> tuple[Array, Array]:
     """
     scale = exponent_scale(terms.tilts.dtype)
     terms = scaled(terms, scale)
-    lost = smallest_mass(terms.tokens.masses[:, 0])
+    lost = smallest_mass(terms.tokens.masses[0])
 
     def row_of_tiles(queries, fold):
         tilts, bounds, ranges = queries
-        nothing = jnp.zeros((len(tilts), terms.tokens.masses.shape[1]), tilts.dtype)
+        nothing = jnp.zeros((len(tilts), len(terms.tokens.masses)), tilts.dtype)
         total = fold(partial(add_tile, tilts, bounds), nothing)
         is_lost = total[:, 0] < lost
         if ranges is not None:
@@ -68,10 +69,10 @@ def tilted_mean(terms: Terms, block_size: int | str) -> tuple[Array, Array]:
 def score_bounds(terms: Terms) -> Float[Array, " m"]:
     """Bound the scores of each query by a ball around the tokens."""
     points, offsets, masses = terms.tokens
-    weights = masses[:, 0]
+    weights = masses[0]
     mass = weights.sum()
-    centre = matmul(weights, points) / jnp.where(mass > 0, mass, 1)
-    distances = jnp.linalg.norm(points - centre[None, :], axis=1)
+    centre = matmul(points, weights) / jnp.where(mass > 0, mass, 1)
+    distances = jnp.linalg.norm(points - centre[:, None], axis=0)
     radius = jnp.where(weights > 0, distances, 0).max()
     bounds = matmul(terms.tilts, centre)
     bounds += radius * jnp.linalg.norm(terms.tilts, axis=1)
@@ -92,7 +93,7 @@ def add_tile(
 ) -> Array:
     """Add the masses of a tile, tilted relative to the bounds."""
     factors = scaled_exp(scores_of_tile(tilts, tokens) - bounds[:, None])
-    return total + matmul(jnp.where(seen, factors, 0), tokens.masses)
+    return total + summed(jnp.where(seen, factors, 0), tokens.masses)
 
 
 def add_tile_rescaling(
@@ -101,12 +102,12 @@ def add_tile_rescaling(
     """Add the masses of a tile, tilted relative to the largest term so far."""
     top, total = carry
     scores = scores_of_tile(tilts, tokens)
-    log_weights = exponent_scale(top.dtype) * jnp.log(tokens.masses[:, 0])
+    log_weights = exponent_scale(top.dtype) * jnp.log(tokens.masses[0])
     terms = jnp.where(seen, scores + log_weights[None, :], -jnp.inf)
     new_top = jnp.maximum(top, terms.max(axis=1))
     shift = jnp.where(new_top == -jnp.inf, 0, new_top)
     factors = jnp.where(seen, scaled_exp(scores - shift[:, None]), 0)
-    tilted = matmul(factors, tokens.masses)
+    tilted = summed(factors, tokens.masses)
     return new_top, total * scaled_exp(top - shift)[:, None] + tilted
 
 
@@ -156,16 +157,16 @@ def moved_masses(
             factors = jnp.where(seen, factors, 0)
             slopes = slopes_of_tile(tilts, tokens, moving_tilts, moving)
             if slopes is not None:
-                total += matmul(factors * slopes, tokens.masses / scale)
+                total += summed(factors * slopes, tokens.masses / scale)
             if moving.masses is not None:
-                total += matmul(factors, moving.masses)
+                total += summed(factors, moving.masses)
             return total
 
-        return fold(step, jnp.zeros((len(tilts), masses.shape[1]), tilts.dtype))
+        return fold(step, jnp.zeros((len(tilts), len(masses)), tilts.dtype))
 
     masses = terms.tokens.masses
     queries = terms.tilts, moving.tilts, top
-    tokens = terms.tokens, moving.tokens, exponent_caps(masses[:, 0])
+    tokens = terms.tokens, moving.tokens, exponent_caps(masses[0])
     return fold_tiles(row_of_tiles, queries, tokens, terms.ranges, block_size)
 
 
@@ -175,11 +176,13 @@ def slopes_of_tile(
     """Derivative of the scores of a tile, or `None` if they do not move."""
     parts = []
     if moving_tilts is not None:
-        parts.append(matmul(moving_tilts, tokens.points.T))
+        parts.append(matmul(moving_tilts, tokens.points))
     if moving.points is not None:
-        parts.append(matmul(tilts, moving.points.T))
+        parts.append(matmul(tilts, moving.points))
     if moving.offsets is not None:
-        parts.append(jnp.broadcast_to(moving.offsets, (len(tilts), len(tokens.points))))
+        parts.append(
+            jnp.broadcast_to(moving.offsets, (len(tilts), *moving.offsets.shape))
+        )
     return sum(parts[1:], start=parts[0]) if parts else None
 
 

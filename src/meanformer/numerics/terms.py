@@ -13,11 +13,15 @@ from meanformer.numerics.tiles import Range
 
 
 class Tokens(NamedTuple):
-    """Points and offsets of the tokens, and their weights times one and the values."""
+    """Points, offsets, and weights times one and the values; one column per token.
 
-    points: Float[Array, "n k"]
+    With tokens as columns, the matrix products of the derivative have the layout that
+    processors multiply fast.
+    """
+
+    points: Float[Array, "k n"]
     offsets: Float[Array, " n"] | None
-    masses: Float[Array, "n 1+v"]
+    masses: Float[Array, "1+v n"]
 
 
 class Terms(NamedTuple):
@@ -40,11 +44,11 @@ def as_terms(pairs: Pairs, values: Float[Array, "n v"]) -> Terms:
     dtype = jnp.dtype(jnp.float32) if jnp.finfo(dtype).bits < 32 else dtype
     floats, ranges = eqx.partition((pairs, values), eqx.is_inexact_array)
     pairs, values = jax.tree.map(lambda a: a.astype(dtype), floats)
-    weights = pairs.weights[:, None]
-    masses = jnp.concatenate([weights, weights * values], axis=1)
+    weights = pairs.weights[None, :]
+    masses = jnp.concatenate([weights, weights * values.T])
     first, last = ranges[0].first, ranges[0].last
     seen = None if first is None or last is None else (first, last)
-    return Terms(pairs.tilts, Tokens(pairs.points, pairs.offsets, masses), seen)
+    return Terms(pairs.tilts, Tokens(pairs.points.T, pairs.offsets, masses), seen)
 
 
 def scaled(terms: Terms, factor: float) -> Terms:
@@ -57,13 +61,18 @@ def scaled(terms: Terms, factor: float) -> Terms:
 
 def scores_of_tile(tilts: Array, tokens: Tokens) -> Float[Array, "m n"]:
     """Scores of a block of queries against a block of tokens."""
-    scores = matmul(tilts, tokens.points.T)
+    scores = matmul(tilts, tokens.points)
     return scores if tokens.offsets is None else scores + tokens.offsets[None, :]
 
 
 def is_visible(tokens: Tokens, seen: Array | bool) -> Bool[Array, "_ n"]:
     """Whether each token has weight and is in the range of each query."""
-    return (tokens.masses[:, 0] > 0)[None, :] & seen
+    return (tokens.masses[:1] > 0) & seen
+
+
+def summed(factors: Float[Array, "m n"], masses: Array) -> Float[Array, "m 1+v"]:
+    """Sum masses over the tokens of a tile, times a factor per pair."""
+    return matmul(factors, masses.T)
 
 
 def matmul(left: Array, right: Array) -> Array:

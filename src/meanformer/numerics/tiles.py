@@ -32,7 +32,7 @@ def fold_tiles(
             of tokens. `seen` tells which token is in the range of which query, or is
             `True` without ranges. Blocks that no range meets are skipped.
         queries: arrays with one row per query.
-        tokens: arrays with one row per token; blocks are filled up with zeros.
+        tokens: arrays with one column per token; blocks are filled up with zeros.
         ranges: the first token that each query sees and one past the last, or `None`
             when all are seen.
         block_size: queries and tokens per tile, or `"auto"`.
@@ -40,10 +40,7 @@ def fold_tiles(
     Returns:
         What `row_of_tiles` returns, with one row per query.
     """
-    rows, columns = tile_shape(row_count(queries), row_count(tokens), block_size)
-    blocks = -(-row_count(tokens) // columns)
-    tokens = pad_rows(tokens, blocks * columns, mode="constant")
-    starts = columns * jnp.arange(blocks)
+    rows, columns = tile_shape(row_count(queries), column_count(tokens), block_size)
 
     def of_block(block):
         queries, ranges = block
@@ -53,11 +50,11 @@ def fold_tiles(
                 tokens, start = column
                 return step(carry, tokens, in_range(ranges, start, columns))
 
-            return fold_blocks(tile, carry, tokens, starts, ranges)
+            return fold_columns(tile, carry, tokens, columns, ranges)
 
         return row_of_tiles(queries, fold)
 
-    return map_blocks(of_block, (queries, ranges), rows)
+    return map_rows(of_block, (queries, ranges), rows)
 
 
 def tile_shape(queries: int, tokens: int, block_size: int | str) -> tuple[int, int]:
@@ -97,23 +94,22 @@ def meets(ranges: Range, start: Array, length: int) -> Bool[Array, ""]:
     return jnp.any((first < last) & (first < start + length) & (last > start))
 
 
-def map_blocks(function: Callable, rows: PyTree, length: int) -> PyTree:
+def map_rows(function: Callable, rows: PyTree, length: int) -> PyTree:
     """Apply a function to blocks of rows in turn and join the results."""
     count = row_count(rows)
     if count <= length:
         return function(rows)
-    rows = pad_rows(rows, -(-count // length) * length, mode="edge")
     blocks = lax.map(function, split_rows(rows, length))
     return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:])[:count], blocks)
 
 
-def fold_blocks(
-    tile: Callable, carry: PyTree, tokens: PyTree, starts: Array, ranges: Range | None
+def fold_columns(
+    tile: Callable, carry: PyTree, tokens: PyTree, length: int, ranges: Range | None
 ) -> PyTree:
     """Fold over the blocks of tokens that are seen; each is computed again backward."""
+    starts = jnp.arange(0, column_count(tokens), length)
     if len(starts) == 1:
         return tile(carry, (tokens, starts[0]))
-    length = row_count(tokens) // len(starts)
 
     @jax.checkpoint
     def guarded(carry, column):
@@ -122,7 +118,7 @@ def fold_blocks(
         is_needed = somewhere(meets(ranges, column[1], length))
         return lax.cond(is_needed, tile, lambda carry, _: carry, carry, column), None
 
-    return lax.scan(guarded, carry, (split_rows(tokens, length), starts))[0]
+    return lax.scan(guarded, carry, (split_columns(tokens, length), starts))[0]
 
 
 @jax.custom_batching.custom_vmap
@@ -141,20 +137,32 @@ def somewhere_in_batch(axis_size, in_batched, condition):
 
 
 def row_count(tree: PyTree) -> int:
-    """Return the number of rows that all arrays of a tree have."""
-    return len(jax.tree.leaves(tree)[0])
+    """Return the length of the first axis, which all arrays of a tree share."""
+    return jax.tree.leaves(tree)[0].shape[0]
 
 
-def pad_rows(tree: PyTree, count: int, *, mode: str) -> PyTree:
-    """Append rows until there are `count`: zeros, or copies of the last row."""
-
-    def pad(array):
-        missing = [(0, count - len(array))] + [(0, 0)] * (array.ndim - 1)
-        return jnp.pad(array, missing, mode=mode)
-
-    return jax.tree.map(pad, tree)
+def column_count(tree: PyTree) -> int:
+    """Return the length of the last axis, which all arrays of a tree share."""
+    return jax.tree.leaves(tree)[0].shape[-1]
 
 
 def split_rows(tree: PyTree, length: int) -> PyTree:
-    """Reshape every array from `(count, ...)` to `(count / length, length, ...)`."""
-    return jax.tree.map(lambda a: a.reshape(-1, length, *a.shape[1:]), tree)
+    """Cut the first axis into blocks, the last of them filled with copies of its end."""
+
+    def split(array):
+        missing = (0, -len(array) % length)
+        padded = jnp.pad(array, [missing] + [(0, 0)] * (array.ndim - 1), mode="edge")
+        return padded.reshape(-1, length, *array.shape[1:])
+
+    return jax.tree.map(split, tree)
+
+
+def split_columns(tree: PyTree, length: int) -> PyTree:
+    """Cut the last axis into blocks, the last of them filled with zeros."""
+
+    def split(array):
+        missing = (0, -array.shape[-1] % length)
+        padded = jnp.pad(array, [(0, 0)] * (array.ndim - 1) + [missing])
+        return jnp.moveaxis(padded.reshape(*array.shape[:-1], -1, length), -2, 0)
+
+    return jax.tree.map(split, tree)

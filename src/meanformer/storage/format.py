@@ -32,7 +32,9 @@ class GrowingArrays:
         import zarr
 
         self.path = path
-        self._group = zarr.open_group(path, mode="a", zarr_format=2)
+        self._group = zarr.open_group(
+            path, mode="a", zarr_format=2, use_consolidated=False
+        )
 
     def create_fixed(self, name: str, array: np.ndarray, axes: tuple[str, ...]) -> None:
         """Write an array that does not grow."""

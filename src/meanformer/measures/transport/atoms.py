@@ -46,7 +46,7 @@ def check_comparable(mu: AbstractMeasure, nu: AbstractMeasure) -> None:
     )
 
 
-def check_order(order: float) -> None:
+def check_order(order: int | float) -> None:
     """Raise unless the order is a finite number from one on."""
     is_number = isinstance(order, int | float) and not isinstance(order, bool)
     check(

@@ -16,7 +16,7 @@ from meanformer.measures.transport.exact import exact_distance
 
 
 def conditional_wasserstein(
-    mu: TokenCloud, nu: TokenCloud, *, order: float = 2
+    mu: TokenCloud, nu: TokenCloud, *, order: int | float = 2
 ) -> Float[Array, ""]:
     r"""Distance of clouds with positions, which no mass may leave.
 
@@ -39,7 +39,7 @@ def conditional_wasserstein(
     check_clouds(mu, nu)
     check_comparable(mu, nu)
     check_order(order)
-    return exact_distance(_placed("mu", mu), _placed("nu", nu), order)
+    return exact_distance(_placed("mu", mu), _placed("nu", nu), float(order))
 
 
 def _placed(name: str, cloud: TokenCloud) -> Atoms:

@@ -37,7 +37,7 @@ def safe_norm(vectors: Float[Array, "s d"]) -> Float[Array, " s"]:
     return safe_root(jnp.sum(vectors**2, axis=1), 2)
 
 
-def safe_root(value: Float[Array, "..."], order: float) -> Float[Array, "..."]:
+def safe_root(value: Float[Array, "..."], order: int | float) -> Float[Array, "..."]:
     """Root of a value, with value and derivative zero unless the value is positive."""
     is_positive = value > 0
     root = jnp.where(is_positive, value, 1) ** (1 / order)

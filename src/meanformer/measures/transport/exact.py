@@ -1,7 +1,8 @@
-"""Exact transport in any dimension: assignment and network simplex, on the host."""
+"""Exact transport in any dimension: network simplex or assignment, on the host."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import jax
@@ -10,7 +11,7 @@ import numpy as np
 from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Float
 
-from meanformer.errors import InvalidInput, check, is_concrete
+from meanformer.errors import check, is_concrete
 from meanformer.measures.transport.atoms import Atoms
 from meanformer.measures.transport.coupling import (
     Coupling,
@@ -19,8 +20,8 @@ from meanformer.measures.transport.coupling import (
 )
 from meanformer.measures.transport.extras import import_extra
 
-ASSIGNMENT_LIMIT = 4000
-PROGRAMME_LIMIT = 2000
+EXACT_LIMIT = 4000
+MOST_PIVOTS = 10**9
 LABEL_TOLERANCE = 1e-6
 
 
@@ -91,6 +92,7 @@ def _solve(source: Atoms, target: Atoms, *, order: float) -> tuple:
     source, target = _as_numpy(source), _as_numpy(target)
     entries = []
     for first, second in _blocks(source, target):
+        _check_size(max(len(first), len(second)))
         cost = _ground_cost(source.points[first], target.points[second], order)
         rows, columns, masses = _solve_block(
             cost, source.masses[first], target.masses[second]
@@ -158,50 +160,53 @@ def _ground_cost(
 
 
 def _solve_block(cost: np.ndarray, masses: np.ndarray, targets: np.ndarray) -> tuple:
-    """Choose the method: nothing to choose, assignment, or linear programme."""
+    """Solve without labels: nothing to choose, network simplex, or assignment."""
     if 1 in cost.shape:
         rows, columns = np.nonzero(np.ones(cost.shape, bool))
         return rows, columns, masses if cost.shape[1] == 1 else targets
-    if cost.shape[0] == cost.shape[1] and _is_uniform(masses) and _is_uniform(targets):
-        return _assignment(cost, masses)
-    return _linear_programme(cost, masses, targets)
+    is_square = cost.shape[0] == cost.shape[1]
+    if not (is_square and _is_uniform(masses) and _is_uniform(targets)):
+        return _network_simplex(cost, masses, targets)
+    if find_spec("ot") is None:
+        rows, columns, shares = _assignment(cost)
+    else:
+        ones = np.ones(len(masses))
+        rows, columns, shares = _network_simplex(cost, ones, ones)
+    return rows, columns, shares * masses[0]
+
+
+def _check_size(count: int) -> None:
+    check(
+        count <= EXACT_LIMIT,
+        f"exact transport is limited to {EXACT_LIMIT} tokens, and these clouds have "
+        f'{count}; use method="sinkhorn" or method="sliced".',
+    )
 
 
 def _is_uniform(masses: np.ndarray) -> bool:
     return bool(np.ptp(masses) <= 1e-12 * masses.max())
 
 
-def _assignment(cost: np.ndarray, masses: np.ndarray) -> tuple:
+def _assignment(cost: np.ndarray) -> tuple:
+    """Match one to one with scipy, which needs no extra but can be ten times slower."""
     from scipy.optimize import linear_sum_assignment
 
-    _check_size(cost, ASSIGNMENT_LIMIT, "equally weighted")
-    rows, columns = linear_sum_assignment(cost)
-    return rows, columns, masses[rows]
+    return *linear_sum_assignment(cost), np.ones(len(cost))
 
 
-def _linear_programme(
+def _network_simplex(
     cost: np.ndarray, masses: np.ndarray, targets: np.ndarray
 ) -> tuple:
-    _check_size(cost, PROGRAMME_LIMIT, "weighted")
     solver = import_extra("ot", "exact transport of weighted clouds needs POT")
     shares = targets * (masses.sum() / targets.sum())
-    plan, log = solver.emd(masses, shares, cost, numItermax=10**8, log=True)
-    if log["warning"] is not None:
-        raise InvalidInput(
-            f"the network simplex did not finish ({log['warning']}); "
-            'use method="sinkhorn" or "sliced".'
-        )
+    plan, log = solver.emd(masses, shares, cost, numItermax=MOST_PIVOTS, log=True)
+    check(
+        log["warning"] is None,
+        f"the network simplex did not finish: {log['warning']}; "
+        'use method="sinkhorn" or "sliced".',
+    )
     rows, columns = np.nonzero(plan)
     return rows, columns, plan[rows, columns]
-
-
-def _check_size(cost: np.ndarray, limit: int, kind: str) -> None:
-    count = max(cost.shape)
-    check(
-        count <= limit,
-        f"exact transport of {kind} clouds is limited to {limit} tokens, and these "
-        f'have {count}; use method="sinkhorn" or method="sliced".',
-    )
 
 
 def _block_potentials(cost: np.ndarray, plan: np.ndarray) -> tuple:

@@ -30,7 +30,7 @@ def wasserstein(
     mu: AbstractMeasure,
     nu: AbstractMeasure,
     *,
-    order: float = 2,
+    order: int | float = 2,
     method: str = "exact",
     epsilon: ScalarLike | None = None,
     directions: int | ArrayLike | None = None,
@@ -48,8 +48,8 @@ def wasserstein(
     | `"sliced"` | root mean of $W_p^p$ on lines | a key | $O(L n \log n)$ |
 
     Exact distances on the line cost a sort, those of Gaussians (order 2) the roots of
-    two matrices. Otherwise equal weights make an assignment problem (to 4000 tokens),
-    other weights a network simplex (to 2000). Sinkhorn's is a smoothed distance, see
+    two matrices, all others a network simplex or an assignment problem, up to 4000
+    tokens: a second at 2000. Sinkhorn's is a smoothed distance, see
     `sinkhorn_divergence`; the sliced one is smaller than $W_p$, for a translation by a
     factor of about $\sqrt d$ at order 2.
 
@@ -92,7 +92,7 @@ def wasserstein(
 def pairwise_wasserstein(
     measures: Sequence[AbstractMeasure],
     *,
-    order: float = 2,
+    order: int | float = 2,
     method: str = "exact",
     epsilon: ScalarLike | None = None,
     directions: int | ArrayLike | None = None,
@@ -128,7 +128,7 @@ def pairwise_wasserstein(
 
 
 def transport_plan(
-    mu: AbstractMeasure, nu: AbstractMeasure, *, order: float = 2
+    mu: AbstractMeasure, nu: AbstractMeasure, *, order: int | float = 2
 ) -> Coupling:
     r"""Optimal plan between token clouds, as a list of moves.
 
@@ -152,7 +152,7 @@ def transport_plan(
 
 
 def _gaussian_distance(
-    mu: Gaussian, nu: Gaussian, order: float, method: str
+    mu: Gaussian, nu: Gaussian, order: int | float, method: str
 ) -> Float[Array, ""]:
     if order != 2 or method != "exact":
         raise Unsupported(
@@ -162,7 +162,7 @@ def _gaussian_distance(
     return bures_distance(mu, nu)
 
 
-def _check_method(method: str, order: float, epsilon, directions, key) -> None:
+def _check_method(method: str, order: int | float, epsilon, directions, key) -> None:
     if method not in METHODS:
         raise InvalidInput(f"method is {method!r}; it must be one of {METHODS}.")
     check(

@@ -1,5 +1,6 @@
 """Transport on the line: the monotone plan, in closed form for any weights."""
 
+import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -7,6 +8,7 @@ from meanformer.measures.transport.atoms import Atoms
 from meanformer.measures.transport.coupling import Coupling, power_mean
 
 
+@eqx.filter_jit
 def monotone_coupling(source: Atoms, target: Atoms) -> Coupling:
     r"""Plan between measures on the line that is optimal for every order.
 
@@ -35,6 +37,7 @@ def monotone_coupling(source: Atoms, target: Atoms) -> Coupling:
     )
 
 
+@eqx.filter_jit
 def line_distance(source: Atoms, target: Atoms, order: float) -> Float[Array, ""]:
     r"""Wasserstein distance of measures on the line.
 

@@ -1,0 +1,90 @@
+"""`meanformer simulate`, `resume`, `extend`: runs of one's own, restartable."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from meanformer.cli import terminal
+from meanformer.cli.app import SIMULATIONS, app, complain
+
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the run.")]
+
+
+@app.command(rich_help_panel=SIMULATIONS)
+def simulate(
+    config: Annotated[Path, typer.Argument(help="A TOML file that describes the run.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="New folder for the run.")],
+) -> None:
+    """Start a run of your own, streamed to disk while it is computed."""
+    from meanformer import storage
+
+    work = lambda bar: storage.simulate(config, out, progress=bar)  # noqa: E731
+    _carry_out(out, work, is_new=True)
+
+
+@app.command(rich_help_panel=SIMULATIONS)
+def resume(folder: Folder) -> None:
+    """Go on with an interrupted run, bit for bit as if it had not been."""
+    from meanformer import storage
+
+    _carry_out(folder, lambda bar: storage.resume(folder, progress=bar))
+
+
+@app.command(rich_help_panel=SIMULATIONS)
+def extend(
+    folder: Folder,
+    depth: Annotated[float, typer.Option(help="The new last depth.")],
+) -> None:
+    """Go on with a run to a larger depth."""
+    from meanformer import storage
+
+    _carry_out(folder, lambda bar: storage.extend(folder, depth, progress=bar))
+
+
+def _carry_out(folder: Path, work: Any, *, is_new: bool = False) -> None:
+    import warnings
+
+    from meanformer.errors import StoppedEarly
+    from meanformer.experiments.framework import environment
+
+    try:
+        with environment.computing(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", StoppedEarly)
+            if not is_new:
+                _warn_of_changes(folder)
+            with terminal.progress_bar("solving") as update:
+                trajectory = work(_bar(update))
+    except KeyboardInterrupt:
+        complain(f"interrupted; go on with: meanformer resume {folder}")
+        raise
+    except OSError as error:
+        complain(f"{error}; what was written is kept: meanformer resume {folder}")
+        raise typer.Exit(1) from None
+    steps = int(trajectory.accepted_steps[-1])
+    typer.echo(f"{trajectory.message} {len(trajectory)} depths, {steps} steps: {folder}")
+
+
+def _bar(update: Any) -> Any:
+    import time
+
+    from meanformer.flows import AbstractProgress
+
+    class Bar(AbstractProgress):
+        """Passes the solve's progress on, with an estimate of the time left."""
+
+        start = time.perf_counter()
+
+        def update(self, done: int, total: int) -> None:
+            share = done / total
+            elapsed = time.perf_counter() - self.start
+            update(share, elapsed * (1 - share) / share if share > 0 else None)
+
+    return Bar()
+
+
+def _warn_of_changes(folder: Path) -> None:
+    from meanformer import storage
+
+    for name, (then, now) in storage.changed_versions(folder).items():
+        complain(f"{name} was {then} when the run was started and is {now} now.")

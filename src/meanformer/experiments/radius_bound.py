@@ -1,0 +1,368 @@
+r"""Normalised attention cannot throw a token far.
+
+Every output of softmax, L2, Sinkhorn, masked or sigmoid attention is $V$ applied to an
+average of the tokens seen, of mass at most one. A token at the largest distance $R(t)$
+from the origin therefore moves away at speed $\|V\|_2 R(t)$ at most, and the whole
+support stays in a ball that grows exponentially. Linear and unnormalised attention are
+no averages: their tokens can leave every ball at a finite depth.
+
+Growth is measured in units of the bound: the exponent
+$\log(R(t)/R_0) \,/ \int_0^t \|V(s)\|_2\,\mathrm{d}s$ must not exceed $1$.
+"""
+
+from dataclasses import dataclass
+
+import equinox as eqx
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import scipy.integrate
+
+import meanformer as mf
+from meanformer.experiments import (
+    Claim,
+    Experiment,
+    Outcome,
+    Picture,
+    Table,
+    closed_form,
+    other_method,
+    reference_attention,
+    reference_cloud,
+    setting,
+    theory,
+)
+from meanformer.plotting import style
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Sizes of the random trials."""
+
+    trials: int = setting(16, full=200, help="random clouds per kind", at_least=1)
+    count: int = setting(12, full=64, help="tokens in a cloud, $n$", at_least=1)
+    dimension: int = setting(3, full=8, help="dimension, $d$", at_least=1)
+    depth: float = setting(1.0, full=2.0, help="depth of the random flows", above=0)
+    beta: float = setting(1.0, help=r"inverse temperature, $\beta$", at_least=0)
+    seed: int = setting(0, help="seed of the clouds and matrices", at_least=0)
+
+
+AVERAGES = Claim(
+    id="averages",
+    statement=r"Under softmax, L2, Sinkhorn, masked and sigmoid attention the support "
+    r"obeys $R(t) \le e^{\int_0^t \|V(s)\|_2\,\mathrm{d}s}\, R_0$.",
+    status="theorem",
+    reference="CACP25, well-posedness for compactly supported data",
+)
+HEADS = Claim(
+    id="heads",
+    statement=r"With several heads of values $C_h$ the support obeys "
+    r"$R(t) \le e^{t \sum_h \|C_h\|_2}\, R_0$.",
+    status="theorem",
+    reference="CACP25, well-posedness for compactly supported data",
+)
+SHARP = Claim(
+    id="sharp",
+    statement=r"The exponent is the best possible: a single token under $V = c\,I$ has "
+    r"$R(t) = e^{ct} R_0$.",
+    status="observation",
+)
+REFERENCE_RADIUS = Claim(
+    id="reference-radius",
+    statement=r"The four reference tokens under softmax reach $R(1) = 1.5681$.",
+    status="observation",
+)
+REFERENCE_BOUND = Claim(
+    id="reference-bound",
+    statement=r"Their radius at depth $1$ is at most $e^{\|V\|_2} R_0 = 2.5517$.",
+    status="theorem",
+    reference="CACP25, well-posedness for compactly supported data",
+)
+BLOW_UP = Claim(
+    id="linear-blows-up",
+    statement=r"Linear attention has no such bound: a single token under $Q=K=V=I$ "
+    r"follows $R(t) = R_0\,(1 - 2 R_0^2 t)^{-1/2}$, infinite at $t = 1/(2R_0^2)$.",
+    status="observation",
+)
+LINEAR_ESCAPES = Claim(
+    id="linear-escapes",
+    statement=r"That token leaves the ball of radius $e^{t\|V\|_2} R_0$.",
+    status="observation",
+)
+UNNORMALISED_ESCAPES = Claim(
+    id="unnormalised-escapes",
+    statement=r"A single token under unnormalised attention leaves that ball, too.",
+    status="observation",
+)
+
+IN_UNITS = theory("growth in units of the bound, at all depths of all trials")
+
+
+def run(parameters: Parameters, *, progress) -> Outcome:
+    """Measure the growth under every kind, and under the two that are no averages."""
+    kinds = {**AVERAGING, "two heads": two_heads}
+    growth = {
+        name: growth_of(kinds[name], parameters) for name in progress.over(kinds, 0.8)
+    }
+    heads = growth.pop("two heads")
+    tokens = reference_path(mf.Softmax)
+    linear, unnormalised = lone_token(mf.Linear), lone_token(mf.Unnormalised)
+    return Outcome(
+        findings=[
+            AVERAGES.at_most(list(growth.values()), 1.0, source=IN_UNITS),
+            HEADS.at_most(heads, 1.0, source=IN_UNITS),
+            sharpness(),
+            *reference_findings(tokens),
+            *escape_findings(linear, unnormalised),
+        ],
+        pictures=[draw_growth(linear, unnormalised), draw_tokens(tokens)],
+        tables=[growth_table({**growth, "two heads": heads})],
+    )
+
+
+# Random flows. A kind takes random matrices and returns the velocity, and the integral
+# of the norm of its value from depth 0 on.
+
+
+def held(attention):
+    """A velocity that is the same at every depth."""
+    norm = jnp.linalg.norm(attention.value, 2)
+    return attention, lambda depths: norm * depths
+
+
+def masked(attention):
+    """The same attention, each token seeing only those before it."""
+    _, strength = held(attention)
+    return mf.Masked(attention), strength
+
+
+def swelling(attention):
+    r"""Values that change with depth: $V(s) = (1 + \sin 4s)\,V$."""
+
+    def velocity(depth):
+        value = (1 + jnp.sin(4 * depth)) * attention.value
+        return eqx.tree_at(lambda one: one.value, attention, value)
+
+    norm = jnp.linalg.norm(attention.value, 2)
+    return velocity, lambda depths: norm * (depths + (1 - jnp.cos(4 * depths)) / 4)
+
+
+def two_heads(matrices, beta):
+    """A softmax head and an L2 head with the values of the first, transposed."""
+    query, key, value = matrices
+    heads = (
+        mf.Softmax(query, key, value, beta=beta),
+        mf.L2(key, query, value.T, beta=beta),
+    )
+    norm = 2 * jnp.linalg.norm(value, 2)
+    return mf.MultiHead(heads), lambda depths: norm * depths
+
+
+AVERAGING = {
+    "softmax": lambda matrices, beta: held(mf.Softmax(*matrices, beta=beta)),
+    "softmax, V(s)": lambda matrices, beta: swelling(mf.Softmax(*matrices, beta=beta)),
+    "L2": lambda matrices, beta: held(mf.L2(*matrices, beta=beta)),
+    "Sinkhorn": lambda matrices, beta: held(mf.Sinkhorn(*matrices, beta=beta)),
+    "causal softmax": lambda matrices, beta: masked(mf.Softmax(*matrices, beta=beta)),
+    "sigmoid": lambda matrices, beta: held(mf.Sigmoid(*matrices, beta=beta)),
+}
+
+
+def growth_of(kind, parameters: Parameters) -> np.ndarray:
+    """Growth in units of the bound: one row per trial, one column per depth."""
+
+    @eqx.filter_jit
+    @eqx.filter_vmap
+    def trial(key):
+        key_points, key_weights, key_matrices = jr.split(key, 3)
+        n, d = parameters.count, parameters.dimension
+        weights = jr.dirichlet(key_weights, jnp.ones(n))
+        cloud = mf.in_order(mf.TokenCloud(jr.normal(key_points, (n, d)), weights))
+        matrices = jr.normal(key_matrices, (3, d, d)) / np.sqrt(d)
+        velocity, strength = kind(matrices, parameters.beta)
+        path = mf.solve(mf.Flow(velocity), cloud, parameters.depth)
+        radii = path.statistics["radius"]
+        return jnp.log(radii[1:] / radii[0]) / strength(path.depths[1:])
+
+    keys = jr.split(jr.key(parameters.seed), parameters.trials)
+    return np.asarray(trial(keys))
+
+
+# The reference tokens, and a token alone.
+
+
+def reference_path(kind) -> mf.Trajectory:
+    """The four reference tokens up to depth 1."""
+    flow = mf.Flow(reference_attention(kind))
+    return mf.solve(flow, reference_cloud(), 1.0, save=41, rtol=1e-10, atol=1e-12)
+
+
+def lone_token(kind) -> mf.Trajectory:
+    """A single token at distance 1 under identity matrices, up to depth 0.45."""
+    cloud = mf.TokenCloud(jnp.array([[1.0, 0.0]]))
+    flow = mf.Flow(mf.identity_attention(kind, 2))
+    last = 0.45 if kind is mf.Linear else 0.15
+    return mf.solve(flow, cloud, last, save=46, rtol=1e-10, atol=1e-12)
+
+
+def radius(path: mf.Trajectory) -> np.ndarray:
+    """Radius of the support along the path."""
+    return np.asarray(path.statistics["radius"])
+
+
+def sharpness():
+    """A single token under identity softmax, where the bound is an equality."""
+    cloud, flow = (
+        mf.TokenCloud(jnp.array([[0.6, -0.8]])),
+        mf.Flow(mf.identity_attention(mf.Softmax, 2)),
+    )
+    path = mf.solve(flow, cloud, 1.0, rtol=1e-10, atol=1e-12)
+    exact = np.exp(np.asarray(path.depths))
+    source = closed_form("$e^{t}$, for $c = R_0 = 1$")
+    return SHARP.close_to(radius(path), exact, tolerance=1e-8, source=source)
+
+
+def reference_findings(path: mf.Trajectory):
+    """The radius at depth 1, against an independent solver and against the bound."""
+    final, start = radius(path)[-1], radius(path)[0]
+    norm = np.linalg.norm(reference_attention().value, 2)
+    return (
+        REFERENCE_RADIUS.close_to(
+            final,
+            independent_radius(),
+            tolerance=1e-8,
+            source=other_method("the dense formula in NumPy, solved by SciPy's DOP853"),
+        ),
+        REFERENCE_BOUND.at_most(
+            final, np.exp(norm) * start, source=closed_form(r"$e^{\|V\|_2} R_0$")
+        ),
+    )
+
+
+def independent_radius() -> float:
+    """The reference radius at depth 1, without our attention and our solver."""
+    cloud, attention = reference_cloud(), reference_attention()
+    weights = np.asarray(cloud.weights)
+    query, key, value = (
+        np.asarray(matrix)
+        for matrix in (attention.query, attention.key, attention.value)
+    )
+
+    def velocity(_, flat):
+        tokens = flat.reshape(-1, 2)
+        masses = weights * np.exp(tokens @ query.T @ key @ tokens.T)
+        averages = masses @ tokens / masses.sum(axis=1, keepdims=True)
+        return (averages @ value.T).ravel()
+
+    start = np.asarray(cloud.points).ravel()
+    path = scipy.integrate.solve_ivp(
+        velocity, (0, 1), start, method="DOP853", rtol=1e-12, atol=1e-13
+    )
+    return np.linalg.norm(path.y[:, -1].reshape(-1, 2), axis=1).max()
+
+
+def escape_findings(linear: mf.Trajectory, unnormalised: mf.Trajectory):
+    """The two kinds that are no averages, against the blow-up and the bound."""
+    exact = (1 - 2 * np.asarray(linear.depths)) ** -0.5
+    blow_up = BLOW_UP.close_to(
+        radius(linear),
+        exact,
+        relative_tolerance=1e-7,
+        source=closed_form("$(1 - 2t)^{-1/2}$, for $R_0 = 1$"),
+    )
+    unit = theory("a growth above 1, in units of the bound, refutes it")
+    escapes = [
+        claim.above(np.log(radius(path)[-1]) / path.depths[-1], 1.0, source=unit)
+        for claim, path in (
+            (LINEAR_ESCAPES, linear),
+            (UNNORMALISED_ESCAPES, unnormalised),
+        )
+    ]
+    return blow_up, *escapes
+
+
+# What there is to look at.
+
+
+def growth_table(growth: dict[str, np.ndarray]) -> Table:
+    """The fastest and the usual growth of each kind."""
+    rows = [
+        [name, values.shape[0], values.max(), np.median(values)]
+        for name, values in growth.items()
+    ]
+    caption = "Growth in units of the bound (1 is the bound itself)."
+    return Table(["attention", "trials", "largest", "median"], rows, caption)
+
+
+def draw_growth(linear: mf.Trajectory, unnormalised: mf.Trajectory) -> Picture:
+    """Radius against bound: averages on the left, the others on the right."""
+    figure, (left, right) = style.canvas(2)
+    kinds = {"softmax": mf.Softmax, "L2": mf.L2, "Sinkhorn": mf.Sinkhorn}
+    for name, kind in {**kinds, "sigmoid": mf.Sigmoid}.items():
+        path = reference_path(kind)
+        left.plot(path.depths, radius(path) / radius(path)[0], label=name)
+    norm = np.linalg.norm(reference_attention().value, 2)
+    draw_bound(left, norm, 1.0)
+    for name, path in (("linear", linear), ("unnormalised", unnormalised)):
+        right.plot(path.depths, radius(path), label=name)
+    draw_bound(right, 1.0, float(linear.depths[-1]))
+    left.set(title="averages: below the bound", ylabel="radius $R(t)/R_0$")
+    right.set(title="no averages: above it")
+    for axes in (left, right):
+        axes.set(xlabel="depth $t$", yscale="log")
+        axes.legend()
+    caption = (
+        r"Radius of the support along depth and its bound $e^{t\|V\|_2}$ (dashed). "
+        "Left: the four reference tokens under attentions that average. Right: a "
+        "single token under linear and unnormalised attention, which leave the ball."
+    )
+    return Picture(figure, caption)
+
+
+def draw_bound(axes, norm: float, last: float) -> None:
+    """The exponential bound, dashed."""
+    depths = np.linspace(0, last, 50)
+    axes.plot(depths, np.exp(norm * depths), "--", color=style.GREY, label="bound")
+
+
+def draw_tokens(path: mf.Trajectory) -> Picture:
+    """Paths of the reference tokens, with the balls at both ends."""
+    figure, axes = style.canvas(panel=(4.6, 4.1))
+    norm, start = np.linalg.norm(reference_attention().value, 2), radius(path)[0]
+    angles = np.linspace(0, 2 * np.pi, 200)
+    circle = np.stack([np.cos(angles), np.sin(angles)])
+    for size, line in ((start, "-"), (start * np.exp(norm), "--")):
+        axes.plot(*(size * circle), line, color=style.GREY, linewidth=1)
+    points = np.asarray(path.points)
+    depths = np.broadcast_to(np.asarray(path.depths)[:, None], points.shape[:2])
+    dots = axes.scatter(
+        points[..., 0], points[..., 1], c=depths, s=9, cmap=style.depth_colours()
+    )
+    figure.colorbar(dots, ax=axes, label="depth $t$", shrink=0.8)
+    axes.set(aspect="equal", xlabel="$x_1$", ylabel="$x_2$")
+    caption = (
+        "The four reference tokens under softmax attention, from depth 0 to 1. Solid: "
+        "the ball of radius $R_0$; dashed: the ball that the bound allows at depth 1."
+    )
+    return Picture(figure, caption)
+
+
+experiment = Experiment(
+    name="radius-bound",
+    title="The support grows at most exponentially",
+    room="flows",
+    about=__doc__,
+    claims=(
+        AVERAGES,
+        HEADS,
+        SHARP,
+        REFERENCE_RADIUS,
+        REFERENCE_BOUND,
+        BLOW_UP,
+        LINEAR_ESCAPES,
+        UNNORMALISED_ESCAPES,
+    ),
+    parameters=Parameters,
+    run=run,
+    seconds=15,
+)

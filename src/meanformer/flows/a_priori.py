@@ -1,0 +1,175 @@
+"""Bounds on a flow before it is solved: how far it spreads, how fast flows part."""
+
+from collections.abc import Callable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import ArrayLike
+
+from meanformer.attention import AbstractInContextMap
+from meanformer.attention.bounds import speed_bound, stability_constant
+from meanformer.errors import Unsupported, check
+from meanformer.flows.flow import Flow
+from meanformer.flows.schedule import (
+    AbstractSchedule,
+    Constant,
+    FunctionOfDepth,
+    Schedule,
+    summands,
+)
+from meanformer.geometry import Euclidean, Sphere
+
+ACCURACY = 1e-12
+
+
+def radius_bound(
+    flow: Flow | AbstractInContextMap, radius: float, depth: float | ArrayLike
+) -> float | np.ndarray:
+    r"""Bound on the radius of the tokens at a depth, from the radius at the start.
+
+    $$R(t) \le \exp\Bigl(\int_0^t |V(s)|\,\mathrm{d}s\Bigr) R_0$$
+    for all kinds that average values with total mass at most one. In general it is the
+    solution of $\dot R = \sup |\Gamma_t|$ over the ball of radius $R$ (`speed_bound`);
+    for linear attention $R_0(1 - 2\beta|V||A|R_0^2 t)^{-1/2}$, up to the depth where
+    this blows up. On the sphere nothing moves out.
+
+    Args:
+        flow: the flow, or a map for the flow that it drives.
+        radius: the radius $R_0$ of the tokens at depth 0.
+        depth: the depth, or several in order; negative for the flow backward.
+
+    Returns:
+        The bound at each depth. Raises `Unsupported` beyond a blow-up of the bound.
+    """
+    return _integrate(flow, radius, depth, None)[0]
+
+
+def stability_bound(
+    flow: Flow | AbstractInContextMap,
+    radius: float,
+    depth: float | ArrayLike,
+    *,
+    order: float = 2.0,
+) -> float | np.ndarray:
+    r"""Logarithm of the a priori bound on how far two flows part.
+
+    $$W_p(\mu_t, \nu_t) \le e^{\ell(t)}\, W_p(\mu_0, \nu_0), \qquad
+      \ell(t) = \int_0^t L(R(s))\,\mathrm{d}s,$$
+    with $R(s)$ the radius bound and $L$ the `stability_constant`. It is true and
+    enormous; see `growth_factor` for what happens along a path. On the sphere the
+    distance is the geodesic one and the projection adds $\sup|\Gamma|$ to $L$.
+
+    Args:
+        flow: the flow, or a map for the flow that it drives.
+        radius: the larger radius of the two clouds at depth 0.
+        depth: the depth, or several in order; negative for the flow backward.
+        order: the order $p$; it matters for masked maps only.
+
+    Returns:
+        $\ell$ at each depth.
+    """
+    return _integrate(flow, radius, depth, order)[1]
+
+
+def map_at(schedule: AbstractSchedule, depth: float) -> AbstractInContextMap:
+    """Return the map that a schedule has in force at a depth."""
+    if isinstance(schedule, Constant):
+        return schedule.gamma
+    if isinstance(schedule, FunctionOfDepth):
+        gamma = schedule.function(jnp.asarray(depth))
+        return gamma if schedule.term is None else summands(gamma)[schedule.term]
+    if isinstance(schedule, Schedule):
+        return _scheduled_map(schedule, depth)
+    raise Unsupported(f"no bound is known for the schedule {type(schedule).__name__}.")
+
+
+def _scheduled_map(schedule: Schedule, depth: float) -> AbstractInContextMap:
+    depths = np.asarray(schedule.depths)
+    index = int(np.clip(np.searchsorted(depths, depth, "right") - 1, 0, None))
+    if not schedule.interpolate or depth <= depths[0] or index == len(depths) - 1:
+        return schedule.maps[index]
+    share = float((depth - depths[index]) / (depths[index + 1] - depths[index]))
+    (before, rest), (after, _) = (
+        eqx.partition(gamma, eqx.is_inexact_array)
+        for gamma in schedule.maps[index : index + 2]
+    )
+    blend = jax.tree.map(lambda a, b: (1 - share) * a + share * b, before, after)
+    return eqx.combine(blend, rest)
+
+
+def _integrate(flow, radius, depth, order: float | None):
+    """Return radius bound and logarithmic growth at the depths asked for."""
+    flow = flow if isinstance(flow, Flow) else Flow(flow)
+    check(flow.noise is None, "a flow with noise has no a priori bound.")
+    check(0 <= radius < np.inf, f"radius is {radius}; it must be finite and >= 0.")
+    if not isinstance(flow.space, Euclidean | Sphere):
+        raise Unsupported(f"no bound is known on {type(flow.space).__name__}.")
+    depths = np.atleast_1d(np.asarray(depth, np.float64))
+    lengths = np.abs(depths)
+    check(
+        depths.ndim == 1
+        and bool(np.isfinite(depths).all() and (np.diff(lengths) >= 0).all())
+        and bool((depths >= 0).all() or (depths <= 0).all()),
+        f"depth is {depth}; it must be a finite number, or several going away from 0.",
+    )
+    direction = -1.0 if depths[-1] < 0 else 1.0
+    states = _states(flow, float(radius), lengths, direction, order)
+    return tuple(row.item() if np.ndim(depth) == 0 else row for row in states.T)
+
+
+def _states(flow, radius, lengths, direction, order) -> np.ndarray:
+    state, reached, states = np.array([radius, 0.0]), 0.0, []
+    for target in lengths:
+        for start, end in _pieces(flow.velocity, reached, target, direction):
+            state = _advance(flow, state, (start, end), direction, order)
+        reached = target
+        states.append(state)
+    return np.stack(states)
+
+
+def _pieces(schedule, start, end, direction) -> list[tuple[float, float]]:
+    """Return the stretches of a range on which a schedule is smooth."""
+    nodes = schedule.depths if isinstance(schedule, Schedule) else schedule.jumps
+    nodes = [] if nodes is None else (direction * np.asarray(nodes)).tolist()
+    inner = sorted(node for node in nodes if start < node < end)
+    ends = [start, *inner, end]
+    return [pair for pair in zip(ends[:-1], ends[1:], strict=True) if pair[0] < pair[1]]
+
+
+def _advance(flow, state, piece, direction, order) -> np.ndarray:
+    from scipy.integrate import solve_ivp
+
+    rates = _rates(flow, piece, direction, order)
+
+    with np.errstate(all="ignore"):
+        result = solve_ivp(
+            rates, piece, state, method="DOP853", rtol=ACCURACY, atol=1e-14
+        )
+    if result.status != 0 or not np.isfinite(result.y[:, -1]).all():
+        raise Unsupported(
+            f"the radius bound blows up near depth {direction * result.t[-1]:.6g}; ask "
+            "for a smaller depth."
+        )
+    return result.y[:, -1]
+
+
+def _rates(flow, piece, direction, order) -> Callable:
+    """Return the derivatives of radius and logarithmic growth on one stretch."""
+    start, end = piece
+    margin = 1e-12 * (end - start)
+    on_sphere = isinstance(flow.space, Sphere)
+
+    def rates(length: float, state: np.ndarray) -> np.ndarray:
+        inside = np.clip(length, start + margin, end - margin)
+        gamma = map_at(flow.velocity, float(direction * inside))
+        speed = float(speed_bound(gamma, float(state[0])))
+        if not np.isfinite(speed):
+            return np.array([np.inf, 0.0])
+        if order is None:
+            return np.array([0.0 if on_sphere else speed, 0.0])
+        growth = float(stability_constant(gamma, float(state[0]), order=order))
+        return np.array([0.0, growth + speed] if on_sphere else [speed, growth])
+
+    return rates
