@@ -21,7 +21,7 @@ extensions = [
     "key_citations",
     "markdown_docstrings",
 ]
-exclude_patterns = ["_build", "jupyter_execute", "figures/README.md"]
+exclude_patterns = ["_build", "jupyter_execute"]
 
 # Pages and notebooks.
 myst_enable_extensions = ["amsmath", "deflist", "dollarmath"]

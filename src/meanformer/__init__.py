@@ -33,11 +33,17 @@ from meanformer.attention import Sum as Sum
 from meanformer.attention import UnitNorm as UnitNorm
 from meanformer.attention import Unnormalised as Unnormalised
 from meanformer.attention import Window as Window
+from meanformer.attention import adversarial_cloud as adversarial_cloud
 from meanformer.attention import attention_matrix as attention_matrix
 from meanformer.attention import compose as compose
 from meanformer.attention import identity_attention as identity_attention
 from meanformer.attention import in_order as in_order
+from meanformer.attention import lipschitz_bounds as lipschitz_bounds
+from meanformer.attention import lipschitz_report as lipschitz_report
+from meanformer.attention import local_lipschitz as local_lipschitz
+from meanformer.attention import maximise_lipschitz as maximise_lipschitz
 from meanformer.attention import push_forward as push_forward
+from meanformer.attention import stability_constant as stability_constant
 from meanformer.attention import standard_beta as standard_beta
 from meanformer.errors import InvalidInput as InvalidInput
 from meanformer.errors import Overflow as Overflow
@@ -56,8 +62,13 @@ from meanformer.flows import StepBudget as StepBudget
 from meanformer.flows import Stiff as Stiff
 from meanformer.flows import StopWhen as StopWhen
 from meanformer.flows import Trajectory as Trajectory
+from meanformer.flows import growth_factor as growth_factor
+from meanformer.flows import lipschitz_profile as lipschitz_profile
+from meanformer.flows import observed_growth as observed_growth
+from meanformer.flows import radius_bound as radius_bound
 from meanformer.flows import run_layers as run_layers
 from meanformer.flows import solve as solve
+from meanformer.flows import stability_bound as stability_bound
 from meanformer.geometry import Euclidean as Euclidean
 from meanformer.geometry import Sphere as Sphere
 from meanformer.measures import AbstractMeasure as AbstractMeasure
@@ -94,4 +105,3 @@ def __getattr__(name: str):
 
         return version("meanformer")
     raise AttributeError(f"module 'meanformer' has no attribute {name!r}")
-

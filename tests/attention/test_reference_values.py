@@ -115,8 +115,8 @@ def test_splitting_the_first_token_changes_nothing(kind):
 
 def test_sinkhorn_attention_keeps_the_mean_up_to_the_value_matrix():
     cloud = reference_cloud()
-    values = reference_attention(Sinkhorn, tolerance=1e-14)(cloud, cloud.points)
-    np.testing.assert_allclose(cloud.weights @ values, ref.VALUE_OF_MEAN, atol=1e-14)
+    values = reference_attention(Sinkhorn, half_steps=2001)(cloud, cloud.points)
+    np.testing.assert_allclose(cloud.weights @ values, ref.VALUE_OF_MEAN, atol=1e-15)
 
 
 @pytest.mark.parametrize(("half_steps", "error"), [(5, 1.545e-3), (21, 1.755e-11)])
@@ -143,11 +143,10 @@ def test_each_round_contracts_the_potential_as_much_as_the_specification_says():
         return np.asarray(attention.potentials(cloud).f)
 
     limit = potential(2001)
-    spreads = [np.ptp(potential(count) - limit) for count in (3, 5, 7, 9, 11)]
+    spreads = [np.ptp(potential(count) - limit) for count in (3, 5, 7)]
     ratios = np.divide(spreads[1:], spreads[:-1])
     assert (ratios <= 0.4372).all()
-    assert (ratios > 0.0895).all()
-    assert (ratios < 0.1025).all()
+    assert ((ratios > 0.0895) & (ratios < 0.1025)).all()
 
 
 @pytest.mark.parametrize("kind", [L2, Sinkhorn])
@@ -234,22 +233,20 @@ def test_the_start_of_sinkhorn_does_not_change_the_limit(options):
 
 
 def test_a_warm_start_does_not_change_the_limit():
-    cloud = reference_cloud()
-    start = reference_attention(Sinkhorn, beta=0.9).potentials(cloud).g
-    warm = reference_attention(Sinkhorn, start=start)
+    cloud, cold = reference_cloud(), reference_attention(Sinkhorn)
+    start = cold.potentials(cloud)
+    warm = reference_attention(Sinkhorn, start=start.g)
     assert_matches(warm(cloud, cloud.points), ref.SINKHORN)
-    cold = reference_attention(Sinkhorn)
-    warm_count = warm.potentials(cloud).iterations
-    assert warm_count < cold.potentials(cloud).iterations
+    assert warm.potentials(cloud).iterations == 0 < start.iterations
 
 
 def test_potentials_make_a_plan_with_both_marginals():
-    cloud, attention = reference_cloud(), reference_attention(Sinkhorn, tolerance=1e-13)
+    cloud, attention = reference_cloud(), reference_attention(Sinkhorn)
     found = attention.potentials(cloud)
     scores = ref.POINTS @ np.asarray(attention.form).T @ ref.POINTS.T
     plan = np.exp(scores + np.asarray(found.f)[:, None] + np.asarray(found.g)[None, :])
-    np.testing.assert_allclose(plan @ ref.WEIGHTS, 1, atol=1e-12)
-    np.testing.assert_allclose(ref.WEIGHTS @ plan, 1, atol=1e-12)
+    np.testing.assert_allclose(plan @ ref.WEIGHTS, 1, atol=1e-13)
+    np.testing.assert_allclose(ref.WEIGHTS @ plan, 1, atol=found.marginal_error + 1e-13)
     matrix = attention_matrix(attention, cloud)
     np.testing.assert_allclose(matrix, plan * ref.WEIGHTS, atol=1e-12)
 

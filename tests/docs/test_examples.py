@@ -60,10 +60,18 @@ def test_the_simulation_of_the_command_line_page_is_what_it_says():
     np.testing.assert_allclose(simulation.depths, np.arange(21) / 2)
 
 
+def test_the_experiment_of_ones_own_holds_and_draws():
+    from meanformer import experiments
+
+    record = experiments.run(str(EXAMPLES / "weak_attention.py"), count=10)
+    assert record.holds, record.error
+    assert len(record.prints) == 1
+
+
 def test_every_example_file_is_tested_here():
     source = Path(__file__).read_text()
-    tested = re.findall(r'run\("(\w+)"\)|"(\w+)\.toml"', source)
-    names = {script or config for script, config in tested}
+    tested = re.findall(r'run\("(\w+)"\)|EXAMPLES / "(\w+)\.', source)
+    names = {script or file for script, file in tested}
     assert names == {path.stem for path in EXAMPLES.glob("*.*")}
 
 

@@ -141,7 +141,9 @@ def test_fourth_derivative_at_zero_is_the_fourth_cumulant():
     np.testing.assert_allclose(fourth(jnp.array(0.0)), -2 / 15, rtol=1e-13)
 
 
-@pytest.mark.parametrize(("dtype", "radius"), [(jnp.float64, 1e300), (jnp.float32, 1e37)])
+@pytest.mark.parametrize(
+    ("dtype", "radius"), [(jnp.float64, 1e300), (jnp.float32, 1e37)]
+)
 def test_huge_tilts_do_not_overflow_in_value_or_gradient(dtype, radius):
     u = jnp.array([0.6, 0.0, -0.8], dtype) * radius
     log_laplace, mean = sphere_transform(u, 3)

@@ -82,12 +82,17 @@ def moments(precision, tilt, low, high, origin=0.0):
     return quadratic_moments(*(jnp.array(float(value)) for value in arguments))
 
 
-@pytest.mark.parametrize("precision", [1e-3, 1.0, -1.0, 20.0, -20.0, 80.0, -80.0])
-@pytest.mark.parametrize("tilt", [0.0, 0.7, -3.0, 10.0, 20.0, -60.0])
+PRECISIONS_AND_TILTS = [
+    (precision, tilt)
+    for precision in (1e-3, 1.0, -1.0, 20.0, -20.0, 80.0, -80.0)
+    for tilt in (0.0, 0.7, -3.0, 10.0, 20.0, -60.0)
+    if tilt**2 / abs(precision) < 700  # the digits of the reference
+]
+
+
+@pytest.mark.parametrize(("precision", "tilt"), PRECISIONS_AND_TILTS)
 @pytest.mark.parametrize(("low", "high"), [(-1.0, 1.0), (0.5, 3.0)])
 def test_quadratic_moments_are_exact_to_rounding(precision, tilt, low, high):
-    if tilt**2 / abs(precision) > 700:
-        pytest.skip("beyond the digits of the reference")
     log_mass, mean, _ = moments(precision, tilt, low, high)
     expected = exact_quadratic(precision, tilt, low, high)
     np.testing.assert_allclose(log_mass, expected[0], rtol=1e-13, atol=1e-14)
@@ -124,19 +129,21 @@ def test_a_narrow_peak_in_a_wide_interval_is_seen():
     np.testing.assert_allclose(log_mass, expected, rtol=1e-14)
 
 
+def log_mass_of(parameters):
+    return quadratic_moments(*parameters)[0]
+
+
+log_mass_gradient = jax.jit(jax.grad(log_mass_of))
+
+
 @pytest.mark.parametrize("precision", [2.0, -2.0, 0.0, 900.0])
 def test_gradient_of_the_log_mass_is_right_in_every_parameter(precision):
     arguments = jnp.array([precision, 0.7, -0.4, 1.3, 0.0])
-
-    @jax.jit
-    def log_mass(parameters):
-        return quadratic_moments(*parameters)[0]
-
-    gradient = jax.jit(jax.grad(log_mass))(arguments)
+    gradient = log_mass_gradient(arguments)
     for i, size in enumerate(arguments[:4]):
         step = 1e-5 * max(1.0, abs(float(size)))
         shift = jnp.zeros(5).at[i].set(step)
-        difference = log_mass(arguments + shift) - log_mass(arguments - shift)
+        difference = log_mass_of(arguments + shift) - log_mass_of(arguments - shift)
         np.testing.assert_allclose(gradient[i], difference / (2 * step), rtol=1e-7)
 
 

@@ -3,6 +3,12 @@
 from meanformer.attention.abstract import AbstractAttention as AbstractAttention
 from meanformer.attention.abstract import AbstractInContextMap as AbstractInContextMap
 from meanformer.attention.abstract import standard_beta as standard_beta
+from meanformer.attention.adversarial import adversarial_cloud as adversarial_cloud
+from meanformer.attention.adversarial import maximise_lipschitz as maximise_lipschitz
+from meanformer.attention.bounds import LipschitzBounds as LipschitzBounds
+from meanformer.attention.bounds import lipschitz_bounds as lipschitz_bounds
+from meanformer.attention.bounds import speed_bound as speed_bound
+from meanformer.attention.bounds import stability_constant as stability_constant
 from meanformer.attention.composition import Composition as Composition
 from meanformer.attention.composition import MultiHead as MultiHead
 from meanformer.attention.composition import Residual as Residual
@@ -13,6 +19,10 @@ from meanformer.attention.kernels import Hardmax as Hardmax
 from meanformer.attention.kernels import Linear as Linear
 from meanformer.attention.kernels import Sigmoid as Sigmoid
 from meanformer.attention.kernels import Unnormalised as Unnormalised
+from meanformer.attention.lipschitz import LipschitzReport as LipschitzReport
+from meanformer.attention.lipschitz import layer_lipschitz as layer_lipschitz
+from meanformer.attention.lipschitz import lipschitz_report as lipschitz_report
+from meanformer.attention.lipschitz import local_lipschitz as local_lipschitz
 from meanformer.attention.masked import Masked as Masked
 from meanformer.attention.masked import in_order as in_order
 from meanformer.attention.masks import AbstractMask as AbstractMask

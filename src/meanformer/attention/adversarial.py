@@ -83,7 +83,8 @@ def lower_bound(
     eigenvalues = np.linalg.eigvals(_tilted_score(gamma))
     if gamma.query_bias is not None or not _is_real(eigenvalues).all():
         return None
-    strength = max(-eigenvalues.real.min(), eigenvalues.real.max() / 8)
+    real = np.real(eigenvalues)
+    strength = max(-real.min(), real.max() / 8)
     decay = jnp.exp(-2 * jnp.asarray(radius, identity.dtype) ** 2 * strength)
     others = jnp.asarray(count - 1, identity.dtype)
     return jnp.abs(gamma.value[0, 0]) * jnp.sqrt(others) / (1 + others * decay)
@@ -186,7 +187,7 @@ def _tilted_score(gamma: Softmax) -> np.ndarray:
 
 def _is_real(eigenvalues: np.ndarray) -> np.ndarray:
     rounding = 1e-10 * np.abs(eigenvalues).max(initial=0)
-    return np.abs(eigenvalues.imag) <= rounding
+    return np.abs(np.imag(eigenvalues)) <= rounding
 
 
 def _extreme_pairs(gamma: Softmax) -> tuple[tuple[float, np.ndarray], ...]:
@@ -198,6 +199,8 @@ def _extreme_pairs(gamma: Softmax) -> tuple[tuple[float, np.ndarray], ...]:
             "the score matrix has no real eigenvalue, so no adversarial cloud is "
             "known; use maximise_lipschitz."
         )
-    order = real[np.argsort(eigenvalues.real[real])]
-    pairs = [(eigenvalues.real[i], vectors[:, i].real) for i in (order[0], order[-1])]
+    order = real[np.argsort(np.real(eigenvalues)[real])]
+    pairs = [
+        (float(np.real(eigenvalues[i])), np.real(vectors[:, i])) for i in (order[0], order[-1])
+    ]
     return tuple((value, vector / np.linalg.norm(vector)) for value, vector in pairs)

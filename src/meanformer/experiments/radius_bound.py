@@ -100,40 +100,38 @@ IN_UNITS = theory("growth in units of the bound, at all depths of all trials")
 
 def run(parameters: Parameters, *, progress) -> Outcome:
     """Measure the growth under every kind, and under the two that are no averages."""
-    kinds = {**AVERAGING, "two heads": two_heads}
     growth = {
-        name: growth_of(kinds[name], parameters) for name in progress.over(kinds, 0.8)
+        name: growth_of(*kind, parameters)
+        for name, kind in progress.over((AVERAGING | SEVERAL_HEADS).items(), 0.8)
     }
-    heads = growth.pop("two heads")
     tokens = reference_path(mf.Softmax)
-    linear, unnormalised = lone_token(mf.Linear), lone_token(mf.Unnormalised)
+    linear, unnormalised = lone_token(mf.Linear, 0.45), lone_token(mf.Unnormalised, 0.1)
+    averages = [growth[name] for name in AVERAGING]
     return Outcome(
         findings=[
-            AVERAGES.at_most(list(growth.values()), 1.0, source=IN_UNITS),
-            HEADS.at_most(heads, 1.0, source=IN_UNITS),
+            AVERAGES.at_most(averages, 1.0, source=IN_UNITS),
+            HEADS.at_most(growth["two heads"], 1.0, source=IN_UNITS),
             sharpness(),
             *reference_findings(tokens),
             *escape_findings(linear, unnormalised),
         ],
         pictures=[draw_growth(linear, unnormalised), draw_tokens(tokens)],
-        tables=[growth_table({**growth, "two heads": heads})],
+        tables=[growth_table(growth)],
     )
 
 
-# Random flows. A kind takes random matrices and returns the velocity, and the integral
-# of the norm of its value from depth 0 on.
+# Random flows. A kind takes an attention and returns the velocity, and how much value
+# has acted up to a depth: the integral of the norm of V over the norm of V(0).
 
 
 def held(attention):
-    """A velocity that is the same at every depth."""
-    norm = jnp.linalg.norm(attention.value, 2)
-    return attention, lambda depths: norm * depths
+    """The same attention at every depth."""
+    return attention, lambda depths: depths
 
 
 def masked(attention):
-    """The same attention, each token seeing only those before it."""
-    _, strength = held(attention)
-    return mf.Masked(attention), strength
+    """Each token sees only those before it."""
+    return mf.Masked(attention), lambda depths: depths
 
 
 def swelling(attention):
@@ -143,49 +141,52 @@ def swelling(attention):
         value = (1 + jnp.sin(4 * depth)) * attention.value
         return eqx.tree_at(lambda one: one.value, attention, value)
 
-    norm = jnp.linalg.norm(attention.value, 2)
-    return velocity, lambda depths: norm * (depths + (1 - jnp.cos(4 * depths)) / 4)
+    return velocity, lambda depths: depths + (1 - jnp.cos(4 * depths)) / 4
 
 
-def two_heads(matrices, beta):
-    """A softmax head and an L2 head with the values of the first, transposed."""
-    query, key, value = matrices
-    heads = (
-        mf.Softmax(query, key, value, beta=beta),
-        mf.L2(key, query, value.T, beta=beta),
-    )
-    norm = 2 * jnp.linalg.norm(value, 2)
-    return mf.MultiHead(heads), lambda depths: norm * depths
+def two_heads(attention):
+    """A second head, of another kind, with the values of the first transposed."""
+    query, key, value = attention.query, attention.key, attention.value
+    other = mf.L2(key, query, value.T, beta=attention.beta)
+    return mf.MultiHead([attention, other]), lambda depths: 2 * depths
 
 
 AVERAGING = {
-    "softmax": lambda matrices, beta: held(mf.Softmax(*matrices, beta=beta)),
-    "softmax, V(s)": lambda matrices, beta: swelling(mf.Softmax(*matrices, beta=beta)),
-    "L2": lambda matrices, beta: held(mf.L2(*matrices, beta=beta)),
-    "Sinkhorn": lambda matrices, beta: held(mf.Sinkhorn(*matrices, beta=beta)),
-    "causal softmax": lambda matrices, beta: masked(mf.Softmax(*matrices, beta=beta)),
-    "sigmoid": lambda matrices, beta: held(mf.Sigmoid(*matrices, beta=beta)),
+    "softmax": (mf.Softmax, held),
+    "softmax, depth-dependent": (mf.Softmax, swelling),
+    "L2": (mf.L2, held),
+    "Sinkhorn": (mf.Sinkhorn, held),
+    "causal softmax": (mf.Softmax, masked),
+    "sigmoid": (mf.Sigmoid, held),
 }
+SEVERAL_HEADS = {"two heads": (mf.Softmax, two_heads)}
 
 
-def growth_of(kind, parameters: Parameters) -> np.ndarray:
+def growth_of(kind, arrangement, parameters: Parameters) -> np.ndarray:
     """Growth in units of the bound: one row per trial, one column per depth."""
 
     @eqx.filter_jit
     @eqx.filter_vmap
-    def trial(key):
-        key_points, key_weights, key_matrices = jr.split(key, 3)
-        n, d = parameters.count, parameters.dimension
-        weights = jr.dirichlet(key_weights, jnp.ones(n))
-        cloud = mf.in_order(mf.TokenCloud(jr.normal(key_points, (n, d)), weights))
-        matrices = jr.normal(key_matrices, (3, d, d)) / np.sqrt(d)
-        velocity, strength = kind(matrices, parameters.beta)
+    def trial(points, weights, matrices):
+        cloud = mf.in_order(mf.TokenCloud(points, weights))
+        velocity, amount = arrangement(kind(*matrices, beta=parameters.beta))
         path = mf.solve(mf.Flow(velocity), cloud, parameters.depth)
         radii = path.statistics["radius"]
-        return jnp.log(radii[1:] / radii[0]) / strength(path.depths[1:])
+        return jnp.log(radii[1:] / radii[0]) / amount(path.depths[1:])
 
-    keys = jr.split(jr.key(parameters.seed), parameters.trials)
-    return np.asarray(trial(keys))
+    points, weights, matrices = random_data(parameters)
+    norms = np.linalg.norm(matrices[:, 2], 2, axis=(1, 2))
+    return np.asarray(trial(points, weights, matrices)) / norms[:, None]
+
+
+def random_data(parameters: Parameters):
+    """Points, weights, and query, key and value matrices; the same for every kind."""
+    trials, n, d = parameters.trials, parameters.count, parameters.dimension
+    keys = jr.split(jr.key(parameters.seed), 3)
+    masses = jr.exponential(keys[1], (trials, n))
+    matrices = jr.normal(keys[2], (trials, 3, d, d)) / np.sqrt(d)
+    weights = masses / masses.sum(axis=1, keepdims=True)
+    return jr.normal(keys[0], (trials, n, d)), weights, matrices
 
 
 # The reference tokens, and a token alone.
@@ -197,12 +198,11 @@ def reference_path(kind) -> mf.Trajectory:
     return mf.solve(flow, reference_cloud(), 1.0, save=41, rtol=1e-10, atol=1e-12)
 
 
-def lone_token(kind) -> mf.Trajectory:
-    """A single token at distance 1 under identity matrices, up to depth 0.45."""
-    cloud = mf.TokenCloud(jnp.array([[1.0, 0.0]]))
+def lone_token(kind, depth: float) -> mf.Trajectory:
+    """A single token at distance 1 under identity matrices."""
     flow = mf.Flow(mf.identity_attention(kind, 2))
-    last = 0.45 if kind is mf.Linear else 0.15
-    return mf.solve(flow, cloud, last, save=46, rtol=1e-10, atol=1e-12)
+    cloud = mf.TokenCloud(jnp.array([[1.0, 0.0]]))
+    return mf.solve(flow, cloud, depth, save=41, rtol=1e-10, atol=1e-12)
 
 
 def radius(path: mf.Trajectory) -> np.ndarray:
@@ -212,11 +212,7 @@ def radius(path: mf.Trajectory) -> np.ndarray:
 
 def sharpness():
     """A single token under identity softmax, where the bound is an equality."""
-    cloud, flow = (
-        mf.TokenCloud(jnp.array([[0.6, -0.8]])),
-        mf.Flow(mf.identity_attention(mf.Softmax, 2)),
-    )
-    path = mf.solve(flow, cloud, 1.0, rtol=1e-10, atol=1e-12)
+    path = lone_token(mf.Softmax, 1.0)
     exact = np.exp(np.asarray(path.depths))
     source = closed_form("$e^{t}$, for $c = R_0 = 1$")
     return SHARP.close_to(radius(path), exact, tolerance=1e-8, source=source)

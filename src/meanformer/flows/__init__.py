@@ -1,5 +1,7 @@
 """Depth as time: flows, schedules, solvers, finite layers, trajectories."""
 
+from meanformer.flows.a_priori import radius_bound as radius_bound
+from meanformer.flows.a_priori import stability_bound as stability_bound
 from meanformer.flows.flow import Flow as Flow
 from meanformer.flows.layers import run_layers as run_layers
 from meanformer.flows.methods import RK4 as RK4
@@ -16,6 +18,10 @@ from meanformer.flows.solvers import Adaptive as Adaptive
 from meanformer.flows.solvers import FixedStep as FixedStep
 from meanformer.flows.solvers import Splitting as Splitting
 from meanformer.flows.solvers import Stiff as Stiff
+from meanformer.flows.stability import Growth as Growth
+from meanformer.flows.stability import growth_factor as growth_factor
+from meanformer.flows.stability import lipschitz_profile as lipschitz_profile
+from meanformer.flows.stability import observed_growth as observed_growth
 from meanformer.flows.state import State as State
 from meanformer.flows.status import AbstractStop as AbstractStop
 from meanformer.flows.status import EscapeRadius as EscapeRadius

@@ -132,7 +132,9 @@ def _noise_term(
         def push(increment):
             strength = jnp.asarray(problem.flow.noise, state.points.dtype)
             project = problem.flow.space.project
-            return jax.tree.map(lambda x, dw: strength * project(x, dw), points, increment)
+            return jax.tree.map(
+                lambda x, dw: strength * project(x, dw), points, increment
+            )
 
         return lineax.FunctionLinearOperator(push, moving)
 
@@ -147,9 +149,7 @@ def _event(problem: Problem, stop: AbstractStop) -> Callable:
     return condition
 
 
-def _smallest_step(
-    start: Float[Array, ""], end: Float[Array, ""]
-) -> Float[Array, ""]:
+def _smallest_step(start: Float[Array, ""], end: Float[Array, ""]) -> Float[Array, ""]:
     largest = jnp.maximum(jnp.abs(start), jnp.abs(end))
     return 16 * jnp.finfo(largest.dtype).eps * largest
 

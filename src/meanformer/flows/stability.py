@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from meanformer.attention.lipschitz import ScaledJacobian, Search, norm_roots
+from meanformer.attention.jacobian import ScaledJacobian, Search, norm_roots
 from meanformer.errors import check
 from meanformer.flows.flow import Flow
 from meanformer.flows.trajectory import Trajectory
@@ -71,12 +71,11 @@ def growth_factor(
     check(refine >= 1, f"refine is {refine}; it must be positive.")
     check(between >= 2, f"between is {between}; both ends are visited: 2 or more.")
     depths = _refined(trajectory.depths, refine)
-    paths = jax.vmap(lambda depth: trajectory.at(depth).points)(depths)[:, None]
+    paths = _points_at(trajectory, depths)[:, None]
     observed = None
     if other is not None:
         observed = observed_growth(trajectory, other)
-        ends = paths, jax.vmap(lambda depth: other.at(depth).points)(depths)[:, None]
-        paths = _lines(*ends, between)
+        paths = _lines(paths, _points_at(other, depths)[:, None], between)
     forward = bool(trajectory.depths[-1] >= trajectory.depths[0])
     rates = _rates(flow, trajectory.cloud(0), depths, paths, 1.0 if forward else -1.0)
     steps = jnp.abs(jnp.diff(depths)) * (rates[1:] + rates[:-1]) / 2
@@ -120,6 +119,13 @@ def lipschitz_profile(
         norm: see `local_lipschitz`.
     """
     return _profile(flow, trajectory, norm)
+
+
+@eqx.filter_jit
+def _points_at(
+    trajectory: Trajectory, depths: Float[Array, " r"]
+) -> Float[Array, "r n d"]:
+    return jax.vmap(lambda depth: trajectory.at(depth).points)(depths)
 
 
 @eqx.filter_jit

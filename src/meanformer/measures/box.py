@@ -6,8 +6,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
+import numpy as np
 from jax import lax
-from jaxtyping import Array, ArrayLike, Bool, Float
+from jaxtyping import Array, Bool, Float
+from numpy.typing import ArrayLike
 
 from meanformer.errors import (
     Unsupported,
@@ -153,11 +155,18 @@ def checked_bounds(
     check_finite("high", high)
     dtype = jnp.promote_types(low.dtype, high.dtype)
     low, high = low.astype(dtype), high.astype(dtype)
-    if is_concrete(low) and is_concrete(high) and not (low < high).all():
-        place = int(jnp.argmin(low < high))
-        raise_to = f"low is {low[place]} and high {high[place]} at index {place}"
-        check(False, f"{raise_to}; low must be smaller.")
+    if is_concrete(low) and is_concrete(high):
+        _check_order(np.asarray(low), np.asarray(high))
     return low, high
+
+
+def _check_order(low: np.ndarray, high: np.ndarray) -> None:
+    place = int(np.argmin(low < high))
+    check(
+        bool(low[place] < high[place]),
+        f"low is {low[place]} and high {high[place]} at index {place}; low must be "
+        "smaller than high in every coordinate.",
+    )
 
 
 def required_diagonal(matrix: Float[Array, "d d"]) -> Float[Array, " d"]:

@@ -126,8 +126,7 @@ class AbstractWeightedCloud(AbstractCloud, AbstractMeasure):
         self, u: Float[Array, "m k"], feature_map: FeatureMap | None = None
     ) -> tuple[Float[Array, " m"], Float[Array, "m d"]]:
         """Return mass and moment of a linear kernel; $O((m+n)kd)$, no pair formed."""
-        features = self.points if feature_map is None else feature_map(self.points)
-        weighted = self.weights[:, None] * features
+        weighted = self.weights[:, None] * features_of(self, feature_map)
         return u @ weighted.sum(0), u @ (weighted.T @ self.points)
 
 
@@ -251,6 +250,22 @@ def tilt(
     pairs = Pairs(here, cloud.points, cloud.weights, log_factor)
     log_mass = cloud.sums.softmax(pairs, cloud.points)[0][0]
     return log_mass, TiltedCloud(cloud, log_factor - log_mass)
+
+
+def features_of(
+    cloud: AbstractWeightedCloud, feature_map: FeatureMap | None
+) -> Float[Array, "n k"]:
+    """Return features of the points, by default the points themselves.
+
+    Features of an absent token must not do harm: they have no derivative in the point,
+    and zero stands for what is not finite.
+    """
+    if feature_map is None:
+        return cloud.points
+    present = (cloud.weights > 0)[:, None]
+    points = jnp.where(present, cloud.points, lax.stop_gradient(cloud.points))
+    features = feature_map(points)
+    return jnp.where(present | jnp.isfinite(features), features, 0)
 
 
 def gaussian_log_factor(

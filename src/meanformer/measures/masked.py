@@ -8,7 +8,12 @@ from jaxtyping import Array, Bool, Float, Int
 
 from meanformer.errors import Unsupported
 from meanformer.measures.abstract import FeatureMap
-from meanformer.measures.cloud import AbstractCloud, TokenCloud, gaussian_log_factor
+from meanformer.measures.cloud import (
+    AbstractCloud,
+    TokenCloud,
+    features_of,
+    gaussian_log_factor,
+)
 from meanformer.numerics.dense import kernel_shares
 from meanformer.numerics.pair_sums import AbstractPairSums
 from meanformer.numerics.pairs import Pairs
@@ -91,8 +96,7 @@ class MaskedCloud(AbstractCloud):
         self, u: Float[Array, "m k"], feature_map: FeatureMap | None = None
     ) -> tuple[Float[Array, " m"], Float[Array, "m d"]]:
         """Return mass and moment of a linear kernel over what each query sees."""
-        features = self.points if feature_map is None else feature_map(self.points)
-        return self._kernel_mean(u, features, _identity)
+        return self._kernel_mean(u, features_of(self.base, feature_map), _identity)
 
     def kernel_shares(
         self,

@@ -2,6 +2,7 @@
 
 import operator
 from functools import singledispatch
+from typing import SupportsIndex
 
 import jax.numpy as jnp
 import numpy as np
@@ -24,7 +25,7 @@ from meanformer.numerics.quadrature import (
 )
 
 
-def quadrature(measure: AbstractMeasure, order: int) -> TokenCloud:
+def quadrature(measure: AbstractMeasure, order: SupportsIndex) -> TokenCloud:
     r"""Replace a measure by a token cloud that integrates polynomials exactly.
 
     | measure | rule | nodes | exact up to degree |
@@ -51,13 +52,13 @@ def quadrature(measure: AbstractMeasure, order: int) -> TokenCloud:
         The cloud, at most 5e6 points; differentiable in the parameters of the measure.
     """
     try:
-        order = operator.index(order)
+        count = operator.index(order)
     except TypeError:
         raise InvalidInput(
             f"order is {order!r}; it must be an integer, 1 or more."
         ) from None
-    check(order >= 1, f"order is {order}; it must be 1 or more.")
-    return _quadrature(measure, order)
+    check(count >= 1, f"order is {order}; it must be 1 or more.")
+    return _quadrature(measure, count)
 
 
 @singledispatch

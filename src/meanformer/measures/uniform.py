@@ -1,12 +1,13 @@
 """Uniform token measures: on a sphere and on a box."""
 
 import operator
-from typing import Any
+from typing import Any, SupportsIndex
 
 import equinox as eqx
 import jax.numpy as jnp
 import jax.random as jr
-from jaxtyping import Array, ArrayLike, Float
+from jaxtyping import Array, Float, ScalarLike
+from numpy.typing import ArrayLike
 
 from meanformer.errors import (
     InvalidInput,
@@ -48,7 +49,7 @@ class UniformSphere(AbstractMeasure):
     radius: Float[Array, ""]
     ambient: int = eqx.field(static=True)
 
-    def __init__(self, dimension: int, *, radius: ArrayLike = 1.0):
+    def __init__(self, dimension: SupportsIndex, *, radius: ScalarLike = 1.0):
         try:
             self.ambient = operator.index(dimension)
         except TypeError:
@@ -60,7 +61,7 @@ class UniformSphere(AbstractMeasure):
         check_shape("radius", self.radius, ())
         check_finite("radius", self.radius)
         if is_concrete(self.radius):
-            check(self.radius > 0, f"radius is {radius}; it must be positive.")
+            check(float(self.radius) > 0, f"radius is {radius}; it must be positive.")
 
     @property
     def dimension(self) -> int:

@@ -17,25 +17,39 @@ CG_LIMIT = 500
 
 
 class AbstractAveraging(eqx.Module):
-    """An average $S$ over tokens, self-adjoint for some masses; it keeps constants."""
+    r"""An average $S$ over the tokens of a plan, self-adjoint for some masses $m$.
+
+    $$\sum_i m_i h_i (S h')_i = \sum_i m_i (S h)_i h'_i, \qquad S 1 = 1.$$
+
+    Attributes:
+        problem: the cloud and the score.
+        f: the row step of g.
+        g: the token potential.
+        masses: $m$, zero for absent tokens.
+    """
 
     problem: eqx.AbstractVar[SelfTransport]
+    f: eqx.AbstractVar[Float[Array, " n"]]
+    g: eqx.AbstractVar[Float[Array, " n"]]
     masses: eqx.AbstractVar[Float[Array, " n"]]
 
     @abc.abstractmethod
-    def __call__(self, h: Float[Array, " n"]) -> Float[Array, " n"]:
-        """Return $Sh$, as a function of $h$ that can be transposed."""
+    def derivative(self, h: Float[Array, " n"]) -> Float[Array, " n"]:
+        """Return $Sh$ as a derivative, which can be transposed."""
 
     @abc.abstractmethod
-    def average(self, values: Float[Array, "n v"]) -> Float[Array, "n v"]:
-        """Return $S$ applied to columns: cheaper, and without a transpose."""
+    def average(self, h: Float[Array, " n"]) -> Float[Array, " n"]:
+        """Return $Sh$ as an average, which is cheaper."""
+
+    @abc.abstractmethod
+    def matrix(self) -> Float[Array, "n n"]:
+        """Return $S$ as a dense array, zero for absent tokens."""
 
 
 class RoundAverage(AbstractAveraging):
-    r"""Row average, then column average: the derivative of one round of steps.
+    """Row average, then column average: the derivative of one round of steps.
 
-    With $f$ the row step of $g$, it is self-adjoint and nonnegative for the masses
-    that the plan gives to its columns.
+    It is nonnegative, and self-adjoint for the masses that the plan gives to columns.
     """
 
     problem: SelfTransport
@@ -43,33 +57,46 @@ class RoundAverage(AbstractAveraging):
     g: Float[Array, " n"]
     masses: Float[Array, " n"]
 
-    def __call__(self, h):
-        """Return the derivative of a round in the direction $h$."""
+    def derivative(self, h):
+        """Differentiate a round of steps in the direction $h$."""
         return jax.jvp(self.problem.round, (self.g,), (h,))[1]
 
-    def average(self, values):
+    def average(self, h):
         """Average over rows and then over columns."""
-        seen = self.problem.row_average(self.g, values)
-        return self.problem.column_average(self.f, seen)
+        seen = self.problem.row_average(self.g, h[:, None])
+        return self.problem.column_average(self.f, seen)[:, 0]
+
+    def matrix(self):
+        """Multiply the matrices of both averages."""
+        weights, rows = self.problem.weights, _row_matrix(self)
+        moved = jnp.matmul(
+            weights[None, :] * rows.T, rows, precision=lax.Precision.HIGHEST
+        )
+        return _zero_where_absent(self, moved / _nonzero(self.masses)[:, None])
 
 
 class RowAverage(AbstractAveraging):
     r"""Row average alone, for a symmetric form: minus the derivative of a row step.
 
-    It is self-adjoint for the masses $w_i e^{g_i - f_i}$, with $f$ the row step of $g$.
+    It is self-adjoint for the masses $w_i e^{g_i - f_i}$.
     """
 
     problem: SelfTransport
+    f: Float[Array, " n"]
     g: Float[Array, " n"]
     masses: Float[Array, " n"]
 
-    def __call__(self, h):
-        """Return minus the derivative of a row step in the direction $h$."""
-        return -jax.jvp(self.problem.row_step, (self.g,), (h,))[1]
+    def derivative(self, h):
+        """Differentiate a row step in the direction $-h$."""
+        return jax.jvp(self.problem.row_step, (self.g,), (-h,))[1]
 
-    def average(self, values):
+    def average(self, h):
         """Average over rows."""
-        return self.problem.row_average(self.g, values)
+        return self.problem.row_average(self.g, h[:, None])[:, 0]
+
+    def matrix(self):
+        """Return the weights of the averages over rows."""
+        return _row_matrix(self)
 
 
 def solve_sum(
@@ -77,52 +104,81 @@ def solve_sum(
 ) -> Float[Array, " n"]:
     """Solve $h + Sh = r$ for a nonnegative average; absent tokens get zero.
 
-    The condition number is at most two, so a few conjugate gradient steps do.
+    The condition number is at most two.
     """
-    roots, inverse_roots = _scaling(average)
-
-    def operator(derivative, z):
-        return z + roots * derivative(inverse_roots * z)
-
-    def solve(_, b):
-        fast = partial(operator, _of_vectors(average))
-        return cg(fast, b, tol=tolerance, maxiter=CG_LIMIT)[0]
-
-    matvec = partial(operator, average)
-    z = lax.custom_linear_solve(matvec, roots * right, solve, symmetric=True)
-    return inverse_roots * z
+    return _solve(average, right, 1, jnp.zeros_like(right), tolerance)
 
 
 def solve_difference(
     average: AbstractAveraging, right: Float[Array, " n"], *, tolerance
 ) -> Float[Array, " n"]:
-    r"""Solve $h - Sh = r$ for $h$ and $r$ of mean zero; absent tokens get zero.
+    """Solve $h - Sh = r$ for $h$ and $r$ of mean zero; absent tokens get zero.
 
     The constants, which $I - S$ cannot see, are lifted to eigenvalue one, and a shift
-    of the size of rounding bounds what noise can become. Up to `DENSE_LIMIT` tokens
-    the solve is direct, beyond it is at most `CG_LIMIT` conjugate gradient steps, until
-    the residual is the tolerance times $r$.
+    of the size of rounding bounds what noise can become.
+    """
+    roots, _ = _scaling(average)
+    return _solve(average, right, -1, roots / jnp.linalg.norm(roots), tolerance)
+
+
+def _solve(average, right, sign, lifted, tolerance):
+    """Solve $h + sign Sh = r$, symmetrised with the roots of the masses.
+
+    Up to `DENSE_LIMIT` tokens directly, beyond by at most `CG_LIMIT` conjugate gradient
+    steps, until the residual is the tolerance times $r$.
     """
     roots, inverse_roots = _scaling(average)
-    unit = roots / jnp.linalg.norm(roots)
 
-    def operator(derivative, z):
-        moved = roots * derivative(inverse_roots * z)
-        return _shift(z) + z - moved + unit * jnp.dot(unit, z)
+    def operator(apply, z):
+        moved = roots * apply(inverse_roots * z)
+        return z + _shift(z) + sign * moved + lifted * jnp.dot(lifted, z)
 
     def direct(_, b):
-        return jnp.linalg.solve(_dense_difference(average, roots, inverse_roots), b)
+        return jnp.linalg.solve(_dense(average, sign, lifted), b)
 
     def iterative(_, b):
-        fast = partial(operator, _of_vectors(average))
+        fast = partial(operator, average.average)
         return cg(fast, b, tol=tolerance, maxiter=CG_LIMIT)[0]
 
-    method = direct if len(right) <= DENSE_LIMIT else iterative
-    scaled = roots * right
-    scaled -= unit * jnp.dot(unit, scaled)
-    matvec = partial(operator, average)
-    z = lax.custom_linear_solve(matvec, scaled, method, symmetric=True)
-    return inverse_roots * (z - unit * jnp.dot(unit, z))
+    def without_lifted(z):
+        return z - lifted * jnp.dot(lifted, z)
+
+    z = lax.custom_linear_solve(
+        partial(operator, average.derivative),
+        without_lifted(roots * right),
+        direct if len(right) <= DENSE_LIMIT else iterative,
+        symmetric=True,
+    )
+    return inverse_roots * without_lifted(z)
+
+
+def _dense(average, sign, lifted):
+    """Return the symmetrised matrix; that of $I - S$ free of cancellation."""
+    roots, inverse_roots = _scaling(average)
+    moved = average.matrix()
+    identity = jnp.eye(len(roots), dtype=roots.dtype)
+    if sign < 0:
+        moved *= 1 - identity
+        stays = jnp.where(roots > 0, moved.sum(axis=1), 1)
+    else:
+        stays = jnp.ones_like(roots)
+    moved = roots[:, None] * moved * inverse_roots[None, :]
+    diagonal = jnp.diag(stays + _shift(jnp.ones_like(stays)))
+    return diagonal + sign * (moved + moved.T) / 2 + jnp.outer(lifted, lifted)
+
+
+def _row_matrix(average):
+    density = average.problem.density(average.f, average.g)
+    return _zero_where_absent(average, density * average.problem.weights[None, :])
+
+
+def _zero_where_absent(average, matrix):
+    present = average.problem.weights > 0
+    return jnp.where(present[:, None] & present[None, :], matrix, 0)
+
+
+def _nonzero(masses):
+    return jnp.where(masses > 0, masses, 1)
 
 
 def _scaling(average):
@@ -132,19 +188,5 @@ def _scaling(average):
     return jnp.where(present, roots, 0), jnp.where(present, 1 / roots, 0)
 
 
-def _of_vectors(average):
-    return lambda h: average.average(h[:, None])[:, 0]
-
-
 def _shift(z):
     return 2 * jnp.finfo(z.dtype).eps * z
-
-
-def _dense_difference(average, roots, inverse_roots):
-    """Return the matrix of `solve_difference`, its diagonal free of cancellation."""
-    identity = jnp.eye(len(roots), dtype=roots.dtype)
-    moved = (1 - identity) * average.average(identity)
-    stays = moved.sum(axis=1) + jnp.where(roots > 0, _shift(jnp.ones_like(roots)), 1)
-    moved = roots[:, None] * moved * inverse_roots[None, :]
-    unit = roots / jnp.linalg.norm(roots)
-    return jnp.diag(stays) - (moved + moved.T) / 2 + jnp.outer(unit, unit)

@@ -83,25 +83,23 @@ def quadratic_moments(
     Returns:
         The three, of the common shape; 64 exponentials for each entry.
     """
-    sides = [
-        _half_rule(precision, tilt, low, high, origin, side) for side in (low, high)
-    ]
-    top = lax.stop_gradient(jnp.maximum(sides[0][0], sides[1][0]))
-    nodes = jnp.concatenate([nodes for _, nodes, _ in sides], axis=-1)
-    masses = jnp.concatenate(
-        [jnp.exp(peak - top)[..., None] * weights for peak, _, weights in sides], axis=-1
-    )
-    mass = jnp.sum(masses, axis=-1)
-    mean = jnp.sum(masses * nodes, axis=-1) / mass
-    squares = (nodes - mean[..., None]) ** 2
-    return top + jnp.log(mass), mean, jnp.sum(masses * squares, axis=-1) / mass
+    ends = jnp.stack([low, high], axis=-1)
+    given = (precision, tilt, low, high, origin)
+    peaks, nodes, weights = _half_rules(*(array[..., None] for array in given), ends)
+    top = lax.stop_gradient(jnp.max(peaks, axis=-1))
+    masses = jnp.exp(peaks - top[..., None])[..., None] * weights
+    mass = jnp.sum(masses, axis=(-2, -1))
+    mean = jnp.sum(masses * nodes, axis=(-2, -1)) / mass
+    squares = (nodes - mean[..., None, None]) ** 2
+    variance = jnp.sum(masses * squares, axis=(-2, -1)) / mass
+    return top + jnp.log(mass), mean, variance
 
 
-def _half_rule(
-    precision: Array, tilt: Array, low: Array, high: Array, origin: Array, side: Array
+def _half_rules(
+    precision: Array, tilt: Array, low: Array, high: Array, origin: Array, ends: Array
 ) -> tuple[Array, Array, Array]:
-    """Return the largest exponent between the vertex and one end, nodes, weights."""
-    start, reach = lax.stop_gradient(quadratic_window(precision, tilt, low, high, side))
+    """Return largest exponent, nodes and weights, from the vertex to either end."""
+    start, reach = lax.stop_gradient(quadratic_window(precision, tilt, low, high, ends))
     share_of_length = jnp.abs(reach) / lax.stop_gradient(_length(low, high))
     start, reach = _attach(start, reach, low, high)
     fractions, shares = gauss_legendre(_NODES)
@@ -114,15 +112,27 @@ def _half_rule(
 
 
 def quadratic_window(
-    precision: Array, tilt: Array, low: Array, high: Array, side: Array
+    precision: Array, tilt: Array, low: Array, high: Array, ends: Array
 ) -> tuple[Array, Array]:
-    """Return where the exponent is largest on one side, and how far to go on."""
+    """Return where the exponent is largest on either side, and how far to go on.
+
+    Args:
+        precision: curvature of the exponent.
+        tilt: its slope at zero.
+        low: lower ends of the intervals.
+        high: upper ends.
+        ends: the lower or upper ends: the other border of the side of the vertex.
+
+    Returns:
+        The start, at the vertex or the end, and the signed distance in which the
+        exponent falls by the drop, or that to the other border if it is shorter.
+    """
     is_linear = precision == 0
     vertex = tilt / jnp.where(is_linear, 1, precision)
     vertex = jnp.where(is_linear, (low + high) / 2, jnp.clip(vertex, low, high))
-    to_end = side - vertex
-    rises = to_end * (tilt - precision * (vertex + side) / 2) > 0
-    start = jnp.where(rises, side, vertex)
+    to_end = ends - vertex
+    rises = to_end * (tilt - precision * (vertex + ends) / 2) > 0
+    start = jnp.where(rises, ends, vertex)
     direction = jnp.where(rises, -to_end, to_end)
     fall = jnp.maximum(-jnp.sign(direction) * (tilt - precision * start), 0)
     bend = jnp.sqrt(2 * _DROP * jnp.abs(precision))

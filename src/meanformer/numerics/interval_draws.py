@@ -64,10 +64,7 @@ def _cells(
 ) -> tuple[Float[Array, " c"], Float[Array, " c"]]:
     """Cut the windows that matter into cells: where they start, and signed widths."""
     fractions = jnp.arange(_CELLS, dtype=low.dtype) / _CELLS
-    windows = [
-        quadratic_window(precision, jnp.zeros_like(low), low, high, side)
-        for side in (low, high)
-    ]
-    starts = [start + reach * fractions for start, reach in windows]
-    widths = [jnp.full(_CELLS, reach / _CELLS) for _, reach in windows]
-    return jnp.concatenate(starts), jnp.concatenate(widths)
+    ends = jnp.stack([low, high])
+    starts, reaches = quadratic_window(precision, jnp.zeros_like(low), low, high, ends)
+    borders = starts[:, None] + jnp.outer(reaches, fractions)
+    return borders.ravel(), jnp.repeat(reaches / _CELLS, _CELLS)

@@ -12,12 +12,12 @@ from meanformer.errors import check
 
 LARGEST_RULE = 5_000_000
 
-Nodes = Float[np.ndarray, " n"]
-Masses = Float[np.ndarray, " n"]
-PointsAndMasses = tuple[Float[np.ndarray, "n d"], Masses]
+Nodes = Float[np.ndarray, " q"]
+RuleOnTheLine = tuple[Nodes, Nodes]
+Rule = tuple[Float[np.ndarray, "n d"], Float[np.ndarray, " n"]]
 
 
-def gauss_hermite(order: int) -> tuple[Nodes, Masses]:
+def gauss_hermite(order: int) -> RuleOnTheLine:
     """Rule of the standard normal law, exact up to degree 2 order - 1."""
     from scipy.special import roots_hermitenorm
 
@@ -25,13 +25,13 @@ def gauss_hermite(order: int) -> tuple[Nodes, Masses]:
     return nodes, masses / masses.sum()
 
 
-def gauss_legendre(order: int) -> tuple[Nodes, Masses]:
+def gauss_legendre(order: int) -> RuleOnTheLine:
     """Rule of the uniform law on [-1, 1], exact up to degree 2 order - 1."""
     nodes, masses = np.polynomial.legendre.leggauss(order)
     return nodes, masses / masses.sum()
 
 
-def gauss_gegenbauer(order: int, dimension: int) -> tuple[Nodes, Masses]:
+def gauss_gegenbauer(order: int, dimension: int) -> RuleOnTheLine:
     r"""Rule of one coordinate of a uniform point of the sphere, dimension 3 or more.
 
     The density on $[-1, 1]$ is proportional to $(1 - s^2)^{(d-3)/2}$; the rule is exact
@@ -45,14 +45,15 @@ def gauss_gegenbauer(order: int, dimension: int) -> tuple[Nodes, Masses]:
     return nodes, masses / masses.sum()
 
 
-def tensor_rule(nodes: Nodes, masses: Masses, dimension: int) -> PointsAndMasses:
+def tensor_rule(nodes: Nodes, masses: Nodes, dimension: int) -> Rule:
     """Product of a rule with itself: one point for each choice of nodes."""
     check_size(len(nodes), dimension)
-    index = np.indices((len(nodes),) * dimension).reshape(dimension, -1)
+    count = len(nodes) ** dimension
+    index = np.indices((len(nodes),) * dimension).reshape(dimension, count)
     return nodes[index].T, masses[index].prod(axis=0)
 
 
-def sphere_rule(dimension: int, order: int) -> PointsAndMasses:
+def sphere_rule(dimension: int, order: int) -> Rule:
     """Product rule of the uniform law on the unit sphere.
 
     Two points in dimension 1; in dimension 2 as many equispaced points as the order,
@@ -81,7 +82,7 @@ def check_size(order: int, dimension: int, copies: int = 1) -> None:
     )
 
 
-def _circle_rule(count: int) -> PointsAndMasses:
+def _circle_rule(count: int) -> Rule:
     check_size(count, 1)
     angles = 2 * np.pi * np.arange(count) / count
     points = np.stack([np.cos(angles), np.sin(angles)], axis=1)
@@ -89,8 +90,8 @@ def _circle_rule(count: int) -> PointsAndMasses:
 
 
 def _suspend(
-    points: Float[np.ndarray, "n d"], masses: Masses, heights: Nodes, shares: Masses
-) -> tuple[np.ndarray, np.ndarray]:
+    points: np.ndarray, masses: np.ndarray, heights: np.ndarray, shares: np.ndarray
+) -> Rule:
     """Put a copy of a sphere's rule, shrunk to fit, at each height of the next one."""
     radii = np.sqrt(1 - heights**2)
     parallels = radii[:, None, None] * points

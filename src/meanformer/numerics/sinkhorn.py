@@ -83,8 +83,9 @@ def alternate(
     previous = lax.scan(round_of_steps, start, None, length=rounds)[0]
     f = problem.row_step(previous)
     g = previous if end_on == "row" else problem.column_step(f)
+    error = _free_marginal_error(problem, f, g, end_on)
     tolerance = default_tolerance(start.dtype)
-    return _report(problem, f, g, previous, half_steps, tolerance)
+    return _report(problem, f, g, previous, error, half_steps, tolerance)
 
 
 def _check_half_steps(half_steps, end_on):
@@ -99,17 +100,18 @@ def _check_half_steps(half_steps, end_on):
     )
 
 
-def _report(problem, f, g, previous, iterations, tolerance) -> EntropicPotentials:
-    """Measure what was found, outside of differentiation."""
-    still, f_still, g_still = lax.stop_gradient((problem, f, g))
-    if g is previous:
-        free, balanced = g_still, still.column_step(f_still)
-    else:
-        free, balanced = f_still, still.row_step(g_still)
-    error = marginal_error(still.weights, free, balanced)
-    rounding = rounding_level(still.weights, f_still, g_still)
+def _free_marginal_error(problem, f, g, end_on):
+    if end_on == "row":
+        return marginal_error(problem.weights, g, problem.column_step(f))
+    return marginal_error(problem.weights, f, problem.row_step(g))
+
+
+def _report(problem, f, g, previous, error, count, tolerance) -> EntropicPotentials:
+    """Judge the error, which is outside of differentiation."""
+    rounding = rounding_level(problem.weights, f, g)
+    error, rounding = lax.stop_gradient((error, rounding))
     converged = error <= jnp.maximum(tolerance, rounding)
-    return EntropicPotentials(f, g, previous, error, jnp.asarray(iterations), converged)
+    return EntropicPotentials(f, g, previous, error, jnp.asarray(count), converged)
 
 
 @eqx.filter_jit
@@ -156,9 +158,11 @@ def balance(
         has_ladder=is_cold,
     )
     f = problem.row_step(g)
+    balanced = problem.column_step(f)
     shift = jnp.dot(problem.weights, f - g) / (2 * problem.weights.sum())
-    g += shift
-    return _report(problem, f - shift, g, g, count, tolerance)
+    extended = jnp.where(problem.weights > 0, g, balanced) + shift
+    error = marginal_error(problem.weights, g, balanced)
+    return _report(problem, f - shift, extended, extended, error, count, tolerance)
 
 
 def entropic_energy(

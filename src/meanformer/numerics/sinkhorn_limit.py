@@ -37,6 +37,8 @@ def limit_potential(
 ) -> tuple[Float[Array, " n"], Int[Array, ""]]:
     """Return the token potential of the limit, and how many steps it took.
 
+    Its derivative is that of the limit at present tokens, and zero at absent ones.
+
     With a ladder, strongly oscillating scores are scaled down and doubled step by
     step. Positive forms need none: the averaged iteration is fast at any scale.
     """
@@ -58,7 +60,7 @@ def limit_potential(
 
 @limit_potential.def_jvp
 def limit_potential_jvp(primals, tangents, **options):
-    """Differentiate the fixed point; the start has no influence."""
+    """Differentiate the fixed point for present tokens; the start has no influence."""
     (problem, start), (moving, _) = primals, tangents
     g, count = limit_potential(problem, start, **options)
     moved = lax.cond(
@@ -112,12 +114,15 @@ def _potential_of(problem, at, is_positive):
 
 def _general_tangent(problem, moving, g):
     r"""Return $\dot g$ from $(I - CR)\,\dot g = \dot T(g)$ for one round $T$."""
-    balanced, change = eqx.filter_jvp(lambda p: p.round(g), (problem,), (moving,))
+
+    def both_steps(problem):
+        f = problem.row_step(g)
+        return f, problem.column_step(f)
+
+    (f, balanced), (_, change) = eqx.filter_jvp(both_steps, (problem,), (moving,))
     masses = problem.weights * jnp.exp(log_sums(problem.weights, g, balanced))
-    average = RoundAverage(problem, problem.row_step(g), g, masses)
-    h = solve_difference(average, change, tolerance=_accuracy(g))
-    # One more round carries the derivative over to absent tokens.
-    return change + average(h)
+    average = RoundAverage(problem, f, g, masses)
+    return solve_difference(average, change, tolerance=_accuracy(g))
 
 
 def _positive_tangent(problem, moving, g):
@@ -130,8 +135,8 @@ def _positive_tangent(problem, moving, g):
     even = moving if form is None else _with_form(moving, (form + form.T) / 2)
     f, change = eqx.filter_jvp(lambda p: p.row_step(g), (problem,), (even,))
     masses = problem.weights * jnp.exp(log_sums(problem.weights, g, f))
-    average = RowAverage(problem, g, masses)
-    moved = change - average(solve_sum(average, change, tolerance=_accuracy(g)))
+    average = RowAverage(problem, f, g, masses)
+    moved = solve_sum(average, change, tolerance=_accuracy(g))
     return moved if form is None else moved - _odd_tangent(average, (form - form.T) / 2)
 
 
@@ -140,8 +145,7 @@ def _odd_tangent(average, moving_form):
         return _with_form(average.problem, form).row_step(average.g)
 
     _, change = jax.jvp(row_step, (average.problem.form,), (moving_form,))
-    h = solve_difference(average, change, tolerance=_accuracy(average.g))
-    return change + average(h)
+    return solve_difference(average, change, tolerance=_accuracy(average.g))
 
 
 def _with_form(problem, form):

@@ -83,13 +83,18 @@ def newton_step(problem: SelfTransport, at: Iterate) -> Iterate:
 def _ascent_direction(problem, at):
     """Return Newton's direction and its slope; a round of steps where it fails."""
     logs = log_sums(problem.weights, at.g, at.balanced)
-    gradient = -problem.weights * jnp.expm1(logs)
+    gradient = _gradient(problem, at)
     average = RoundAverage(problem, at.f, at.g, problem.weights * jnp.exp(logs))
     accuracy = jnp.clip(at.error, 1e-6, 0.1)
     newton = solve_difference(average, jnp.expm1(-logs), tolerance=accuracy)
     is_ascent = jnp.isfinite(newton).all() & (jnp.dot(gradient, newton) > 0)
     direction = jnp.where(is_ascent, newton, at.balanced - at.g)
     return direction, jnp.dot(gradient, direction)
+
+
+def _gradient(problem, at):
+    logs = log_sums(problem.weights, at.g, at.balanced)
+    return -problem.weights * jnp.expm1(logs)
 
 
 def _line_search(problem, at, direction, slope):
@@ -105,8 +110,7 @@ def _line_search(problem, at, direction, slope):
 
     def is_too_long(trial):
         new, length = trial
-        excess = jnp.expm1(new.g - new.balanced)
-        new_slope = -jnp.sum(problem.weights * excess * direction)
+        new_slope = jnp.dot(_gradient(problem, new), direction)
         is_past_top = ~(new_slope >= -slope / 10)
         return (length > 1) | is_past_top & (length >= SHORTEST_STEP)
 

@@ -35,37 +35,38 @@ def softmax_sum(
 
 @partial(jax.custom_jvp, nondiff_argnums=(1,))
 def tilted_mean(terms: Terms, block_size: int | str) -> tuple[Array, Array]:
-    """Log-mass and mean; one sweep over the tiles where that is accurate, else two.
-
-    The first sweep takes exponentials relative to an upper bound of the scores. Where
-    a mass comes out so small that terms of it may have been lost, the block of queries
-    is summed again relative to its largest terms.
-    """
+    """Log-mass and mean, from masses relative to a shift of the scores."""
     scale = exponent_scale(terms.tilts.dtype)
     terms = scaled(terms, scale)
+    pairs = len(terms.tilts) * terms.tokens.points.shape[1]
+    rows = add_by_largest if pairs <= FEW_PAIRS else add_by_bound
+    shift, total = rows(terms, block_size)
+    return normalised(shift / scale, total)
+
+
+def add_by_bound(terms: Terms, block_size: int | str) -> tuple[Array, Array]:
+    """Sum relative to a bound of the scores, in one sweep over the tiles.
+
+    Where a mass comes out so small that terms of it may have been lost, the block of
+    queries is summed again relative to its largest terms.
+    """
+    nothing = no_masses(terms)
     lost = smallest_mass(terms.tokens.masses[0])
 
     def row_of_tiles(queries, fold):
         tilts, bounds, ranges = queries
-        nothing = jnp.zeros((len(tilts), len(terms.tokens.masses)), tilts.dtype)
-        total = fold(partial(add_tile, tilts, bounds), nothing)
+        total = fold(partial(add_tile, tilts, bounds), nothing(tilts))
         is_lost = total[:, 0] < lost
         if ranges is not None:
             is_lost &= ranges[0] < ranges[1]
-        unknown = jnp.full_like(bounds, -jnp.inf)
         return lax.cond(
             somewhere(jnp.any(is_lost)),
-            lambda: fold(partial(add_tile_rescaling, tilts), (unknown, nothing)),
+            lambda: add_row_by_largest(terms, tilts, fold),
             lambda: (bounds, total),
         )
 
     queries = terms.tilts, score_bounds(terms), terms.ranges
-    shift, total = fold_tiles(
-        row_of_tiles, queries, terms.tokens, terms.ranges, block_size
-    )
-    return normalised(shift / scale, total)
-
-
+    return fold_tiles(row_of_tiles, queries, terms.tokens, terms.ranges, block_size)
 def score_bounds(terms: Terms) -> Float[Array, " m"]:
     """Bound the scores of each query by a ball around the tokens."""
     points, offsets, masses = terms.tokens

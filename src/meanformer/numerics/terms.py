@@ -21,7 +21,7 @@ class Tokens(NamedTuple):
 
     points: Float[Array, "k n"]
     offsets: Float[Array, " n"] | None
-    masses: Float[Array, "1+v n"]
+    masses: Float[Array, "columns n"]
 
 
 class Terms(NamedTuple):
@@ -70,7 +70,7 @@ def is_visible(tokens: Tokens, seen: Array | bool) -> Bool[Array, "_ n"]:
     return (tokens.masses[:1] > 0) & seen
 
 
-def summed(factors: Float[Array, "m n"], masses: Array) -> Float[Array, "m 1+v"]:
+def summed(factors: Float[Array, "m n"], masses: Array) -> Float[Array, "m columns"]:
     """Sum masses over the tokens of a tile, times a factor per pair."""
     return matmul(factors, masses.T)
 

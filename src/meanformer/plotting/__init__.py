@@ -1,1 +1,9 @@
-"""."""
+"""Figures: one function for each kind, drawing on given axes and returning them."""
+
+from meanformer.plotting.clouds import draw_field as draw_field
+from meanformer.plotting.clouds import draw_paths as draw_paths
+from meanformer.plotting.clouds import draw_tokens as draw_tokens
+from meanformer.plotting.matrices import draw_matrix as draw_matrix
+from meanformer.plotting.rates import draw_rate as draw_rate
+from meanformer.plotting.rates import draw_slope as draw_slope
+from meanformer.plotting.style import canvas as canvas

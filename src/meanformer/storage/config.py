@@ -121,7 +121,9 @@ def _load(path: Path) -> np.ndarray:
     try:
         return np.load(path, allow_pickle=False)
     except (OSError, ValueError) as error:
-        raise InvalidInput(f"tokens.file: {path} is not a .npy array: {error}") from error
+        raise InvalidInput(
+            f"tokens.file: {path} is not a .npy array: {error}"
+        ) from error
 
 
 def _sample(law: str, section: Section) -> Float[Array, "n d"]:
@@ -149,7 +151,8 @@ def _velocity(
         velocity = _head(attention, dimension)
     else:
         sections = [
-            Section(f"attention.heads[{index}]", head) for index, head in enumerate(heads)
+            Section(f"attention.heads[{index}]", head)
+            for index, head in enumerate(heads)
         ]
         velocity = MultiHead([_head(section, dimension) for section in sections])
         for section in sections:
@@ -201,7 +204,9 @@ def _random_matrix(section: Section, dimension: int) -> Float[Array, "k d"]:
 def _mask(value: Any):
     if value is None:
         return None
-    section = Section("attention.mask", {"kind": value} if isinstance(value, str) else value)
+    section = Section(
+        "attention.mask", {"kind": value} if isinstance(value, str) else value
+    )
     kind = section.choose("kind", MASKS)
     if kind == "window":
         mask = Window(section.require("length", float))

@@ -6,7 +6,12 @@ from typing import Any
 
 from meanformer.errors import InvalidInput
 
-_NAMES = {float: "a number", int: "a whole number", str: "a text", bool: "true or false"}
+_NAMES = {
+    float: "a number",
+    int: "a whole number",
+    str: "a text",
+    bool: "true or false",
+}
 
 
 class Section:
@@ -46,7 +51,9 @@ class Section:
             raise InvalidInput(f"{self.name}.{key} is missing; it must be given.")
         return value
 
-    def choose(self, key: str, choices: Iterable[str], default: str | None = None) -> str:
+    def choose(
+        self, key: str, choices: Iterable[str], default: str | None = None
+    ) -> str:
         """Return one of the named choices."""
         value, allowed = self.take(key, str, default), list(choices)
         if value not in allowed:

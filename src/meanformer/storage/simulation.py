@@ -93,7 +93,9 @@ def read_record(folder: Path) -> dict[str, Any]:
 def changed_versions(folder: Path) -> dict[str, tuple[str, str]]:
     """Return the packages whose version differs from when the run was started."""
     then, now = read_record(folder)["versions"], _versions()
-    return {name: (then[name], now[name]) for name in now if then.get(name) != now[name]}
+    return {
+        name: (then[name], now[name]) for name in now if then.get(name) != now[name]
+    }
 
 
 def _continue(folder: Path, run, progress: bool | AbstractProgress) -> Trajectory:

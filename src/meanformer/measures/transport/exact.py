@@ -138,7 +138,7 @@ def _blocks(source: Atoms, target: Atoms) -> Iterator[tuple[np.ndarray, np.ndarr
     for label in labels:
         first = present[0][source.labels[present[0]] == label]
         second = present[1][target.labels[present[1]] == label]
-        masses = source.masses[first].sum(), target.masses[second].sum()
+        masses = float(source.masses[first].sum()), float(target.masses[second].sum())
         check(
             abs(masses[0] - masses[1]) <= LABEL_TOLERANCE,
             f"at position {label} mu has mass {masses[0]:.6g} and nu {masses[1]:.6g}; "

@@ -1,0 +1,73 @@
+r"""Weak attention averages.
+
+As $\beta \to 0$ softmax attention with $Q=K=V=I$ returns the mean of the tokens, and it
+leaves the mean in the direction $\mathrm{Cov}(\mu)\,x$.
+"""
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+import jax.random as jr
+
+import meanformer as mf
+from meanformer.experiments import (
+    Claim,
+    Experiment,
+    Outcome,
+    Picture,
+    closed_form,
+    setting,
+)
+from meanformer.plotting import style
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Size of the cloud."""
+
+    count: int = setting(50, full=5000, help="tokens, $n$", at_least=1)
+    dimension: int = setting(3, help="dimension, $d$", at_least=1)
+    seed: int = setting(0, help="seed of the cloud and the query", at_least=0)
+
+
+SLOPE = Claim(
+    id="slope",
+    statement=r"The derivative of $\Gamma[\mu](x)$ in $\beta$ at $0$ is "
+    r"$\mathrm{Cov}(\mu)\,x$.",
+    status="observation",
+)
+
+
+def run(parameters: Parameters, *, progress) -> Outcome:
+    """Compare a difference quotient with the covariance."""
+    key_cloud, key_query = jr.split(jr.key(parameters.seed))
+    tokens = jr.normal(key_cloud, (parameters.count, parameters.dimension))
+    cloud, query = mf.TokenCloud(tokens), jr.normal(key_query, (1, tokens.shape[1]))
+    expected = (query @ cloud.covariance())[0]
+
+    def slope(beta):
+        attention = mf.identity_attention("softmax", tokens.shape[1], beta)
+        return (attention(cloud, query)[0] - cloud.mean()) / beta
+
+    betas = [10.0**-power for power in range(1, 6)]
+    errors = [jnp.abs(slope(beta) - expected).max() for beta in progress.over(betas)]
+    figure, axes = style.canvas()
+    axes.loglog(betas, errors, "o-")
+    axes.set(xlabel=r"$\beta$", ylabel="error of the difference quotient")
+    source = closed_form(r"$\mathrm{Cov}(\mu)\,x$")
+    return Outcome(
+        findings=[SLOPE.close_to(slope(1e-5), expected, source=source, tolerance=1e-3)],
+        pictures=[Picture(figure, r"The error vanishes linearly in $\beta$.")],
+    )
+
+
+experiment = Experiment(
+    name="weak-attention",
+    title="Weak attention averages",
+    room="attention",
+    about=__doc__,
+    claims=(SLOPE,),
+    parameters=Parameters,
+    run=run,
+    seconds=2,
+)

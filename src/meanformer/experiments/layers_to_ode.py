@@ -1,0 +1,234 @@
+r"""Many thin layers are a flow.
+
+$T$ residual layers $x \leftarrow x + \tfrac1T\,\Gamma[\mu](x)$ are the explicit Euler
+method with step $1/T$ for $\dot x_i = \Gamma[\mu_t](x_i)$, so their output differs from
+the flow at depth $1$ by $O(1/T)$. Where a layer is attention followed by a perceptron,
+alternating the two is Lie splitting, of first order as well, while the symmetric
+arrangement is Strang splitting, of second order. Every integrator used here has its
+order measured: a method that is not what it says would show.
+"""
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+import numpy as np
+import scipy.integrate
+
+import meanformer as mf
+from meanformer.experiments import (
+    Claim,
+    Experiment,
+    Outcome,
+    Picture,
+    Table,
+    other_method,
+    reference_attention,
+    reference_cloud,
+    setting,
+    theory,
+)
+from meanformer.plotting import draw_paths, draw_rate, style
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """How far the number of layers is pushed."""
+
+    doublings: int = setting(
+        4, full=8, help="numbers of layers: 10, 20, 40, …, so many of them", at_least=3
+    )
+    beta: float = setting(1.0, help=r"inverse temperature, $\beta$", at_least=0)
+
+
+LAYERS = Claim(
+    id="layers",
+    statement=r"The residual layers $x + \tfrac1T\,\Gamma[\mu](x)$ of the four reference "
+    r"tokens are computed exactly.",
+    status="observation",
+)
+FLOW = Claim(
+    id="flow",
+    statement=r"Their limit is the flow $\dot x_i = \Gamma[\mu_t](x_i)$ at depth $1$.",
+    status="observation",
+)
+FIRST_ORDER = Claim(
+    id="first-order",
+    statement=r"The distance of $T$ layers from the flow decays as $T^{-1}$.",
+    status="theorem",
+    reference="SAP22, residual networks and their continuous limit; CACP25",
+)
+LIE = Claim(
+    id="lie",
+    statement=r"Alternating attention and perceptron has an error of order $h$.",
+    status="observation",
+)
+STRANG = Claim(
+    id="strang",
+    statement=r"The symmetric arrangement of the two has an error of order $h^2$.",
+    status="observation",
+)
+RUNGE_KUTTA = Claim(
+    id="runge-kutta",
+    statement=r"The classical Runge-Kutta method has an error of order $h^4$.",
+    status="observation",
+)
+
+
+def run(parameters: Parameters, *, progress) -> Outcome:
+    """Refine layers and splittings, and compare both with independent solutions."""
+    counts = 10 * 2 ** np.arange(parameters.doublings)
+    attention = reference_attention(beta=parameters.beta)
+    exact = independent_flow(attention)
+    layers = {
+        int(count): mf.run_layers(mf.Flow(attention), reference_cloud(), int(count))
+        for count in progress.over(counts, 0.4)
+    }
+    errors = [distance(path, exact) for path in layers.values()]
+    split = splitting_errors(attention, counts, progress)
+    flow = mf.solve(
+        mf.Flow(attention), reference_cloud(), 1.0, save=41, rtol=1e-11, atol=1e-13
+    )
+    return Outcome(
+        findings=[
+            LAYERS.close_to(
+                np.asarray(layers[10].points[-1]),
+                independent_layers(attention, 10),
+                tolerance=1e-12,
+                source=other_method("ten layers of the dense formula in NumPy"),
+            ),
+            FLOW.close_to(
+                np.asarray(flow.points[-1]),
+                exact,
+                tolerance=1e-9,
+                source=other_method("the dense formula, solved by SciPy's DOP853"),
+            ),
+            order_finding(FIRST_ORDER, counts, errors, 1),
+            order_finding(LIE, counts, split["Lie splitting"], 1),
+            order_finding(STRANG, counts, split["Strang splitting"], 2),
+            order_finding(RUNGE_KUTTA, counts, split["Runge-Kutta"], 4),
+        ],
+        pictures=[draw_orders(counts, errors, split), draw_both(flow, layers[10])],
+        tables=[
+            Table(
+                ["layers $T$", "largest error", "error times $T$"],
+                [
+                    [int(count), error, count * error]
+                    for count, error in zip(counts, errors, strict=True)
+                ],
+                "Residual layers against the flow at depth 1, four reference tokens.",
+            )
+        ],
+    )
+
+
+def distance(path: mf.Trajectory, exact: np.ndarray) -> float:
+    """The largest error of a coordinate at the last depth."""
+    return float(np.abs(np.asarray(path.points[-1]) - exact).max())
+
+
+def order_finding(claim: Claim, counts, errors, order: int):
+    """The fitted exponent of the last three errors, against the order."""
+    fitted = -np.polyfit(np.log(counts[-3:]), np.log(errors[-3:]), 1)[0]
+    return claim.close_to(
+        fitted, order, tolerance=0.1, source=theory("fitted to the three finest steps")
+    )
+
+
+def splitting_errors(attention, counts, progress) -> dict[str, list[float]]:
+    """Errors of integrators for attention plus perceptron, at steps $4/T$."""
+    perceptron = mf.Perceptron(
+        jnp.array([[0.7, -0.4], [0.2, 1.1], [-0.8, 0.5]]),
+        jnp.array([0.1, -0.3, 0.2]),
+        jnp.array([[0.6, -0.2, 0.3], [0.1, 0.5, -0.7]]),
+        activation=jnp.tanh,
+    )
+    flow, cloud = mf.Flow(attention + perceptron), reference_cloud()
+    exact = mf.solve(flow, cloud, 1.0, save=2, rtol=1e-13, atol=1e-14)
+    solvers = {
+        "Lie splitting": lambda step: mf.Splitting(step, order=1),
+        "Strang splitting": lambda step: mf.Splitting(step, order=2),
+        "Runge-Kutta": mf.FixedStep,
+    }
+    return {
+        name: [
+            distance(
+                mf.solve(flow, cloud, 1.0, save=2, solver=solvers[name](4 / count)),
+                np.asarray(exact.points[-1]),
+            )
+            for count in map(float, counts[:4])
+        ]
+        for name in progress.over(solvers, 0.6)
+    }
+
+
+def dense_velocity(attention, tokens: np.ndarray) -> np.ndarray:
+    """Softmax attention of the reference weights, written out."""
+    weights = np.asarray(reference_cloud().weights)
+    scores = tokens @ np.asarray(attention.score).T @ tokens.T
+    masses = weights * np.exp(float(attention.beta) * scores)
+    means = masses @ tokens / masses.sum(axis=1, keepdims=True)
+    return means @ np.asarray(attention.value).T
+
+
+def independent_layers(attention, count: int) -> np.ndarray:
+    """The output of the layers, in plain NumPy."""
+    tokens = np.asarray(reference_cloud().points)
+    for _ in range(count):
+        tokens = tokens + dense_velocity(attention, tokens) / count
+    return tokens
+
+
+def independent_flow(attention) -> np.ndarray:
+    """The tokens at depth 1, by another solver."""
+    solution = scipy.integrate.solve_ivp(
+        lambda _, flat: dense_velocity(attention, flat.reshape(-1, 2)).ravel(),
+        (0, 1),
+        np.asarray(reference_cloud().points).ravel(),
+        method="DOP853",
+        rtol=1e-12,
+        atol=1e-13,
+    )
+    return solution.y[:, -1].reshape(-1, 2)
+
+
+def draw_orders(counts, errors, split) -> Picture:
+    """Errors against the number of layers, with the slopes they should have."""
+    figure, axes = style.canvas(panel=(5.4, 3.8))
+    draw_rate(counts, errors, axes, label="residual layers", slope=-1)
+    orders = {"Lie splitting": -1, "Strang splitting": -2, "Runge-Kutta": -4}
+    for name, values in split.items():
+        steps = counts[: len(values)] / 4
+        draw_rate(steps, values, axes, label=name, slope=orders[name])
+    axes.set(xlabel="layers $T$ (steps per unit depth)", ylabel="largest error")
+    axes.legend()
+    return Picture(
+        figure,
+        "Error at depth 1 against the number of steps, for attention alone (residual "
+        "layers) and for attention plus perceptron (the others). Dashed: slopes "
+        "$-1$, $-1$, $-2$ and $-4$.",
+    )
+
+
+def draw_both(flow: mf.Trajectory, layers: mf.Trajectory) -> Picture:
+    """Paths of the flow, with ten layers as dots."""
+    figure, axes = style.canvas(panel=(5.0, 4.2))
+    draw_paths(flow, axes)
+    points = np.asarray(layers.points).reshape(-1, 2)
+    axes.plot(*points.T, ".", color=style.INK, markersize=3.5)
+    return Picture(
+        figure,
+        "The four reference tokens flowing from depth 0 (blue) to depth 1 (gold), and "
+        "the tokens after each of ten residual layers (dots), which lag behind.",
+    )
+
+
+experiment = Experiment(
+    name="layers-to-ode",
+    title="Residual layers converge to a flow",
+    room="flows",
+    about=__doc__,
+    claims=(LAYERS, FLOW, FIRST_ORDER, LIE, STRANG, RUNGE_KUTTA),
+    parameters=Parameters,
+    run=run,
+    seconds=12,
+)

@@ -1,0 +1,238 @@
+r"""How smooth attention is, as a function of the number of tokens.
+
+The local Lipschitz constant of softmax attention on $n$ tokens in a ball of radius $R$ is
+at most $\sqrt3\,\|V\|\,(\beta^2a^2R^4(n+1) + n)^{1/2}$, $a = \|A\|_2$, and at most
+$L(R)$, which does not depend on $n$. The growth like $\sqrt n$ is real: one token
+opposite to $n-1$ others attains it, until $n$ reaches $e^{2\beta R^2\gamma}$ and the
+mean-field bound takes over.
+"""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+
+import meanformer as mf
+from meanformer.experiments import (
+    Claim,
+    Experiment,
+    Outcome,
+    Picture,
+    Table,
+    closed_form,
+    other_method,
+    setting,
+    theory,
+)
+from meanformer.plotting import draw_slope, style
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Sizes of the clouds."""
+
+    doublings: int = setting(9, full=12, help="sizes $n = 2, 4, 8, \\dots$", at_least=5)
+    trials: int = setting(8, full=100, help="random clouds per size", at_least=1)
+    radius: float = setting(2.0, help="radius of the ball, $R$", above=0)
+    ascent: int = setting(30, full=300, help="steps of the maximisation", at_least=1)
+    seed: int = setting(0, help="seed of the random clouds", at_least=0)
+
+
+TABLE = Claim(
+    id="adversarial-values",
+    statement=r"In dimension one with $A = -1$, $V = \beta = 1$, the cloud $(-R, R, \dots,"
+    r" R)$ with $R = 1.5$ has constants $1.1736$, $3.9784$, $16.159$ at $n = 2, 10, 100$.",
+    status="observation",
+)
+EXACT = Claim(
+    id="power-iteration",
+    statement="The power iteration finds the largest singular value of the Jacobian.",
+    status="observation",
+)
+UPPER = Claim(
+    id="upper-bounds",
+    statement="No cloud exceeds the smaller of the two upper bounds: constant over bound "
+    "is at most $1$.",
+    status="theorem",
+    reference="CAP24, bounds for self-attention on a ball",
+)
+LOWER = Claim(
+    id="lower-bound",
+    statement=r"The adversarial cloud reaches $\sqrt{n-1}\,/\,(1 + (n-1)e^{-2\beta R^2"
+    r"\gamma})$.",
+    status="theorem",
+    reference="CAP24, lower bound",
+)
+ROOT = Claim(
+    id="square-root",
+    statement=r"Before saturation the constant grows as $n^{1/2}$.",
+    status="theorem",
+    reference="CAP24, lower bound",
+)
+MAXIMISED = Claim(
+    id="maximised",
+    statement="Ascending from the adversarial cloud does not pass the upper bound either.",
+    status="observation",
+)
+
+
+def run(parameters: Parameters, *, progress) -> Outcome:
+    """Measure constants of random, adversarial and maximised clouds."""
+    gamma = repelling()
+    counts = 2 ** np.arange(1, parameters.doublings + 1)
+    adversarial, random = [], []
+    for count in progress.over(map(int, counts), 0.7):
+        cloud = mf.adversarial_cloud(gamma, count, parameters.radius)
+        adversarial.append(float(mf.local_lipschitz(gamma, cloud)))
+        random.append(random_constants(gamma, count, parameters))
+    bounds = [mf.lipschitz_bounds(gamma, parameters.radius, int(n)) for n in counts]
+    maximised = maximise(gamma, parameters, progress)
+    upper = np.array([float(bound.upper) for bound in bounds])
+    ratios = np.array([[*r, a] for r, a in zip(random, adversarial, strict=True)])
+    return Outcome(
+        findings=[
+            tabulated(),
+            exactness(gamma, parameters),
+            UPPER.at_most(
+                ratios / upper[:, None], 1.0, source=theory("over all clouds measured")
+            ),
+            LOWER.at_least(
+                adversarial,
+                [float(bound.lower) for bound in bounds],
+                tolerance=1e-9,
+                source=closed_form("the lower bound"),
+            ),
+            root_finding(),
+            MAXIMISED.at_most(
+                float(maximised.value) / upper[3], 1.0, source=theory("at $n = 16$")
+            ),
+        ],
+        pictures=[draw(counts, adversarial, random, bounds, maximised)],
+        tables=[table(counts, adversarial, random, bounds)],
+    )
+
+
+def repelling() -> mf.Softmax:
+    """Softmax attention of the line whose score changes sign: $A = -1$, $V = 1$."""
+    return mf.Softmax([[-1.0]], [[1.0]], [[1.0]])
+
+
+def random_constants(gamma, count: int, parameters: Parameters) -> np.ndarray:
+    """Constants of clouds drawn uniformly from the ball."""
+    key = jr.fold_in(jr.key(parameters.seed), count)
+    shape = (parameters.trials, count, 1)
+    points = parameters.radius * jr.uniform(key, shape, minval=-1, maxval=1)
+    return np.array(
+        [float(mf.local_lipschitz(gamma, mf.TokenCloud(cloud))) for cloud in points]
+    )
+
+
+def maximise(gamma, parameters: Parameters, progress):
+    """The largest constant found by ascent, for sixteen tokens."""
+    for _ in progress.over(range(1), 0.3):
+        best = mf.maximise_lipschitz(
+            gamma,
+            16,
+            parameters.radius,
+            key=jr.key(parameters.seed),
+            steps=parameters.ascent,
+        )
+    return best
+
+
+def tabulated():
+    """The constants of the two-cluster cloud at three sizes."""
+    measured = []
+    for count in (2, 10, 100):
+        points = jnp.full((count, 1), 1.5).at[0].set(-1.5)
+        measured.append(float(mf.local_lipschitz(repelling(), mf.TokenCloud(points))))
+    return TABLE.close_to(
+        measured,
+        [1.1736182497, 3.9783985098, 16.1590197578],
+        tolerance=1e-8,
+        source=other_method("tabulated from singular values of the dense Jacobian"),
+    )
+
+
+def exactness(gamma, parameters: Parameters):
+    """The power iteration against the decomposition of an explicit Jacobian."""
+    points = jr.normal(jr.key(parameters.seed + 1), (12, 3))
+    matrices = jr.normal(jr.key(parameters.seed + 2), (3, 3, 3))
+    layer = mf.Softmax(*(0.6 * matrices))
+
+    def dense(flat):
+        tokens = flat.reshape(12, 3)
+        scores = (tokens @ layer.query.T) @ (tokens @ layer.key.T).T
+        return (jax.nn.softmax(scores, axis=1) @ tokens @ layer.value.T).ravel()
+
+    jacobian = np.asarray(jax.jacobian(dense)(points.ravel()))
+    return EXACT.close_to(
+        float(mf.local_lipschitz(layer, mf.TokenCloud(points))),
+        np.linalg.norm(jacobian, 2),
+        relative_tolerance=1e-9,
+        source=other_method("singular values of the Jacobian of the dense formula"),
+    )
+
+
+def root_finding():
+    """The exponent of the adversarial constants far below saturation."""
+    gamma, counts = repelling(), np.array([4, 16, 64, 256])
+    constants = [
+        float(mf.local_lipschitz(gamma, mf.adversarial_cloud(gamma, int(n), 3.0)))
+        for n in counts
+    ]
+    slope = np.polyfit(np.log(counts), np.log(constants), 1)[0]
+    source = theory(r"fitted to $n = 4, \dots, 256$ at $R = 3$, far below $e^{18}$")
+    return ROOT.inside(slope, 0.45, 0.55, source=source)
+
+
+def table(counts, adversarial, random, bounds) -> Table:
+    """Constants and bounds by size."""
+    rows = [
+        [int(n), max(r), a, bound.lower, bound.by_count, bound.mean_field]
+        for n, r, a, bound in zip(counts, random, adversarial, bounds, strict=True)
+    ]
+    columns = [
+        "$n$",
+        "random",
+        "adversarial",
+        "lower bound",
+        r"$\sqrt n$ bound",
+        "$L(R)$",
+    ]
+    return Table(columns, rows, "Lipschitz constants against the number of tokens.")
+
+
+def draw(counts, adversarial, random, bounds, maximised) -> Picture:
+    """All constants and bounds on doubly logarithmic axes."""
+    figure, axes = style.canvas(panel=(6.2, 4.2))
+    axes.loglog(counts, adversarial, "o-", label="adversarial cloud")
+    axes.loglog(counts, [max(r) for r in random], "s-", label="random clouds, largest")
+    axes.loglog([16], [float(maximised.value)], "*", markersize=11, label="maximised")
+    lower = [float(bound.lower) for bound in bounds]
+    axes.loglog(counts, lower, ":", color=style.INK, label="lower bound")
+    by_count = [float(bound.by_count) for bound in bounds]
+    axes.loglog(counts, by_count, "--", color=style.GREY, label=r"$\sqrt n$ bound")
+    draw_slope(counts[:6], adversarial[5], 0.5, axes)
+    axes.set(xlabel="tokens $n$", ylabel="local Lipschitz constant")
+    axes.legend()
+    return Picture(
+        figure,
+        r"Local Lipschitz constant against the number of tokens, $A = -1$, $V = \beta = 1$ "
+        r"on the line, with both $n$-dependent bounds and a line of slope $\tfrac12$. The "
+        "adversarial clouds bend where $n$ approaches $e^{2R^2}$.",
+    )
+
+
+experiment = Experiment(
+    name="lipschitz-growth",
+    title="The Lipschitz constant grows like the root of the number of tokens",
+    room="attention",
+    about=__doc__,
+    claims=(TABLE, EXACT, UPPER, LOWER, ROOT, MAXIMISED),
+    parameters=Parameters,
+    run=run,
+    seconds=30,
+)

@@ -1,0 +1,308 @@
+r"""Causal attention as a map of measures on $[0,1] \times \mathbb{R}^d$.
+
+Give each token a place $s \in [0,1]$ and let it see the places $\tau \le s$. Causal
+attention is then a map on measures of pairs $(s, x)$: only the order of the places
+matters, tokens that share a place see each other, and the past never learns of the
+future. Distances compare tokens at the same place,
+$d_p(\bar\mu,\bar\nu)^p = \int W_p(\mu_s,\nu_s)^p\,\mathrm{d}\theta(s)$. Because a running
+mean appears, Hardy's inequality enters the stability constant with the factor
+$p/(p-1)$: finite at $p = 2$, infinite at $p = 1$, and there stability really fails,
+logarithmically in the number of tokens.
+"""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import scipy.linalg
+
+import meanformer as mf
+from meanformer.experiments import (
+    Claim,
+    Experiment,
+    Outcome,
+    Picture,
+    closed_form,
+    other_method,
+    reference_attention,
+    reference_cloud,
+    setting,
+    theory,
+)
+from meanformer.plotting import style
+
+PLACES = (0.25, 0.5, 0.75, 1.0)
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Sizes of the stress tests."""
+
+    trials: int = setting(
+        150, full=3000, help="random pairs of clouds per size", at_least=1
+    )
+    largest: int = setting(
+        512, full=4096, help="most tokens in the test at $p = 1$", at_least=8
+    )
+    dimension: int = setting(3, help="dimension, $d$", at_least=1)
+    seed: int = setting(0, help="seed of the random clouds", at_least=0)
+
+
+PREFIX = Claim(
+    id="prefix",
+    statement="Dropping the last token leaves the paths of all others unchanged.",
+    status="theorem",
+    reference="CACP25, masked attention",
+)
+FIRST = Claim(
+    id="first-token",
+    statement=r"The first token sees only itself and follows $e^{tV}x_1$.",
+    status="theorem",
+    reference="CACP25, masked attention",
+)
+ORDER = Claim(
+    id="order-only",
+    statement="Places enter through their order alone: relabelling them increasingly "
+    "changes nothing.",
+    status="observation",
+)
+TIES = Claim(
+    id="ties",
+    statement="Tokens that share one place see each other: with all places equal the "
+    "masked map is the unmasked one.",
+    status="observation",
+)
+HARDY = Claim(
+    id="hardy",
+    statement=r"At $p = 2$ the map obeys $\mathrm{Lip}_{d_2} \le \|V\|\,[\beta aR^2 + "
+    r"2(1+2\beta aR^2)e^{2\beta aR^2}]$, $a = \|A\|_2$; measured over bound is at most "
+    r"$1$.",
+    status="theorem",
+    reference="CACP25, masked attention",
+)
+HARMONIC = Claim(
+    id="p-one",
+    statement=r"At $p = 1$ there is no such bound: with $A = 0$, $V = I$, moving the first "
+    r"of $n$ tokens is amplified by $1 + \tfrac12 + \dots + \tfrac1n$.",
+    status="observation",
+)
+BOUNDED = Claim(
+    id="p-two-bounded",
+    statement=r"The same move at $p = 2$ is amplified by less than $\pi/\sqrt6$, and no "
+    r"move by more than Hardy's $2$.",
+    status="theorem",
+    reference="CACP25, masked attention",
+)
+
+
+def run(parameters: Parameters, *, progress) -> Outcome:
+    """Check the structure, then stress the stability constants."""
+    ratios = {
+        count: stress(parameters, count) for count in progress.over((2, 5, 12), 0.5)
+    }
+    counts = 2 ** np.arange(1, int(np.log2(parameters.largest)) + 1)
+    growth = {
+        order: np.array([first_move(int(n), order) for n in counts])
+        for order in progress.over((1, 2), 0.5)
+    }
+    path = whole_path()
+    return Outcome(
+        findings=[
+            prefix_finding(path),
+            first_finding(path),
+            *structure_findings(),
+            HARDY.at_most(
+                np.concatenate(list(ratios.values())),
+                1.0,
+                source=theory("distance of the outputs over bound times distance"),
+            ),
+            HARMONIC.close_to(
+                growth[1],
+                [np.sum(1 / np.arange(1, n + 1)) for n in counts],
+                relative_tolerance=1e-6,
+                source=closed_form("the harmonic numbers"),
+            ),
+            BOUNDED.at_most(
+                growth[2],
+                np.pi / np.sqrt(6),
+                source=closed_form(r"$(\sum_i i^{-2})^{1/2}$"),
+            ),
+        ],
+        pictures=[draw_growth(counts, growth, ratios), draw_past(path)],
+    )
+
+
+def masked_flow() -> mf.Flow:
+    """The reference attention behind a causal mask."""
+    return mf.Flow(mf.Masked(reference_attention()))
+
+
+def whole_path() -> mf.Trajectory:
+    """The four reference tokens under causal attention."""
+    cloud = reference_cloud(positions=jnp.array(PLACES))
+    return mf.solve(masked_flow(), cloud, 2.0, save=41, solver=mf.FixedStep(0.025))
+
+
+def prefix_finding(path: mf.Trajectory):
+    """The first three tokens alone against the same three in company."""
+    cloud = path.cloud(0)
+    short = mf.TokenCloud(
+        cloud.points[:3],
+        cloud.weights[:3],
+        positions=cloud.positions[:3],
+        normalize=True,
+    )
+    alone = mf.solve(masked_flow(), short, 2.0, save=41, solver=mf.FixedStep(0.025))
+    return PREFIX.close_to(
+        np.asarray(path.points[:, :3]),
+        np.asarray(alone.points),
+        tolerance=1e-12,
+        source=other_method("the flow of the shorter sequence"),
+    )
+
+
+def first_finding(path: mf.Trajectory):
+    """The first token against the exponential of the value matrix."""
+    value, start = (
+        np.asarray(reference_attention().value),
+        np.asarray(path.points[0, 0]),
+    )
+    exact = [scipy.linalg.expm(float(t) * value) @ start for t in path.depths]
+    return FIRST.close_to(
+        np.asarray(path.points[:, 0]),
+        exact,
+        tolerance=1e-8,
+        source=closed_form(r"$e^{tV}x_1$ by SciPy's matrix exponential"),
+    )
+
+
+def structure_findings():
+    """Order of places, and ties, at the level of one map."""
+    gamma = mf.Masked(reference_attention())
+
+    def output(places):
+        cloud = reference_cloud(positions=jnp.array(places))
+        return np.asarray(gamma(cloud, cloud.points, positions=cloud.positions))
+
+    cloud = reference_cloud()
+    unmasked = np.asarray(reference_attention()(cloud, cloud.points))
+    return (
+        ORDER.close_to(
+            output((0.01, 0.02, 0.9, 0.95)),
+            output(PLACES),
+            tolerance=1e-14,
+            source=other_method("the map at the places 1/4, 1/2, 3/4, 1"),
+        ),
+        TIES.close_to(
+            output((0.5,) * 4),
+            unmasked,
+            tolerance=1e-13,
+            source=other_method("the map without a mask"),
+        ),
+    )
+
+
+def stress(parameters: Parameters, count: int) -> np.ndarray:
+    """Distances of outputs over bound times distances, for random pairs of clouds."""
+    places = jnp.arange(1, count + 1) / count
+    dimension = parameters.dimension
+
+    def ratio(key):
+        key_first, key_move, key_query, key_value, key_size = jr.split(key, 5)
+        first = jr.uniform(key_first, (count, dimension), minval=-1, maxval=1)
+        size = 10 ** jr.uniform(key_size, (), minval=-3, maxval=0.5)
+        second = first + size * jr.normal(key_move, (count, dimension))
+        query, value = (
+            jr.normal(k, (dimension, dimension)) for k in (key_query, key_value)
+        )
+        gamma = mf.Masked(mf.Softmax(0.3 * query, jnp.eye(dimension), value))
+        outputs = [
+            gamma(mf.TokenCloud(points, positions=places), points, positions=places)
+            for points in (first, second)
+        ]
+        radius = jnp.max(jnp.linalg.norm(jnp.concatenate([first, second]), axis=1))
+        bound = hardy_bound(gamma.attention, radius)
+        return jnp.linalg.norm(outputs[0] - outputs[1]) / (
+            bound * jnp.linalg.norm(first - second)
+        )
+
+    keys = jr.split(jr.fold_in(jr.key(parameters.seed), count), parameters.trials)
+    return np.asarray(jax.jit(jax.vmap(ratio))(keys))
+
+
+def hardy_bound(attention: mf.Softmax, radius):
+    """The stability constant at $p = 2$, written out."""
+    spread = attention.beta * jnp.linalg.norm(attention.score, 2) * radius**2
+    hardy = 2 * (1 + 2 * spread) * jnp.exp(2 * spread)
+    return jnp.linalg.norm(attention.value, 2) * (spread + hardy)
+
+
+def first_move(count: int, order: int) -> float:
+    """How much a move of the first token is amplified, in the distance of an order."""
+    gamma = mf.Masked(mf.Softmax([[0.0]], [[0.0]], [[1.0]]))
+    places = jnp.arange(1, count + 1) / count
+    points = jr.uniform(jr.key(count), (count, 1))
+    moved = points.at[0].add(1e-3)
+    before, after = (mf.TokenCloud(x, positions=places) for x in (points, moved))
+    images = [mf.push_forward(gamma, cloud) for cloud in (before, after)]
+    return float(
+        mf.conditional_wasserstein(*images, order=order)
+        / mf.conditional_wasserstein(before, after, order=order)
+    )
+
+
+def draw_growth(counts, growth, ratios) -> Picture:
+    """Amplification against the number of tokens, and the stress test."""
+    figure, (left, right) = style.canvas(2)
+    left.semilogx(counts, growth[1], "o-", label="$p = 1$")
+    left.semilogx(counts, growth[2], "o-", label="$p = 2$")
+    left.semilogx(counts, np.log(counts) + np.euler_gamma, "--", color=style.GREY,
+                  label=r"$\log n + \gamma$")  # fmt: skip
+    left.axhline(2, color=style.ORANGE, linestyle=":", label="Hardy's constant, $p=2$")
+    left.set(
+        xlabel="tokens $n$", ylabel="amplification", title="moving the first token"
+    )
+    left.legend()
+    right.hist(list(ratios.values()), bins=30, stacked=True,
+               label=[f"$n = {n}$" for n in ratios])  # fmt: skip
+    right.axvline(1, color=style.GREY, linestyle="--")
+    right.set(xlabel="measured over bound, $p = 2$", ylabel="trials")
+    right.set_title("random pairs of clouds")
+    right.legend()
+    return Picture(
+        figure,
+        "Left: with $A = 0$ and $V = I$ a move of the first token is amplified without "
+        "bound in $d_1$, but not in $d_2$. Right: random attentions and clouds against "
+        "the bound with Hardy's factor (dashed at 1).",
+    )
+
+
+def draw_past(path: mf.Trajectory) -> Picture:
+    """Paths under the causal mask."""
+    from meanformer.plotting import draw_paths
+
+    figure, axes = style.canvas(panel=(5.0, 4.2))
+    draw_paths(path, axes)
+    for index, point in enumerate(np.asarray(path.points[-1])):
+        axes.annotate(
+            f"${index + 1}$", point, xytext=(6, 4), textcoords="offset points"
+        )
+    return Picture(
+        figure,
+        "The reference tokens under causal attention, numbered by place. Token 1 sees "
+        "only itself and follows $e^{tV}x_1$; each later one is drawn by those before it.",
+    )
+
+
+experiment = Experiment(
+    name="masked-mean-field",
+    title="Causal attention is a map of measures with places",
+    room="attention",
+    about=__doc__,
+    claims=(PREFIX, FIRST, ORDER, TIES, HARDY, HARMONIC, BOUNDED),
+    parameters=Parameters,
+    run=run,
+    seconds=15,
+)

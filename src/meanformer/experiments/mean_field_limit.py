@@ -1,0 +1,225 @@
+r"""Many tokens: attention on a sample tends to attention on the law.
+
+For $n$ independent tokens the output of softmax attention at a point obeys a central
+limit theorem around the output for the law itself, so the error decays as $n^{-1/2}$ in
+every dimension. For a Gaussian law the covariance is explicit,
+$e^{q}\,V(S + uu^\top)V^\top$ with $u = \beta SAx$ and $q = \beta^2x^\top A^\top SAx$:
+the rate does not see the dimension, but the constant grows like $e^{q/2}$, and
+$n \gg e^q$ tokens are needed before the limit shows.
+"""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+
+import meanformer as mf
+from meanformer.experiments import (
+    Claim,
+    Experiment,
+    Outcome,
+    Picture,
+    Table,
+    closed_form,
+    reference_attention,
+    setting,
+    theory,
+)
+from meanformer.plotting import draw_rate, style
+
+MEAN = (0.3, -0.4)
+COVARIANCE = ((1.0, 0.3), (0.3, 0.6))
+PROBE = (1.0, -0.5)
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Sizes of the samples."""
+
+    smallest: int = setting(128, help="smallest number of tokens", at_least=16)
+    doublings: int = setting(
+        6, full=8, help="sizes, each twice the one before", at_least=3
+    )
+    repeats: int = setting(64, full=400, help="independent clouds per size", at_least=8)
+    samples: int = setting(
+        2000, full=4000, help="clouds for the covariance of the limit", at_least=100
+    )
+    seed: int = setting(0, help="seed of all samples", at_least=0)
+
+
+RATE = Claim(
+    id="rate",
+    statement=r"The error of softmax attention on $n$ tokens decays as $n^{-1/2}$.",
+    status="theorem",
+    reference="CACP25, mean-field limit",
+)
+DIMENSION = Claim(
+    id="any-dimension",
+    statement=r"The rate is the same in dimension $16$.",
+    status="observation",
+)
+FLOW = Claim(
+    id="flow-rate",
+    statement=r"A probe carried by the flow to depth $1$ has the same rate.",
+    status="observation",
+)
+VARIANCE = Claim(
+    id="variance",
+    statement=r"Its covariance, times $n$, is $e^{q}\,V(S + uu^\top)V^\top$.",
+    status="observation",
+)
+CONSTANT = Claim(
+    id="constant",
+    statement=r"For $\beta = 0.5, 1, 2$ the observed errors have the constants that the "
+    r"central limit theorem predicts.",
+    status="observation",
+)
+
+
+def run(parameters: Parameters, *, progress) -> Outcome:
+    """Sample clouds of growing size and compare with the Gaussian closed form."""
+    counts = [parameters.smallest * 2**k for k in range(parameters.doublings)]
+    rates = {
+        beta: convergence(
+            reference_attention(beta=beta), law(), [PROBE], counts, parameters
+        )
+        for beta in progress.over((0.5, 1.0, 2.0), 0.4)
+    }
+    others = {}
+    for name in progress.over(("dimension 16", "flow"), 0.4):
+        others[name] = other_rate(name, counts, parameters)
+    for _ in progress.over(range(1), 0.2):
+        covariance, exact = limit_covariance(parameters)
+    near_half = theory("fitted exponent over all sizes")
+    return Outcome(
+        findings=[
+            RATE.inside(rates[1.0].slope, -0.6, -0.4, source=near_half),
+            DIMENSION.inside(
+                others["dimension 16"].slope, -0.6, -0.4, source=near_half
+            ),
+            FLOW.inside(others["flow"].slope, -0.6, -0.4, source=near_half),
+            VARIANCE.close_to(
+                covariance,
+                exact,
+                tolerance=5 * np.abs(exact).max() * np.sqrt(2 / parameters.samples),
+                source=closed_form(
+                    r"$e^{q}V(S + uu^\top)V^\top$; five standard errors"
+                ),
+            ),
+            CONSTANT.close_to(
+                [
+                    rate.fitted_constant / rate.predicted_constant
+                    for rate in rates.values()
+                ],
+                1.0,
+                tolerance=0.15,
+                source=closed_form("the trace of the limit covariance"),
+            ),
+        ],
+        pictures=[draw(rates, others, parameters)],
+        tables=[table(rates)],
+    )
+
+
+def law() -> mf.Gaussian:
+    """The law that the tokens are drawn from."""
+    return mf.Gaussian(jnp.array(MEAN), jnp.array(COVARIANCE))
+
+
+def convergence(layer, measure, probes, counts, parameters: Parameters, **options):
+    """Errors on samples of growing size."""
+    return mf.observables.token_convergence(
+        measure,
+        layer,
+        counts,
+        jnp.asarray(probes),
+        parameters.repeats,
+        key=jr.key(parameters.seed),
+        **options,
+    )
+
+
+def other_rate(name: str, counts, parameters: Parameters):
+    """The rate in a high dimension, or along the flow."""
+    if name == "flow":
+        flow = mf.Flow(reference_attention())
+        limit = mf.quadrature(law(), 24)
+        few = counts[:3]
+        return convergence(flow, law(), [PROBE], few, parameters, reference=limit)
+    measure = mf.Gaussian(jnp.zeros(16), jnp.eye(16))
+    layer = mf.identity_attention("softmax", 16, 0.5)
+    probe = jnp.ones((1, 16)) / 4
+    return convergence(layer, measure, probe, counts, parameters)
+
+
+def limit_covariance(parameters: Parameters) -> tuple[np.ndarray, np.ndarray]:
+    """The covariance of many samples of 2000 tokens, and its closed form."""
+    attention, count = reference_attention(), 2000
+    probe = jnp.array([PROBE])
+
+    def output(key):
+        points = law().sample(count, key=key)
+        return attention(mf.TokenCloud(points), probe)[0]
+
+    keys = jr.split(jr.key(parameters.seed + 1), parameters.samples)
+    outputs = jax.jit(lambda keys: jax.lax.map(output, keys))(keys)
+    measured = count * np.cov(np.asarray(outputs).T)
+    tilt = np.asarray(COVARIANCE) @ np.asarray(attention.score) @ np.array(PROBE)
+    q = np.array(PROBE) @ np.asarray(attention.score).T @ tilt
+    value = np.asarray(attention.value)
+    exact = (
+        np.exp(q) * value @ (np.asarray(COVARIANCE) + np.outer(tilt, tilt)) @ value.T
+    )
+    return measured, exact
+
+
+def table(rates) -> Table:
+    """Slopes and constants for each temperature."""
+    rows = [
+        [
+            beta,
+            rate.slope,
+            *rate.slope_interval,
+            rate.fitted_constant,
+            rate.predicted_constant,
+        ]
+        for beta, rate in rates.items()
+    ]
+    columns = [r"$\beta$", "slope", "from", "to", "constant", "predicted"]
+    caption = "Fitted exponent with its 95% interval, and the constant of $n^{-1/2}$."
+    return Table(columns, rows, caption)
+
+
+def draw(rates, others, parameters: Parameters) -> Picture:
+    """Errors against the number of tokens, with the predicted lines."""
+    figure, axes = style.canvas(panel=(6.0, 4.2))
+    for beta, rate in rates.items():
+        draw_rate(rate.counts, rate.table, axes, label=rf"$\beta = {beta}$")
+        predicted = rate.predicted_constant / np.sqrt(np.array(rate.counts))
+        axes.plot(
+            rate.counts, predicted, "--", color=axes.lines[-1].get_color(), alpha=0.6
+        )
+    for name, rate in others.items():
+        draw_rate(rate.counts, rate.table, axes, label=name, slope=-0.5)
+    axes.set(xlabel="tokens $n$", ylabel="root mean square error at the probe")
+    axes.legend()
+    return Picture(
+        figure,
+        r"Error of attention on $n$ random tokens at one probe. Dashed: the central limit "
+        r"theorem's $Cn^{-1/2}$, with the constant from the closed form for the three "
+        r"values of $\beta$, and through the last point for the others.",
+    )
+
+
+experiment = Experiment(
+    name="mean-field-limit",
+    title="Attention on many tokens tends to attention on their law",
+    room="observables",
+    about=__doc__,
+    claims=(RATE, DIMENSION, FLOW, VARIANCE, CONSTANT),
+    parameters=Parameters,
+    run=run,
+    seconds=25,
+)

@@ -1,0 +1,295 @@
+r"""Doubly stochastic attention: an exact mean, a contraction and an energy.
+
+Sinkhorn attention replaces the row-normalised matrix by the entropic transport plan of
+the tokens onto themselves. Three things follow. The mean of the tokens obeys
+$\dot m = V m$ whatever the tokens are. Sinkhorn's algorithm contracts the oscillation of
+its potentials by $\kappa^2 = \tanh^2(\eta/4)$ in each round, where $\eta$ is the
+oscillation of the score. And with a symmetric form $B$ and $V = cB$ the flow is the
+Wasserstein gradient ascent of $\tfrac c2 E_B$, so the energy never decreases.
+"""
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import scipy.linalg
+
+import meanformer as mf
+from meanformer.experiments import (
+    Claim,
+    Experiment,
+    Outcome,
+    Picture,
+    closed_form,
+    other_method,
+    reference_attention,
+    reference_cloud,
+    setting,
+    theory,
+)
+from meanformer.numerics.self_transport import SelfTransport, oscillation
+from meanformer.numerics.sinkhorn import alternate
+from meanformer.plotting import style
+
+FORM = ((0.8, 0.3), (0.3, -0.4))
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Sizes and depth of the flows."""
+
+    count: int = setting(
+        24, full=256, help="tokens of the random cloud, $n$", at_least=2
+    )
+    depth: float = setting(2.0, full=5.0, help="depth of the flows", above=0)
+    seed: int = setting(3, help="seed of the random cloud", at_least=0)
+
+
+MEAN = Claim(
+    id="mean",
+    statement=r"Along the flow the mean is $e^{tV} m_0$, whatever $Q$, $K$ and $\mu_0$.",
+    status="theorem",
+    reference="SABP22, marginals of the plan; CACP25",
+)
+DOUBLY = Claim(
+    id="doubly-stochastic",
+    statement=r"Columns of the plan's density have mean one: $\int k(x,y)\,\mathrm{d}\mu(x)"
+    r" = 1$.",
+    status="theorem",
+    reference="SABP22, limit of Sinkhorn's algorithm",
+)
+CONTRACTION = Claim(
+    id="contraction",
+    statement=r"Each round of Sinkhorn's algorithm shrinks the oscillation of "
+    r"$f - f_\infty$ by the factor $\kappa^2 = \tanh^2(\eta/4)$ or better.",
+    status="theorem",
+    reference="FL89, contraction in Hilbert's metric",
+)
+TRANSLATION = Claim(
+    id="translation",
+    statement=r"Shifting all tokens by $c$ shifts the output by $Vc$.",
+    status="observation",
+)
+ENERGY = Claim(
+    id="energy",
+    statement=r"The entropic energy of the reference tokens under "
+    r"$B = \left(\begin{smallmatrix}0.8 & 0.3\\ 0.3 & -0.4\end{smallmatrix}\right)$ is "
+    r"$E_B = \max_\pi \int y^\top B x\,\mathrm{d}\pi - \mathrm{KL}(\pi|\mu\otimes\mu)$.",
+    status="observation",
+)
+ASCENT = Claim(
+    id="ascent",
+    statement=r"With $B$ symmetric and $V = B$ the energy $E_B$ never decreases.",
+    status="theorem",
+    reference="SABP22, gradient flow interpretation",
+)
+DISSIPATION = Claim(
+    id="dissipation",
+    statement=r"It grows at the rate $2\int |\Gamma|^2\,\mathrm{d}\mu$ exactly.",
+    status="theorem",
+    reference="SABP22, gradient flow interpretation",
+)
+
+
+def run(parameters: Parameters, *, progress) -> Outcome:
+    """Solve two flows and watch mean, plan and energy along them."""
+    cloud = random_cloud(parameters)
+    steps = iter(progress.over(range(4)))
+    next(steps)
+    mean_path = solve(reference_attention(mf.Sinkhorn), cloud, parameters.depth)
+    next(steps)
+    ratios, ceiling, errors = contraction()
+    next(steps)
+    layer = ascending_layer()
+    ascent = solve(layer, cloud, parameters.depth)
+    next(steps)
+    profile = mf.observables.energy_profile(mf.Flow(layer), ascent)
+    next(steps, None)
+    return Outcome(
+        findings=[
+            mean_finding(mean_path),
+            doubly_finding(mean_path),
+            CONTRACTION.at_most(
+                ratios, ceiling, source=closed_form(r"$\tanh^2(\eta/4)$")
+            ),
+            translation_finding(cloud),
+            energy_finding(),
+            ASCENT.at_most(
+                float(profile.worst_violation),
+                0.0,
+                tolerance=1e-10,
+                source=theory("largest decrease between two saved depths"),
+            ),
+            dissipation_finding(layer, ascent, profile),
+        ],
+        pictures=[draw_laws(mean_path, errors, ceiling), draw_ascent(ascent, profile)],
+    )
+
+
+def random_cloud(parameters: Parameters) -> mf.TokenCloud:
+    """Random tokens with random weights."""
+    key_points, key_weights = jr.split(jr.key(parameters.seed))
+    points = 0.8 * jr.normal(key_points, (parameters.count, 2)) + jnp.array([0.5, 0.2])
+    weights = jr.uniform(key_weights, (parameters.count,), minval=0.2)
+    return mf.TokenCloud(points, weights, normalize=True)
+
+
+def solve(layer, cloud: mf.TokenCloud, depth: float) -> mf.Trajectory:
+    """The flow of a layer, saved at 21 depths."""
+    return mf.solve(mf.Flow(layer), cloud, depth, save=21, rtol=1e-8, atol=1e-10)
+
+
+def ascending_layer() -> mf.Sinkhorn:
+    r"""The layer with $B$ symmetric and $V = B$: $Q = B$, $K = I$, dot-product start."""
+    form = jnp.array(FORM)
+    return mf.Sinkhorn(form, jnp.eye(2), form, kernel="dot", tolerance=1e-12)
+
+
+def mean_finding(path: mf.Trajectory):
+    """The mean along the flow against the exponential of the value matrix."""
+    value, means = np.asarray(reference_attention().value), path.statistics["mean"]
+    exact = [
+        scipy.linalg.expm(float(t) * value) @ np.asarray(means[0]) for t in path.depths
+    ]
+    source = closed_form(r"$e^{tV} m_0$ by SciPy's matrix exponential")
+    return MEAN.close_to(np.asarray(means), exact, tolerance=1e-6, source=source)
+
+
+def doubly_finding(path: mf.Trajectory):
+    """Column sums of the dense plan at the last depth."""
+    cloud = path.cloud(-1)
+    matrix = mf.attention_matrix(reference_attention(mf.Sinkhorn), cloud)
+    columns = np.asarray(cloud.weights @ matrix / cloud.weights)
+    return DOUBLY.close_to(columns, 1.0, tolerance=1e-8, source=theory())
+
+
+def contraction() -> tuple[np.ndarray, float, np.ndarray]:
+    """Ratios of the oscillation per round, their ceiling, and the errors themselves."""
+    layer, cloud = reference_attention(mf.Sinkhorn), reference_cloud()
+    problem = SelfTransport(cloud.points, cloud.weights, layer.form, cloud.sums)
+    start = jnp.zeros(cloud.count)
+    limit = alternate(problem, start, half_steps=401).f
+    errors = []
+    for rounds in range(9):
+        f = alternate(problem, start, half_steps=2 * rounds + 1).f
+        errors.append(float(jnp.ptp(f - limit)))
+    ceiling = float(jnp.tanh(oscillation(problem) / 4) ** 2)
+    return np.array(errors[1:]) / np.array(errors[:-1]), ceiling, np.array(errors)
+
+
+def translation_finding(cloud: mf.TokenCloud):
+    """The output for shifted tokens against the shifted output."""
+    layer, shift = reference_attention(mf.Sinkhorn), jnp.array([0.7, -1.3])
+    moved = cloud.moved(cloud.points + shift[None])
+    measured = layer(moved, moved.points)
+    expected = layer(cloud, cloud.points) + (layer.value @ shift)[None]
+    return TRANSLATION.close_to(
+        np.asarray(measured),
+        np.asarray(expected),
+        tolerance=1e-8,
+        source=other_method("the output for the tokens in place, plus $Vc$"),
+    )
+
+
+def energy_finding():
+    """The energy against a direct maximisation over plans."""
+    energy = mf.observables.energy(ascending_layer(), reference_cloud())
+    return ENERGY.close_to(
+        float(energy),
+        maximised_energy(),
+        tolerance=1e-9,
+        source=other_method("the dense plan, scaled by Sinkhorn's algorithm in NumPy"),
+    )
+
+
+def maximised_energy() -> float:
+    """The energy of the optimal plan, from the plan itself."""
+    cloud = reference_cloud()
+    points, weights = np.asarray(cloud.points), np.asarray(cloud.weights)
+    scores = points @ np.array(FORM) @ points.T
+    rows, columns = np.ones(4), np.ones(4)
+    for _ in range(5000):
+        rows = 1 / (np.exp(scores) @ (columns * weights))
+        columns = 1 / (np.exp(scores).T @ (rows * weights))
+    density = rows[:, None] * np.exp(scores) * columns[None, :]
+    plan = weights[:, None] * density * weights[None, :]
+    return float((plan * scores).sum() - (plan * np.log(density)).sum())
+
+
+def dissipation_finding(layer, path: mf.Trajectory, profile):
+    """The identity for the rate against differences of the energy in depth."""
+    cloud, step = path.cloud(len(path) // 2), 1e-3
+    ahead, behind = (
+        mf.solve(mf.Flow(layer), cloud, sign * step, save=2, rtol=1e-11, atol=1e-13)
+        for sign in (1, -1)
+    )
+    energies = [mf.observables.energy(layer, end.cloud(-1)) for end in (ahead, behind)]
+    slope = float(energies[0] - energies[1]) / (2 * step)
+    rate = float(profile.rates[len(path) // 2])
+    return DISSIPATION.close_to(
+        rate,
+        slope,
+        relative_tolerance=1e-5,
+        source=other_method("central difference of the energy along the flow"),
+    )
+
+
+def draw_laws(path: mf.Trajectory, errors: np.ndarray, ceiling: float) -> Picture:
+    """The mean along depth, and the contraction of the algorithm."""
+    figure, (left, right) = style.canvas(2)
+    value, means = np.asarray(reference_attention().value), path.statistics["mean"]
+    fine = np.linspace(0, float(path.depths[-1]), 100)
+    exact = np.stack(
+        [scipy.linalg.expm(t * value) @ np.asarray(means[0]) for t in fine]
+    )
+    for axis, colour in enumerate((style.BLUE, style.ORANGE)):
+        left.plot(
+            path.depths, means[:, axis], "o", color=colour, label=f"$m_{axis + 1}$"
+        )
+        left.plot(fine, exact[:, axis], "-", color=colour, linewidth=1)
+    left.set(xlabel="depth $t$", ylabel="mean of the tokens", title="the mean is exact")
+    left.legend()
+    rounds = np.arange(len(errors))
+    right.semilogy(rounds, errors, "o-", label="observed")
+    right.semilogy(rounds, errors[0] * ceiling**rounds, "--", color=style.GREY,
+                   label=r"bound $\kappa^{2r}$")  # fmt: skip
+    right.set(xlabel="round $r$", ylabel=r"oscillation of $f - f_\infty$")
+    right.set_title("the algorithm contracts")
+    right.legend()
+    return Picture(
+        figure,
+        "Left: mean of the tokens along the flow (dots) and $e^{tV}m_0$ (lines). Right: "
+        "error of the potential after each round of Sinkhorn's algorithm on the reference "
+        "tokens, with the bound of Birkhoff's theorem.",
+    )
+
+
+def draw_ascent(path: mf.Trajectory, profile) -> Picture:
+    """The tokens of the gradient flow, and its energy."""
+    from meanformer.plotting import draw_paths
+
+    figure, (left, right) = style.canvas(2)
+    draw_paths(path, left)
+    right.plot(profile.depths, profile.energies, "o-", label="$E_B$")
+    right.set(
+        xlabel="depth $t$", ylabel="energy $E_B(\\mu_t)$", title="gradient ascent"
+    )
+    return Picture(
+        figure,
+        "The flow with $V = B$ symmetric, of signature $(1, 1)$: tokens spread along one "
+        "eigenvector and gather along the other (left), while the entropic energy grows "
+        "(right).",
+    )
+
+
+experiment = Experiment(
+    name="sinkhorn-flow",
+    title="Doubly stochastic attention conserves, contracts and ascends",
+    room="attention",
+    about=__doc__,
+    claims=(MEAN, DOUBLY, CONTRACTION, TRANSLATION, ENERGY, ASCENT, DISSIPATION),
+    parameters=Parameters,
+    run=run,
+    seconds=25,
+)

@@ -1,0 +1,262 @@
+r"""Two measures that start close stay close, and how close.
+
+The flow of softmax attention is stable in the Wasserstein distance:
+$W_2(\mu_t,\nu_t) \le e^{\int_0^t L(R(s))\,\mathrm{d}s}\,W_2(\mu_0,\nu_0)$, with
+$L(R) = \|V\|[\beta aR^2 + (1+2\beta aR^2)e^{2\beta aR^2}]$, $a = \|A\|_2$. The constant is
+true and enormous. Along a computed path the largest eigenvalue of the symmetric part of
+the weighted Jacobian gives a bound of the right size. Three numbers are shown together:
+what is observed, the bound along the path, and the bound known beforehand.
+"""
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import scipy.integrate
+import scipy.optimize
+
+import meanformer as mf
+from meanformer.experiments import (
+    Claim,
+    Experiment,
+    Outcome,
+    Picture,
+    Table,
+    closed_form,
+    other_method,
+    reference_attention,
+    reference_cloud,
+    setting,
+    theory,
+)
+from meanformer.plotting import style
+
+SHIFT = ((1.0, -1.0), (0.5, 0.3), (-0.2, 0.8), (0.0, 1.0))
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Sizes of the random trials."""
+
+    trials: int = setting(6, full=60, help="random pairs of clouds", at_least=1)
+    count: int = setting(16, full=48, help="tokens in a cloud, $n$", at_least=2)
+    depth: float = setting(1.0, help="depth of the flows", above=0)
+    seed: int = setting(0, help="seed of the random clouds", at_least=0)
+
+
+OBSERVED = Claim(
+    id="observed-growth",
+    statement=r"The two reference clouds, $0.0501$ apart, part by the factor $1.488$ up to "
+    r"depth $1$.",
+    status="observation",
+)
+CONSTANT = Claim(
+    id="a-priori-constant",
+    statement=r"The bound known beforehand is $e^{242.17}$ for them.",
+    status="observation",
+)
+A_PRIORI = Claim(
+    id="a-priori",
+    statement=r"$W_2(\mu_t,\nu_t) \le e^{\int_0^t L(R(s))\,\mathrm{d}s}\,W_2(\mu_0,\nu_0)$: "
+    r"the logarithm of the observed growth over that of the bound is at most $1$.",
+    status="theorem",
+    reference="CACP25, stability with respect to the initial measure",
+)
+A_POSTERIORI = Claim(
+    id="a-posteriori",
+    statement=r"Observed growth over the bound along the path, $e^{\int_0^t "
+    r"\lambda_{\max}}$, is at most $1$.",
+    status="theorem",
+    reference="CACP25, stability with respect to the initial measure",
+)
+SHARP = Claim(
+    id="sharp",
+    statement=r"$\mathrm{Lip}_x \le \beta\|V\|aR^2$ is sharp: half masses at $\pm Ru$ with "
+    r"$|A^\top u| = a$ attain it at $x = 0$.",
+    status="observation",
+)
+
+
+def run(parameters: Parameters, *, progress) -> Outcome:
+    """Compare observed growth with both bounds, for reference and random clouds."""
+    pair = reference_pair(parameters.depth)
+    rows = []
+    for trial in progress.over(range(parameters.trials)):
+        rows.append(random_trial(parameters, trial))
+    a_priori, a_posteriori = (np.array([row[i] for row in rows]) for i in (4, 5))
+    return Outcome(
+        findings=[
+            *reference_findings(),
+            A_PRIORI.at_most(a_priori, 1.0, source=theory("all depths of all trials")),
+            A_POSTERIORI.at_most(
+                a_posteriori,
+                1.0,
+                tolerance=1e-6,
+                source=theory("maximised over clouds between the two flows"),
+            ),
+            sharpness(),
+        ],
+        pictures=[draw(*pair)],
+        tables=[
+            Table(
+                ["$n$", "$W_2$ at depth 0", "observed growth", "bound along the path"],
+                [row[:4] for row in rows],
+                "Random pairs of clouds under softmax attention.",
+            )
+        ],
+    )
+
+
+def reference_pair(depth: float):
+    """The flow of the reference matrices from two nearby clouds of equal weights."""
+    flow, points = mf.Flow(reference_attention()), reference_cloud().points
+    options = {"save": 21, "rtol": 1e-10, "atol": 1e-12}
+    first = mf.solve(flow, mf.TokenCloud(points), depth, **options)
+    moved = mf.TokenCloud(points + 0.05 * jnp.array(SHIFT))
+    return flow, first, mf.solve(flow, moved, depth, **options)
+
+
+def reference_findings():
+    """Growth and constant of the reference pair, each by a second method."""
+    flow, first, second = reference_pair(1.0)
+    observed = float(mf.observed_growth(first, second)[-1])
+    radius = max(float(path.statistics["radius"][0]) for path in (first, second))
+    return (
+        OBSERVED.close_to(
+            observed,
+            matched_growth(first, second),
+            tolerance=1e-9,
+            source=other_method("best matching among all permutations"),
+        ),
+        CONSTANT.close_to(
+            float(mf.stability_bound(flow, radius, 1.0)),
+            integrated_constant(radius),
+            relative_tolerance=1e-6,
+            source=other_method(
+                r"$\int_0^1 L(R(s))\,\mathrm{d}s$ by SciPy's quadrature"
+            ),
+        ),
+    )
+
+
+def matched_growth(first: mf.Trajectory, second: mf.Trajectory) -> float:
+    """The growth of the distance, by trying every matching of four tokens."""
+    from itertools import permutations
+
+    def distance(index: int) -> float:
+        x, y = np.asarray(first.points[index]), np.asarray(second.points[index])
+        costs = [
+            ((x - y[list(order)]) ** 2).sum() / 4 for order in permutations(range(4))
+        ]
+        return min(costs) ** 0.5
+
+    return distance(-1) / distance(0)
+
+
+def integrated_constant(radius: float) -> float:
+    """The exponent of the a priori bound, from its formula."""
+    attention = reference_attention()
+    norm = np.linalg.norm(attention.value, 2)
+    score = np.linalg.norm(attention.score, 2)
+
+    def constant(depth: float) -> float:
+        spread = score * (radius * np.exp(norm * depth)) ** 2
+        return norm * (spread + (1 + 2 * spread) * np.exp(2 * spread))
+
+    return scipy.integrate.quad(constant, 0, 1, epsabs=0, epsrel=1e-12)[0]
+
+
+def random_trial(parameters: Parameters, trial: int) -> list:
+    """One random pair: sizes, growth, and growth in units of both bounds."""
+    keys = jr.split(jr.fold_in(jr.key(parameters.seed), trial), 3)
+    points = jr.normal(keys[0], (parameters.count, 2))
+    query, key_matrix, value = 0.4 * jr.normal(keys[1], (3, 2, 2))
+    flow = mf.Flow(mf.Softmax(query, key_matrix, value))
+    moved = points + 0.1 * jr.normal(keys[2], points.shape)
+    moved = moved[best_matching(np.asarray(points), np.asarray(moved))]
+    options = {"save": 9, "rtol": 1e-9, "atol": 1e-11}
+    first, second = (
+        mf.solve(flow, mf.TokenCloud(x), parameters.depth, **options)
+        for x in (points, moved)
+    )
+    growth = mf.growth_factor(flow, first, second)
+    radius = max(float(path.statistics["radius"][0]) for path in (first, second))
+    a_priori = mf.stability_bound(flow, radius, np.asarray(first.depths[1:]))
+    observed = np.asarray(growth.observed)
+    along = np.asarray(growth.log_factors)[
+        :: (len(growth.depths) - 1) // (len(first) - 1)
+    ]
+    start = float(mf.wasserstein(first.cloud(0), second.cloud(0)))
+    return [
+        parameters.count,
+        start,
+        observed[-1],
+        float(np.exp(along[-1])),
+        np.log(observed[1:]) / np.asarray(a_priori),
+        observed / np.exp(along),
+    ]
+
+
+def best_matching(points: np.ndarray, moved: np.ndarray) -> np.ndarray:
+    """The order of the second cloud that pairs it optimally with the first."""
+    costs = ((points[:, None] - moved[None]) ** 2).sum(-1)
+    return scipy.optimize.linear_sum_assignment(costs)[1]
+
+
+def sharpness():
+    """The slope in the query at the origin, between two opposite half masses."""
+    import jax
+
+    attention, radius = reference_attention(), 1.7
+    left, scales, _ = np.linalg.svd(np.asarray(attention.score))
+    pole = radius * jnp.asarray(left[:, 0])
+    layer = mf.Softmax(attention.query, attention.key, jnp.eye(2))
+    cloud = mf.TokenCloud(jnp.stack([pole, -pole]))
+    slope = jax.jacobian(lambda x: layer(cloud, x[None])[0])(jnp.zeros(2))
+    return SHARP.close_to(
+        float(jnp.linalg.norm(slope, 2)),
+        scales[0] * radius**2,
+        tolerance=1e-10,
+        source=closed_form(r"$\beta\|V\|aR^2$"),
+    )
+
+
+def draw(flow: mf.Flow, first: mf.Trajectory, second: mf.Trajectory) -> Picture:
+    """Observed growth and both bounds along depth."""
+    figure, (left, right) = style.canvas(2)
+    growth = mf.growth_factor(flow, first, second)
+    left.plot(first.depths, growth.observed, "o-", label="observed")
+    left.plot(growth.depths, np.exp(growth.log_factors), "--", color=style.ORANGE,
+              label="bound along the path")  # fmt: skip
+    left.set(xlabel="depth $t$", ylabel="growth of $W_2$", title="along the path")
+    left.legend()
+    radius = max(float(path.statistics["radius"][0]) for path in (first, second))
+    depths = np.asarray(first.depths[1:])
+    a_priori = np.asarray(mf.stability_bound(flow, radius, depths))
+    right.semilogy(depths, a_priori, color=style.GREY, label="bound known beforehand")
+    right.semilogy(growth.depths[1:], growth.log_factors[1:], "--", color=style.ORANGE,
+                   label="bound along the path")  # fmt: skip
+    right.semilogy(depths, np.log(np.asarray(growth.observed[1:])), "o-", color=style.BLUE,
+                   label="observed")  # fmt: skip
+    right.set(xlabel="depth $t$", ylabel="logarithm of the growth of $W_2$")
+    right.set_title("known beforehand")
+    right.legend()
+    return Picture(
+        figure,
+        "Growth of the distance between two flows of the reference attention: observed, "
+        "bounded along the path, and bounded beforehand (right, logarithm of the growth "
+        "on a logarithmic scale).",
+    )
+
+
+experiment = Experiment(
+    name="wasserstein-stability",
+    title="The flow is stable in the Wasserstein distance",
+    room="flows",
+    about=__doc__,
+    claims=(OBSERVED, CONSTANT, A_PRIORI, A_POSTERIORI, SHARP),
+    parameters=Parameters,
+    run=run,
+    seconds=30,
+)

@@ -1,0 +1,191 @@
+"""Many tokens: how fast attention on a sample approaches attention on a measure."""
+
+import math
+from collections.abc import Callable, Sequence
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+from jaxtyping import Array, ArrayLike, Float
+
+from meanformer.attention import AbstractInContextMap
+from meanformer.errors import InvalidInput, Unsupported, as_float_array, check
+from meanformer.flows import Flow, solve
+from meanformer.measures import AbstractMeasure, TokenCloud
+from meanformer.observables.influence import asymptotic_covariance
+from meanformer.typing import Key
+
+Sampler = Callable[[int, Key], Array]
+
+
+class TokenConvergence(eqx.Module):
+    r"""Errors of attention on samples, with the rate and constant they suggest.
+
+    Attributes:
+        counts: the numbers $n$ of tokens.
+        errors: root mean square of the error at the probes, one row per count and one
+            column per repeat.
+        slope: fitted exponent of $n$; theory says $-1/2$.
+        slope_interval: its 95% confidence interval.
+        fitted_constant: the constant $C$ of $C n^{-1/2}$, fitted with this exponent.
+        predicted_constant: the same from the central limit theorem; `None` if unknown.
+    """
+
+    counts: tuple[int, ...] = eqx.field(static=True)
+    errors: Float[Array, "k r"]
+    slope: float = eqx.field(static=True)
+    slope_interval: tuple[float, float] = eqx.field(static=True)
+    fitted_constant: float = eqx.field(static=True)
+    predicted_constant: float | None = eqx.field(static=True)
+
+    @property
+    def table(self) -> Float[Array, " k"]:
+        """Root mean square error for each count, over probes and repeats."""
+        return jnp.sqrt(jnp.mean(self.errors**2, axis=1))
+
+    def count_for(self, error: float) -> int:
+        """Return how many tokens are needed for a root mean square error."""
+        check(error > 0, f"error is {error}; it must be positive.")
+        constant = self.predicted_constant or self.fitted_constant
+        return math.ceil((constant / error) ** 2)
+
+
+def token_convergence(
+    source: AbstractMeasure | Sampler,
+    layer: AbstractInContextMap | Flow,
+    counts: Sequence[int],
+    probes: ArrayLike,
+    repeats: int,
+    *,
+    key: Key,
+    reference: AbstractMeasure | None = None,
+    depth: float = 1.0,
+) -> TokenConvergence:
+    r"""Measure how attention on $n$ random tokens approaches its mean-field limit.
+
+    At each count clouds of $n$ independent tokens are drawn, and the map, or the flow
+    up to a depth, is evaluated at the probes and compared with the limit. At fixed
+    points softmax obeys a central limit theorem, so the error is
+    $C n^{-1/2}$ in any dimension, with $C^2$ the mean over the probes of the trace
+    of the `asymptotic_covariance`; $n$ must be large against $e^q$,
+    $q = \beta^2 x^\top A^\top S A x$, before this is seen.
+
+    Args:
+        source: a measure, or a function of a count and a key that returns points.
+        layer: the map; or a flow, whose probes are carried along as passive points.
+        counts: the numbers of tokens, at least two different ones.
+        probes: points at which to compare, one per row.
+        repeats: independent clouds per count.
+        key: random key.
+        reference: the limit measure; `source` itself by default. For a sampler, or a
+            measure for which the map has no closed form, pass `quadrature(mu, order)`
+            or a much larger sample.
+        depth: how far to solve, for a flow.
+
+    Returns:
+        Errors, fitted slope, and the constant that theory predicts (for maps): exact
+        if the reference has a closed form, otherwise from the influence of each token.
+    """
+    probes = as_float_array("probes", probes)
+    _check_sizes(counts, probes, repeats)
+    limit = _limit(source, reference)
+    evaluate = _evaluation(layer, probes, depth)
+    exact = evaluate(limit)
+    keys = jr.split(key, (len(counts), repeats))
+    errors = jnp.stack(
+        [
+            _errors(evaluate, _drawing(source, count), exact, row)
+            for count, row in zip(counts, keys, strict=True)
+        ]
+    )
+    slope, interval = _fitted_slope(np.asarray(counts), np.asarray(errors))
+    scaled = np.asarray(counts)[:, None] * np.asarray(errors) ** 2
+    return TokenConvergence(
+        tuple(counts),
+        errors,
+        slope,
+        interval,
+        float(np.sqrt(scaled.mean())),
+        _predicted(layer, limit, probes),
+    )
+
+
+def _errors(evaluate, draw, exact, keys) -> Float[Array, " r"]:
+    """Root mean square over the probes, for each repeat."""
+
+    def error(key):
+        difference = evaluate(TokenCloud(draw(key))) - exact
+        return jnp.sqrt(jnp.mean(jnp.sum(difference**2, axis=1)))
+
+    return eqx.filter_jit(lambda keys: jax.lax.map(error, keys))(keys)
+
+
+def _evaluation(layer, probes, depth) -> Callable[[AbstractMeasure], Array]:
+    if isinstance(layer, AbstractInContextMap):
+        return lambda mu: layer(mu, probes)
+    if not isinstance(layer, Flow):
+        raise InvalidInput(f"layer is {layer!r}; it must be a map or a Flow.")
+    flow = layer
+
+    def carried(mu: AbstractMeasure) -> Array:
+        path = solve(flow, mu, depth, probes=probes, save=2).probes
+        if path is None:
+            raise Unsupported("the solve carries no probes.")
+        return path[-1]
+
+    return carried
+
+
+def _drawing(source, count: int) -> Callable[[Key], Array]:
+    if isinstance(source, AbstractMeasure):
+        return lambda key: source.sample(count, key=key)
+    return lambda key: source(count, key)
+
+
+def _limit(source, reference: AbstractMeasure | None) -> AbstractMeasure:
+    if reference is not None:
+        return reference
+    if isinstance(source, AbstractMeasure):
+        return source
+    raise InvalidInput(
+        "source is a sampler, so the limit is not known; pass reference=measure."
+    )
+
+
+def _predicted(layer, limit, probes) -> float | None:
+    if isinstance(layer, Flow):
+        return None
+    try:
+        covariances = asymptotic_covariance(layer, limit, probes)
+    except Unsupported:
+        return None
+    return float(jnp.sqrt(jnp.trace(covariances, axis1=1, axis2=2).mean()))
+
+
+def _fitted_slope(
+    counts: np.ndarray, errors: np.ndarray
+) -> tuple[float, tuple[float, float]]:
+    """Weighted least squares of the logarithms; the weights are sampling errors."""
+    squares = errors**2
+    means = squares.mean(axis=1)
+    check(bool((means > 0).all()), "the map has no error at the probes to fit.")
+    # The logarithm of a root has half the relative error of the mean square.
+    spread = squares.std(axis=1, ddof=1) / np.sqrt(errors.shape[1]) / means / 2
+    weights = 1 / spread**2
+    x, y = np.log(counts), np.log(means) / 2
+    centre = np.average(x, weights=weights)
+    total = np.sum(weights * (x - centre) ** 2)
+    slope = float(np.sum(weights * (x - centre) * y) / total)
+    margin = float(1.96 / np.sqrt(total))
+    return slope, (slope - margin, slope + margin)
+
+
+def _check_sizes(counts: Sequence[int], probes: Array, repeats: int) -> None:
+    check(probes.ndim == 2, f"probes has shape {probes.shape}; it must be (m, d).")
+    check(
+        len(set(counts)) >= 2 and min(counts) > 0,
+        f"counts is {counts}; it must hold at least two different positive numbers.",
+    )
+    check(repeats >= 2, f"repeats is {repeats}; at least two are needed.")

@@ -1,0 +1,194 @@
+"""Which attention layers are gradients, of what, and in which metric."""
+
+import dataclasses
+import functools
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from meanformer.attention import (
+    AbstractAttention,
+    AbstractInContextMap,
+    Linear,
+    Sigmoid,
+    Sinkhorn,
+    Softmax,
+    Unnormalised,
+)
+
+
+class GradientStructure(eqx.Module):
+    r"""Whether the flow of a layer is a gradient flow; true in a condition if it is.
+
+    If so, $\Gamma[\mu](x) = M(x)\,\nabla\frac{\delta (cE)}{\delta\mu}(x)$ with the
+    `energy` $E$ of the layer.
+
+    Attributes:
+        holds: the answer.
+        failure: the condition that fails, in words; empty if none does.
+        factor: the constant $c$; the flow climbs $E$ if it is positive and descends
+            it if negative.
+        mobility: a positive definite $P$ with $M = P$ (or $P/Z$); `None` for $I$.
+        divides_by_mass: whether $M$ has the factor $1/Z(x)$ of softmax.
+    """
+
+    holds: bool = eqx.field(static=True)
+    failure: str = eqx.field(static=True, default="")
+    factor: Float[Array, ""] = eqx.field(converter=jnp.asarray, default=0.0)
+    mobility: Float[Array, "d d"] | None = None
+    divides_by_mass: bool = eqx.field(static=True, default=False)
+
+    def __bool__(self) -> bool:
+        return self.holds
+
+    @property
+    def direction(self) -> str:
+        """`"ascent"` or `"descent"` of the energy; `"none"` if nothing moves."""
+        if not self.holds or float(self.factor) == 0:
+            return "none"
+        return "ascent" if float(self.factor) > 0 else "descent"
+
+    @property
+    def metric(self) -> str:
+        """The metric of the gradient, in words."""
+        if not self.holds:
+            return "none"
+        name = "Wasserstein" if self.mobility is None else "Wasserstein twisted by P"
+        return name + " with mobility 1/Z(x)" if self.divides_by_mass else name
+
+    @property
+    def is_wasserstein(self) -> bool:
+        """Whether it is a gradient flow in the plain Wasserstein metric."""
+        return self.metric == "Wasserstein"
+
+    def covector(self, velocity: Float[Array, "n d"]) -> Float[Array, "n d"]:
+        r"""Return $P^{-1}v$ for each velocity."""
+        if self.mobility is None:
+            return velocity
+        return jnp.linalg.solve(self.mobility, velocity.T).T
+
+
+def is_gradient_flow(
+    layer: AbstractInContextMap, *, tolerance: float | None = None
+) -> GradientStructure:
+    r"""Tell whether the flow of a layer is a gradient flow, and of what.
+
+    With the `energy` $E$ of the layer, its flow is the gradient flow of
+
+    - $\tfrac c2 E_B$ for Sinkhorn, if $B = B^\top$ and $V = cB$;
+    - $cE$ for unnormalised and sigmoid attention, if $A = A^\top$ and $V = cA$;
+    - $cE$ for linear attention, if $A = \pm A^\top$ and $V = cA^\top$;
+    - $cE$ for softmax, if $A = A^\top$ and $V = cA$, but with the mobility $1/Z(x)$: in
+      plain Wasserstein space softmax is never one.
+
+    With $V = cPA$ for a symmetric positive definite $P$ (or $cPB$, $cPA^\top$) the same
+    holds in the metric $\langle v, P^{-1}v\rangle$.
+
+    Args:
+        layer: the map.
+        tolerance: relative error allowed in the equations; by default that of rounding.
+
+    Returns:
+        The structure; it is true in a condition if the layer is a gradient, and says
+        which condition fails if it is not.
+    """
+    return _structure(layer, tolerance)
+
+
+@functools.singledispatch
+def _structure(layer, tolerance) -> GradientStructure:
+    return _failed(f"no energy is known for {type(layer).__name__}")
+
+
+@_structure.register(Sinkhorn)
+def _of_sinkhorn(layer, tolerance):
+    if layer.half_steps is not None:
+        return _failed("half_steps is set, and only the limit is a gradient")
+    # The limit does not see a bias of the queries.
+    unbiased = dataclasses.replace(layer, query_bias=None)
+    found = _of_form(unbiased, "B", layer.form, tolerance)
+    if not found:
+        return found
+    return dataclasses.replace(found, factor=found.factor / 2)
+
+
+@_structure.register(Unnormalised)
+@_structure.register(Sigmoid)
+def _of_kernel(layer, tolerance):
+    if float(layer.beta) == 0:
+        return _failed("beta is 0, where the energy is not defined")
+    return _of_form(layer, "A", layer.score, tolerance)
+
+
+@_structure.register(Softmax)
+def _of_softmax(layer, tolerance):
+    found = _of_kernel(layer, tolerance)
+    return dataclasses.replace(found, divides_by_mass=True) if found else found
+
+
+@_structure.register(Linear)
+def _of_linear(layer, tolerance):
+    if layer.feature_map is not None or layer.normalized:
+        return _failed("the layer has a feature map or is normalised")
+    return _of_form(layer, "A^T", layer.score.T, tolerance, may_be_odd=True)
+
+
+def _of_form(
+    layer: AbstractAttention,
+    name: str,
+    form: Array,
+    tolerance: float | None,
+    *,
+    may_be_odd: bool = False,
+) -> GradientStructure:
+    """Compare the value matrix with the form that the energy's gradient has."""
+    for bias in ("query_bias", "value_bias"):
+        if getattr(layer, bias) is not None:
+            return _failed(f"{bias} is set")
+    if tolerance is None:
+        tolerance = 1000 * float(jnp.finfo(form.dtype).eps)
+    base, value = (np.asarray(matrix, np.float64) for matrix in (form, layer.value))
+    is_odd = may_be_odd and _agree(base, -base.T, tolerance)
+    if not (is_odd or _agree(base, base.T, tolerance)):
+        apart = np.abs(base - base.T).max()
+        rest = " nor antisymmetric" if may_be_odd else ""
+        return _failed(f"{name} is not symmetric{rest}: entries differ by {apart:.3g}")
+    if base.shape != value.shape:
+        return _failed(f"V has shape {value.shape}, which is not square")
+    return _of_value(name, base, value, tolerance, form.dtype)
+
+
+def _of_value(name, base, value, tolerance, dtype) -> GradientStructure:
+    square = np.sum(base * base)
+    multiple = np.sum(base * value) / square if square > 0 else 0.0
+    if _agree(value, multiple * base, tolerance):
+        return GradientStructure(True, factor=jnp.asarray(multiple, dtype))
+    mobility = _mobility(base, value, tolerance)
+    if mobility is None:
+        return _failed(
+            f"V is not c {name}, nor c P {name} with P symmetric positive definite"
+        )
+    sign = np.sign(np.trace(mobility))
+    positive = jnp.asarray(sign * (mobility + mobility.T) / 2, dtype)
+    return GradientStructure(True, factor=jnp.asarray(sign, dtype), mobility=positive)
+
+
+def _mobility(base, value, tolerance) -> np.ndarray | None:
+    """Return the symmetric definite matrix between two others, if there is one."""
+    if np.linalg.cond(base) * tolerance > 1:
+        return None
+    mobility = np.linalg.solve(base.T, value.T).T
+    if not _agree(mobility, mobility.T, tolerance * np.linalg.cond(base)):
+        return None
+    eigenvalues = np.linalg.eigvalsh((mobility + mobility.T) / 2)
+    return mobility if eigenvalues[0] * eigenvalues[-1] > 0 else None
+
+
+def _agree(first: np.ndarray, second: np.ndarray, tolerance: float) -> bool:
+    return bool(np.abs(first - second).max() <= tolerance * np.abs(first).max())
+
+
+def _failed(failure: str) -> GradientStructure:
+    return GradientStructure(False, failure)

@@ -1,0 +1,51 @@
+"""Rates of convergence on doubly logarithmic axes."""
+
+from typing import Any
+
+import numpy as np
+
+from meanformer.plotting import style
+
+
+def draw_rate(
+    sizes: Any, errors: Any, axes: Any, *, label: str, slope: float | None = None
+) -> Any:
+    """Draw errors against sizes, with the line of a slope through the last of them.
+
+    Args:
+        sizes: what is refined, such as counts or steps.
+        errors: the errors found.
+        axes: where to draw.
+        label: name of the errors in the legend.
+        slope: exponent of the line to draw; none if left out.
+
+    Returns:
+        The axes.
+    """
+    sizes, errors = np.asarray(sizes, float), np.asarray(errors, float)
+    (line,) = axes.plot(sizes, errors, "o-", label=label)
+    if slope is not None:
+        draw_slope(sizes, errors[-1], slope, axes, color=line.get_color())
+    axes.set(xscale="log", yscale="log")
+    return axes
+
+
+def draw_slope(
+    sizes: Any, last: float, slope: float, axes: Any, *, color: str = style.GREY
+) -> Any:
+    """Draw a dashed line of this exponent that ends at the last size.
+
+    Args:
+        sizes: the range to cover.
+        last: its height at the last size.
+        slope: the exponent.
+        axes: where to draw.
+        color: its colour.
+
+    Returns:
+        The axes.
+    """
+    sizes = np.asarray(sizes, float)
+    heights = last * (sizes / sizes[-1]) ** slope
+    axes.plot(sizes, heights, "--", color=color, alpha=0.55, linewidth=1.1)
+    return axes
