@@ -82,7 +82,8 @@ def test_layers_are_composed_residual_maps():
 def measured_order(solver_of, flow, cloud, steps, exact):
     errors = [
         np.abs(
-            mf.solve(flow, cloud, 1.0, save=2, solver=solver_of(step)).points[-1] - exact
+            mf.solve(flow, cloud, 1.0, save=2, solver=solver_of(step)).points[-1]
+            - exact
         ).max()
         for step in steps
     ]

@@ -144,7 +144,9 @@ def test_the_blow_up_of_a_single_token_is_found_at_its_depth():
     # Under Q = K = V = I the token follows R(t) = (1 - 2t)^(-1/2).
     with pytest.warns(mf.StoppedEarly):
         path = mf.solve(
-            mf.Flow(mf.identity_attention("linear", 2)), mf.TokenCloud([[1.0, 0.0]]), 1.0
+            mf.Flow(mf.identity_attention("linear", 2)),
+            mf.TokenCloud([[1.0, 0.0]]),
+            1.0,
         )
     assert float(path.depths[-1]) == pytest.approx(0.5, abs=1e-5)
 
@@ -236,7 +238,9 @@ def test_noise_on_a_contracting_flow_reaches_the_stationary_variance(key):
 def test_noise_on_the_sphere_stays_there_and_depends_on_the_key():
     flow = mf.Flow(reference_attention(), space=mf.Sphere(), noise=0.5)
     first, again, other = (
-        mf.solve(flow, on_the_sphere(), 1.0, solver=mf.FixedStep(0.05), key=jr.key(seed))
+        mf.solve(
+            flow, on_the_sphere(), 1.0, solver=mf.FixedStep(0.05), key=jr.key(seed)
+        )
         for seed in (0, 0, 1)
     )
     np.testing.assert_allclose(np.linalg.norm(first.points, axis=2), 1, atol=1e-12)

@@ -181,7 +181,7 @@ def test_other_orders_and_methods_are_refused(options):
 def test_a_map_between_clouds_is_refused_in_favour_of_a_plan():
     cloud = TokenCloud(jnp.eye(2))
     with pytest.raises(Unsupported, match="transport_plan for token clouds"):
-        transport_map.__wrapped__(cloud, cloud)
+        transport_map(cloud, cloud)
 
 
 def test_a_spread_that_is_not_positive_is_refused():

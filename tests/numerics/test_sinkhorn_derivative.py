@@ -187,6 +187,7 @@ def test_the_derivative_is_right_off_the_support_of_a_plan_close_to_the_identity
     np.testing.assert_allclose(in_weights, np.diag(-1 / (2 * WEIGHTS)), atol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", [FORM, POSITIVE])
 def test_second_derivatives_agree_with_finite_differences(key, form):
     direction = jr.normal(key, POINTS.shape)
@@ -220,6 +221,7 @@ def test_the_gradient_works_under_vmap_with_mixed_forms(key):
         np.testing.assert_allclose(found, one(jnp.asarray(form)), atol=1e-9)
 
 
+@pytest.mark.slow
 def test_the_gradient_of_many_tokens_agrees_with_finite_differences(key):
     key_x, key_v = jr.split(key)
     points, direction = jr.normal(key_x, (300, 2)), jr.normal(key_v, (300, 2))

@@ -104,6 +104,7 @@ def test_too_few_steps_are_reported():
     assert np.isfinite(potentials.g).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_gradient", [False, True])
 def test_memory_grows_with_the_tokens_and_not_with_the_pairs(is_gradient):
     count = 20_000

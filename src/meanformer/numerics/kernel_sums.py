@@ -16,6 +16,7 @@ from meanformer.numerics.terms import (
     common_dtype,
     is_visible,
     matmul,
+    no_masses,
     scores_of_tile,
     summed,
 )
@@ -115,9 +116,3 @@ def sums_over_ties(
 
     queries = terms.tilts, best, margin
     return fold_tiles(row_of_tiles, queries, terms.tokens, terms.ranges, block_size)
-
-
-def no_masses(terms: Terms, tilts: Array) -> Array:
-    """Sums of masses, before any token is added."""
-    masses = terms.tokens.masses
-    return jnp.zeros((len(tilts), len(masses)), masses.dtype)

@@ -114,7 +114,6 @@ def _report(problem, f, g, previous, error, count, tolerance) -> EntropicPotenti
     return EntropicPotentials(f, g, previous, error, jnp.asarray(count), converged)
 
 
-@eqx.filter_jit
 def balance(
     problem: SelfTransport,
     *,
@@ -147,22 +146,35 @@ def balance(
         conjugate gradients (up to 256 tokens: a direct solve).
     """
     check(max_steps > 0, f"max_steps is {max_steps}; it must be positive.")
+    dtype = problem.points.dtype
     if tolerance is None:
-        tolerance = default_tolerance(problem.points.dtype)
-    is_cold = start is None
+        tolerance = default_tolerance(dtype)
+    check(tolerance > 0, f"tolerance is {tolerance}; it must be positive.")
+    # Arrays, so that one compiled program serves all their values.
+    return _balance(
+        problem,
+        problem.resting_potential() if start is None else start,
+        tolerance=jnp.asarray(tolerance, dtype),
+        max_steps=jnp.asarray(max_steps),
+        has_ladder=jnp.asarray(start is None),
+    )
+
+
+@eqx.filter_jit
+def _balance(problem, start, *, tolerance, max_steps, has_ladder):
     g, count = limit_potential(
         problem,
-        lax.stop_gradient(problem.resting_potential() if is_cold else start),
+        lax.stop_gradient(start),
         tolerance=tolerance,
         max_steps=max_steps,
-        has_ladder=is_cold,
+        has_ladder=has_ladder,
     )
     f = problem.row_step(g)
     balanced = problem.column_step(f)
-    shift = jnp.dot(problem.weights, f - g) / (2 * problem.weights.sum())
-    extended = jnp.where(problem.weights > 0, g, balanced) + shift
     error = marginal_error(problem.weights, g, balanced)
-    return _report(problem, f - shift, extended, extended, error, count, tolerance)
+    shift = jnp.dot(problem.weights, f - g) / (2 * problem.weights.sum())
+    g = jnp.where(problem.weights > 0, g, balanced) + shift
+    return _report(problem, f - shift, g, g, error, count, tolerance)
 
 
 def entropic_energy(

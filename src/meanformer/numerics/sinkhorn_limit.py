@@ -4,7 +4,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from meanformer.numerics.averaging import (
     RoundAverage,
@@ -31,9 +31,9 @@ def limit_potential(
     problem: SelfTransport,
     start: Float[Array, " n"],
     *,
-    tolerance: float,
-    max_steps: int,
-    has_ladder: bool,
+    tolerance: Float[Array, ""],
+    max_steps: Int[Array, ""],
+    has_ladder: Bool[Array, ""],
 ) -> tuple[Float[Array, " n"], Int[Array, ""]]:
     """Return the token potential of the limit, and how many steps it took.
 
@@ -43,16 +43,17 @@ def limit_potential(
     step. Positive forms need none: the averaged iteration is fast at any scale.
     """
     is_positive = is_positive_form(problem.form)
-    rungs = jnp.where(is_positive, 0, _count_rungs(problem)) if has_ladder else 0
+    rungs = jnp.where(has_ladder & ~is_positive, _count_rungs(problem), 0)
 
     def climb(rung, below):
         g, count = below
-        scale = jnp.exp2(jnp.asarray(rung - rungs, g.dtype))
+        scale = jnp.exp2((rung - rungs).astype(g.dtype))
         # Potentials grow like the score.
         g *= jnp.where(rung > 0, 2, scale)
-        goal = jnp.where(rung == rungs, tolerance, max(tolerance, LADDER_TOLERANCE))
+        loose = jnp.maximum(tolerance, LADDER_TOLERANCE)
+        goal = jnp.where(rung == rungs, tolerance, loose)
         scaled = _with_form(problem, scale * problem.form)
-        found = _solve(scaled, g, goal.astype(g.dtype), max_steps, is_positive)
+        found = _solve(scaled, g, goal, max_steps, is_positive)
         return _potential_of(scaled, found, is_positive), count + found.count
 
     return lax.fori_loop(0, rungs + 1, climb, (start, jnp.array(0)))

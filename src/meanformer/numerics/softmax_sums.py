@@ -16,11 +16,13 @@ from meanformer.numerics.terms import (
     as_terms,
     common_dtype,
     matmul,
+    no_masses,
     scaled,
     scores_of_tile,
     summed,
 )
-from meanformer.numerics.tiles import fold_tiles, somewhere
+from meanformer.numerics.tiles import fold_tiles
+from meanformer.numerics.tilted_masses import tilted_masses
 
 
 @partial(jax.jit, static_argnames="block_size")
@@ -35,88 +37,13 @@ def softmax_sum(
 
 @partial(jax.custom_jvp, nondiff_argnums=(1,))
 def tilted_mean(terms: Terms, block_size: int | str) -> tuple[Array, Array]:
-    """Log-mass and mean, from masses relative to a shift of the scores."""
+    """Log-mass and mean of the values, from their masses relative to a shift."""
     scale = exponent_scale(terms.tilts.dtype)
-    terms = scaled(terms, scale)
-    pairs = len(terms.tilts) * terms.tokens.points.shape[1]
-    rows = add_by_largest if pairs <= FEW_PAIRS else add_by_bound
-    shift, total = rows(terms, block_size)
-    return normalised(shift / scale, total)
-
-
-def add_by_bound(terms: Terms, block_size: int | str) -> tuple[Array, Array]:
-    """Sum relative to a bound of the scores, in one sweep over the tiles.
-
-    Where a mass comes out so small that terms of it may have been lost, the block of
-    queries is summed again relative to its largest terms.
-    """
-    nothing = no_masses(terms)
-    lost = smallest_mass(terms.tokens.masses[0])
-
-    def row_of_tiles(queries, fold):
-        tilts, bounds, ranges = queries
-        total = fold(partial(add_tile, tilts, bounds), nothing(tilts))
-        is_lost = total[:, 0] < lost
-        if ranges is not None:
-            is_lost &= ranges[0] < ranges[1]
-        return lax.cond(
-            somewhere(jnp.any(is_lost)),
-            lambda: add_row_by_largest(terms, tilts, fold),
-            lambda: (bounds, total),
-        )
-
-    queries = terms.tilts, score_bounds(terms), terms.ranges
-    return fold_tiles(row_of_tiles, queries, terms.tokens, terms.ranges, block_size)
-def score_bounds(terms: Terms) -> Float[Array, " m"]:
-    """Bound the scores of each query by a ball around the tokens."""
-    points, offsets, masses = terms.tokens
-    weights = masses[0]
-    mass = weights.sum()
-    centre = matmul(points, weights) / jnp.where(mass > 0, mass, 1)
-    distances = jnp.linalg.norm(points - centre[:, None], axis=0)
-    radius = jnp.where(weights > 0, distances, 0).max()
-    bounds = matmul(terms.tilts, centre)
-    bounds += radius * jnp.linalg.norm(terms.tilts, axis=1)
-    if offsets is None:
-        return bounds
-    highest = jnp.where(weights > 0, offsets, -jnp.inf).max()
-    return bounds + jnp.where(mass > 0, highest, 0)
-
-
-def smallest_mass(weights: Float[Array, " n"]) -> Float[Array, ""]:
-    """Mass relative to a bound below which underflow may be felt."""
-    limits = jnp.finfo(weights.dtype)
-    return limits.tiny / limits.eps**2 * jnp.maximum(weights.sum(), 1)
-
-
-def add_tile(
-    tilts: Array, bounds: Array, total: Array, tokens: Tokens, seen: Array | bool
-) -> Array:
-    """Add the masses of a tile, tilted relative to the bounds."""
-    factors = scaled_exp(scores_of_tile(tilts, tokens) - bounds[:, None])
-    return total + summed(jnp.where(seen, factors, 0), tokens.masses)
-
-
-def add_tile_rescaling(
-    tilts: Array, carry: tuple[Array, Array], tokens: Tokens, seen: Array | bool
-) -> tuple[Array, Array]:
-    """Add the masses of a tile, tilted relative to the largest term so far."""
-    top, total = carry
-    scores = scores_of_tile(tilts, tokens)
-    log_weights = exponent_scale(top.dtype) * jnp.log(tokens.masses[0])
-    terms = jnp.where(seen, scores + log_weights[None, :], -jnp.inf)
-    new_top = jnp.maximum(top, terms.max(axis=1))
-    shift = jnp.where(new_top == -jnp.inf, 0, new_top)
-    factors = jnp.where(seen, scaled_exp(scores - shift[:, None]), 0)
-    tilted = summed(factors, tokens.masses)
-    return new_top, total * scaled_exp(top - shift)[:, None] + tilted
-
-
-def normalised(shift: Array, total: Array) -> tuple[Array, Array]:
-    """Return log-mass and mean from masses relative to the exponential of a shift."""
+    shift, total = tilted_masses(scaled(terms, scale), block_size)
+    # A NaN in the scores stays one: the exponential need not keep it.
     mass = jnp.where(jnp.isnan(shift), jnp.nan, total[:, 0])
     is_empty = mass == 0
-    log_mass = jnp.where(is_empty, -jnp.inf, shift + jnp.log(mass))
+    log_mass = jnp.where(is_empty, -jnp.inf, shift / scale + jnp.log(mass))
     return log_mass, total[:, 1:] / jnp.where(is_empty, 1, mass)[:, None]
 
 
@@ -163,11 +90,10 @@ def moved_masses(
                 total += summed(factors, moving.masses)
             return total
 
-        return fold(step, jnp.zeros((len(tilts), len(masses)), tilts.dtype))
+        return fold(step, no_masses(terms, tilts))
 
-    masses = terms.tokens.masses
     queries = terms.tilts, moving.tilts, top
-    tokens = terms.tokens, moving.tokens, exponent_caps(masses[0])
+    tokens = terms.tokens, moving.tokens, exponent_caps(terms.tokens.masses[0])
     return fold_tiles(row_of_tiles, queries, tokens, terms.ranges, block_size)
 
 

@@ -70,6 +70,12 @@ def is_visible(tokens: Tokens, seen: Array | bool) -> Bool[Array, "_ n"]:
     return (tokens.masses[:1] > 0) & seen
 
 
+def no_masses(terms: Terms, tilts: Array) -> Float[Array, "m 1+v"]:
+    """Return sums of masses for a block of queries before any token is added."""
+    masses = terms.tokens.masses
+    return jnp.zeros((len(tilts), len(masses)), masses.dtype)
+
+
 def summed(factors: Float[Array, "m n"], masses: Array) -> Float[Array, "m columns"]:
     """Sum masses over the tokens of a tile, times a factor per pair."""
     return matmul(factors, masses.T)

@@ -147,7 +147,7 @@ def column_count(tree: PyTree) -> int:
 
 
 def split_rows(tree: PyTree, length: int) -> PyTree:
-    """Cut the first axis into blocks, the last of them filled with copies of its end."""
+    """Cut the first axis into blocks, filling the last with copies of its end."""
 
     def split(array):
         missing = (0, -len(array) % length)
@@ -158,7 +158,7 @@ def split_rows(tree: PyTree, length: int) -> PyTree:
 
 
 def split_columns(tree: PyTree, length: int) -> PyTree:
-    """Cut the last axis into blocks, the last of them filled with zeros."""
+    """Cut the last axis into blocks, filling the last with zeros."""
 
     def split(array):
         missing = (0, -array.shape[-1] % length)

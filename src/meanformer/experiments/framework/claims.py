@@ -105,7 +105,8 @@ class Claim:
 
     The methods compare a measurement with what is expected and return a `Finding`.
     They take numbers or arrays; arrays are compared entry by entry, and the finding
-    is the entry with the least margin, so that one claim has one verdict.
+    is the entry with the least margin (for closeness, in units of its tolerance), so
+    that one claim has one verdict.
 
     Args:
         id: short kebab-case name, unique within the experiment.
@@ -210,6 +211,8 @@ class Claim:
         )
         target = expected if is_interval else wanted
         margins = _margin(relation, values, target, slack)
+        if relation == "close to":  # each entry in units of its own tolerance
+            margins = margins / np.where(slack > 0, slack, np.finfo(float).tiny)
         worst = int(np.argmin(np.where(np.isfinite(values), margins, -np.inf)))
         return Finding(
             claim=self,

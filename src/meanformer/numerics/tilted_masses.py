@@ -1,0 +1,118 @@
+"""Sums of masses tilted by the exponential of the score, safe from overflow."""
+
+from collections.abc import Callable
+from functools import partial
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float
+
+from meanformer.numerics.exponential import exponent_scale, scaled_exp
+from meanformer.numerics.terms import (
+    Terms,
+    Tokens,
+    matmul,
+    no_masses,
+    scores_of_tile,
+    summed,
+)
+from meanformer.numerics.tiles import fold_tiles, somewhere
+
+# Below this many pairs a second sweep costs less than compiling the branch around it.
+FEW_PAIRS = 256 * 256
+
+Shifted = tuple[Float[Array, " m"], Float[Array, "m 1+v"]]
+
+
+def tilted_masses(terms: Terms, block_size: int | str) -> Shifted:
+    r"""Sum masses times exponentials of scores that carry `exponent_scale`.
+
+    Returns:
+        Shifts $c_i$ and $\sum_j W_j e^{s_{ij} - c_i}$, so that nothing overflows and
+        nothing that matters underflows. Queries that see nothing get zero.
+    """
+    pair_count = len(terms.tilts) * terms.tokens.points.shape[1]
+    if pair_count > FEW_PAIRS:
+        return relative_to_bound(terms, block_size)
+
+    def row_of_tiles(tilts, fold):
+        return relative_to_largest(tilts, no_masses(terms, tilts), fold)
+
+    return fold_tiles(row_of_tiles, *terms, block_size)
+
+
+def relative_to_bound(terms: Terms, block_size: int | str) -> Shifted:
+    """Sum in one sweep, relative to a bound on the scores.
+
+    Where a mass comes out so small that terms of it may be lost, the block of queries
+    is summed again, relative to the largest terms.
+    """
+    lost = smallest_mass(terms.tokens.masses[0])
+
+    def row_of_tiles(queries, fold):
+        tilts, bounds, ranges = queries
+        start = no_masses(terms, tilts)
+        total = fold(partial(add_tile, tilts, bounds), start)
+        is_lost = total[:, 0] < lost
+        if ranges is not None:
+            is_lost &= ranges[0] < ranges[1]
+        return lax.cond(
+            somewhere(jnp.any(is_lost)),
+            lambda: relative_to_largest(tilts, start, fold),
+            lambda: (bounds, total),
+        )
+
+    queries = terms.tilts, score_bounds(terms), terms.ranges
+    return fold_tiles(row_of_tiles, queries, terms.tokens, terms.ranges, block_size)
+
+
+def score_bounds(terms: Terms) -> Float[Array, " m"]:
+    """Bound the scores of each query by a ball around the tokens."""
+    points, offsets, masses = terms.tokens
+    weights = masses[0]
+    mass = weights.sum()
+    centre = matmul(points, weights) / jnp.where(mass > 0, mass, 1)
+    distances = jnp.linalg.norm(points - centre[:, None], axis=0)
+    radius = jnp.where(weights > 0, distances, 0).max()
+    bounds = matmul(terms.tilts, centre)
+    bounds += radius * jnp.linalg.norm(terms.tilts, axis=1)
+    if offsets is None:
+        return bounds
+    highest = jnp.where(weights > 0, offsets, -jnp.inf).max()
+    return bounds + jnp.where(mass > 0, highest, 0)
+
+
+def smallest_mass(weights: Float[Array, " n"]) -> Float[Array, ""]:
+    """Mass below which terms that underflowed could matter."""
+    limits = jnp.finfo(weights.dtype)
+    return limits.tiny / limits.eps**2 * jnp.maximum(weights.sum(), 1)
+
+
+def add_tile(
+    tilts: Array, bounds: Array, total: Array, tokens: Tokens, seen: Array | bool
+) -> Array:
+    """Add the masses of a tile, relative to the bounds."""
+    factors = scaled_exp(scores_of_tile(tilts, tokens) - bounds[:, None])
+    return total + summed(jnp.where(seen, factors, 0), tokens.masses)
+
+
+def relative_to_largest(tilts: Array, start: Array, fold: Callable) -> Shifted:
+    """Sum relative to the largest term so far, rescaling when it grows."""
+    unknown = jnp.full(len(tilts), -jnp.inf, tilts.dtype)
+    return fold(partial(add_tile_rescaling, tilts), (unknown, start))
+
+
+def add_tile_rescaling(
+    tilts: Array, carry: Shifted, tokens: Tokens, seen: Array | bool
+) -> Shifted:
+    """Add the masses of a tile, relative to the largest term so far."""
+    top, total = carry
+    scores = scores_of_tile(tilts, tokens)
+    # The weight counts: a tiny one on a large score must not hide the other terms.
+    log_weights = exponent_scale(top.dtype) * jnp.log(tokens.masses[0])
+    terms = jnp.where(seen, scores + log_weights[None, :], -jnp.inf)
+    new_top = jnp.maximum(top, terms.max(axis=1))
+    shift = jnp.where(new_top == -jnp.inf, 0, new_top)
+    factors = jnp.where(seen, scaled_exp(scores - shift[:, None]), 0)
+    total = total * scaled_exp(top - shift)[:, None]
+    return new_top, total + summed(factors, tokens.masses)

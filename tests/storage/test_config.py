@@ -1,0 +1,127 @@
+"""Configuration files: what they build, and how mistakes in them are told."""
+
+import tomllib
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import meanformer as mf
+from meanformer.storage.config import build, depth_grid, read_config
+
+BASE = """
+[tokens]
+points = [[1.0, 0.0], [0.0, 1.0]]
+[solve]
+depth = 1.0
+"""
+
+
+def run_of(text, folder):
+    return build(tomllib.loads(text), folder)
+
+
+def test_the_smallest_file_is_softmax_with_identity_matrices(tmp_path):
+    run = run_of(BASE, tmp_path)
+    gamma = run.flow.velocity.gamma
+    assert isinstance(gamma, mf.Softmax)
+    np.testing.assert_array_equal(gamma.query, jnp.eye(2))
+    np.testing.assert_allclose(run.depths, np.linspace(0, 1, 11), atol=1e-15)
+
+
+def test_every_part_of_a_run_can_be_described(tmp_path):
+    run = run_of(
+        """
+[tokens]
+law = "gaussian"
+count = 5
+dimension = 3
+seed = 2
+scale = 0.5
+in_order = true
+[attention]
+mask = { kind = "window", length = 0.5 }
+heads = [
+  { kind = "l2", beta = 2.0, query = 0.5, half = true },
+  { kind = "sigmoid", key = { seed = 1, scale = 0.1 }, bias = -1.0 },
+]
+[perceptron]
+weights_in = [[1.0, 0.0, 0.0]]
+bias_in = [0.0]
+weights_out = [[1.0], [0.0], [0.0]]
+activation = "tanh"
+[flow]
+noise = 0.1
+seed = 4
+[solve]
+depth = 2.0
+save_every = 0.5
+solver = "fixed"
+step = 0.1
+[stop]
+escape_radius = 10.0
+step_budget = 50
+""",
+        tmp_path,
+    )
+    masked, perceptron = run.flow.velocity.gamma.maps
+    assert isinstance(masked, mf.Masked)
+    assert isinstance(masked.mask, mf.Window)
+    assert [type(head) for head in masked.attention.heads] == [mf.L2, mf.Sigmoid]
+    assert masked.attention.heads[0].half
+    assert perceptron.activation is jnp.tanh
+    assert run.cloud.positions is not None
+    assert isinstance(run.options["solver"], mf.FixedStep)
+    assert [type(stop) for stop in run.options["stop"]] == [
+        mf.EscapeRadius,
+        mf.StepBudget,
+    ]
+    assert run.options["key"] is not None
+
+
+def test_tokens_can_come_from_a_file(tmp_path):
+    np.save(tmp_path / "x.npy", np.ones((3, 2)))
+    text = '[tokens]\nfile = "x.npy"\n[solve]\ndepth = 1.0\n'
+    assert run_of(text, tmp_path).cloud.count == 3
+
+
+def test_a_longer_grid_of_depths_begins_with_the_shorter_one():
+    short, long = depth_grid(1.0, 0.1), depth_grid(1.7, 0.1)
+    np.testing.assert_array_equal(long[: len(short)], short)
+    assert float(short[-1]) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[tokns]\n", "did you mean tokens"),
+        (BASE + "[attention]\nbata = 2.0\n", "did you mean beta"),
+        (BASE + "[attention]\nkind = 'sofmax'\n", "did you mean softmax"),
+        (BASE + "[attention]\nbeta = 'hot'\n", "attention.beta is 'hot'"),
+        (BASE + "[attention]\nbeta = -1.0\n", "beta is -1.0"),
+        (BASE + "[attention]\nquery = [[1.0]]\n", "query is"),
+        (BASE + "[attention]\nquery = 'unity'\n", "attention.query is 'unity'"),
+        (BASE + "[attention]\nmask = 'casual'\n", "did you mean causal"),
+        (BASE + "[attention]\nhalf = true\n", "attention.half is not known"),
+        (BASE + "[flow]\nspace = 'spere'\n", "did you mean sphere"),
+        (BASE + "step = 0.1\n", "solve.step must not be given"),
+        (BASE + "solver = 'fixed'\n", "solve.step must be given"),
+        (BASE + "save_every = 3.0\n", "save_every is 3.0"),
+        ("[tokens]\npoints = [[1.0]]\n", "solve.depth is missing"),
+        ("[tokens]\n[solve]\ndepth = 1.0\n", "exactly one of points"),
+        ("[tokens]\nlaw = 'cube'\n[solve]\ndepth = 1.0\n", "tokens.law is 'cube'"),
+        ("tokens = 3\n", "must be a table"),
+        ("[tokens]\nfile = 'none.npy'\n[solve]\ndepth = 1.0\n", "not a .npy array"),
+    ],
+)
+def test_a_mistake_is_told_in_one_sentence(text, message, tmp_path):
+    with pytest.raises(mf.InvalidInput, match=message):
+        run_of(text, tmp_path)
+
+
+def test_a_file_that_is_missing_or_no_toml_is_refused(tmp_path):
+    with pytest.raises(mf.InvalidInput, match="does not exist"):
+        read_config(tmp_path / "none.toml")
+    (tmp_path / "bad.toml").write_text("[tokens\n")
+    with pytest.raises(mf.InvalidInput, match="not a TOML file"):
+        read_config(tmp_path / "bad.toml")
