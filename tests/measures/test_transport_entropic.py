@@ -167,8 +167,9 @@ def test_newton_finds_the_optimum_from_a_poor_start(key, epsilon):
 def test_large_clouds_are_solved_without_storing_pairs(monkeypatch):
     expected = entropic_cost(MU, NU, 0.5)
     monkeypatch.setattr("meanformer.measures.transport.problem.DENSE_LIMIT", 0)
-    # One more, absent, token: a shape that was not compiled with the usual limit.
-    padded = TokenCloud(jnp.concatenate([X, X[:1]]), jnp.concatenate([W, jnp.zeros(1)]))
+    # Three more, absent, tokens: a shape not compiled before with the usual limit.
+    points = jnp.concatenate([X, X[:3]])
+    padded = TokenCloud(points, jnp.concatenate([W, jnp.zeros(3)]))
     np.testing.assert_allclose(entropic_cost(padded, NU, 0.5), expected, rtol=1e-10)
 
 

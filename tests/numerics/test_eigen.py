@@ -62,7 +62,9 @@ def test_single_precision_converges_to_its_own_accuracy():
     found = find(matrix, dtype=np.float32)
     assert found.converged
     assert found.values.dtype == np.float32
-    np.testing.assert_allclose(found.values[0], np.linalg.eigvalsh(matrix)[-1], rtol=1e-5)
+    np.testing.assert_allclose(
+        found.values[0], np.linalg.eigvalsh(matrix)[-1], rtol=1e-5
+    )
 
 
 def test_too_few_steps_are_reported():

@@ -14,7 +14,7 @@ from meanformer.numerics.bessel import (
     sphere_transform,
 )
 
-DIMENSIONS = [1, 2, 3, 4, 9, 32, 33, 34, 35, 36, 100, 511, 512]
+DIMENSIONS = [1, 2, 3, 4, 9, 36, 37, 38, 39, 40, 100, 511, 512]
 RADII = np.array(
     [1e-6, 1e-3, 0.1, 1.0, 3.0, 7.0, 10.0, 13.0, 40.0, 250.0, 1e3, 1e4, 123456.0, 1e6]
 )
@@ -35,14 +35,14 @@ def along_one_axis(radii, dimension):
 
 
 @pytest.mark.parametrize("dimension", DIMENSIONS)
-def test_sphere_transform_has_twelve_digits_at_every_radius(dimension):
+def test_sphere_transform_is_exact_to_rounding_at_every_radius(dimension):
     expected = np.array([exact(dimension, radius) for radius in RADII])
     log_laplace, ratio = along_one_axis(jnp.asarray(RADII), dimension)
-    np.testing.assert_allclose(log_laplace, expected[:, 0], rtol=1e-12, atol=0)
-    np.testing.assert_allclose(ratio, expected[:, 1], rtol=1e-12, atol=0)
+    np.testing.assert_allclose(log_laplace, expected[:, 0], rtol=1e-14, atol=0)
+    np.testing.assert_allclose(ratio, expected[:, 1], rtol=1e-14, atol=0)
 
 
-@pytest.mark.parametrize("dimension", [1, 2, 3, 34, 512])
+@pytest.mark.parametrize("dimension", [1, 2, 3, 38, 512])
 def test_sphere_transform_in_single_precision_has_five_digits(dimension):
     radii = RADII.astype(np.float32)
     expected = np.array([exact(dimension, radius) for radius in radii])
@@ -105,6 +105,18 @@ def test_derivatives_follow_the_differential_equation_of_the_ratio(dimension):
     for curvature in (jax.grad(ratio), jax.grad(jax.grad(log_laplace))):
         computed = jax.jit(jax.vmap(curvature))(radii)
         np.testing.assert_allclose(computed, slope, atol=2e-14)
+
+
+@pytest.mark.parametrize("dimension", [2, 3, 38, 512])
+def test_slope_of_the_ratio_loses_no_more_digits_than_the_radius_has(dimension):
+    slope = jax.jit(jax.grad(lambda r: sphere_transform(r[None], dimension)[1][0]))
+    for radius in (1e-3, 1.0, 12.0, 1e3, 1e6):
+        with mpmath.workdps(60):
+            order, r = mpmath.mpf(dimension) / 2 - 1, mpmath.mpf(radius)
+            a = mpmath.besseli(order + 1, r) / mpmath.besseli(order, r)
+            expected = float(1 - a**2 - (dimension - 1) * a / r)
+        computed = slope(jnp.array(radius))
+        np.testing.assert_allclose(computed, expected, rtol=1e-15 * (100 + radius))
 
 
 @pytest.mark.parametrize("dimension", [1, 2, 3, 7])

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 
 from meanformer.attention.abstract import AbstractInContextMap
 from meanformer.attention.constants import parameter_dtype
-from meanformer.attention.lipschitz import check_differentiable, local_lipschitz
+from meanformer.attention.lipschitz import checked_cloud, local_lipschitz
 from meanformer.attention.masked import Masked, in_order
 from meanformer.attention.softmax import Softmax
 from meanformer.errors import Unsupported, check
@@ -38,7 +38,7 @@ class Maximum(eqx.Module):
 
 
 def adversarial_cloud(
-    gamma: Softmax, count: int, radius: float | Float[Array, ""]
+    gamma: AbstractInContextMap, count: int, radius: float | Float[Array, ""]
 ) -> TokenCloud:
     r"""Cloud in a ball on which softmax attention has a large Lipschitz constant.
 
@@ -123,8 +123,8 @@ def maximise_lipschitz(
     check(steps > 0, f"steps is {steps}; it must be positive.")
     check(space in SPACES, f"space is {space!r}; it must be one of {SPACES}.")
     place = _onto_ball if space == "ball" else _onto_sphere
-    cloud = _first_cloud(gamma, count, radius, key) if start is None else start
-    check_differentiable(gamma, cloud)
+    first = _first_cloud(gamma, count, radius, key) if start is None else start
+    cloud = checked_cloud(gamma, first)
     cloud = cloud.moved(place(cloud.points, radius))
     method = "svd" if cloud.points.size <= DENSE_LIMIT else "power"
 

@@ -19,7 +19,7 @@ from meanformer.attention.jacobian import (
 )
 from meanformer.attention.kernels import Hardmax
 from meanformer.errors import StoppedEarly, Unsupported, check, is_concrete
-from meanformer.measures import TokenCloud
+from meanformer.measures import AbstractMeasure, TokenCloud
 
 NORMS = ("weighted", "frobenius")
 
@@ -49,7 +49,7 @@ class LipschitzReport(eqx.Module):
 
 def local_lipschitz(
     gamma: AbstractInContextMap,
-    mu: TokenCloud,
+    mu: AbstractMeasure,
     *,
     method: str = "power",
     norm: str = "weighted",
@@ -72,7 +72,7 @@ def local_lipschitz(
 
     Args:
         gamma: the map; hardmax, which is not differentiable, is refused.
-        mu: the tokens.
+        mu: the tokens, a `TokenCloud`.
         method: `"power"`, or `"svd"` of the whole Jacobian for small clouds.
         norm: `"weighted"`, or `"frobenius"` for $D = I$ whatever the weights.
         tolerance: of the power iteration, relative; the error of the constant is about
@@ -109,7 +109,7 @@ def local_lipschitz(
 
 def lipschitz_report(
     gamma: AbstractInContextMap,
-    mu: TokenCloud,
+    mu: AbstractMeasure,
     *,
     method: str = "power",
     norm: str = "weighted",
@@ -124,9 +124,10 @@ def lipschitz_report(
     """
     search = Search(method, tolerance, vectors, max_steps, seed)
     check(norm in NORMS, f"norm is {norm!r}; it must be one of {NORMS}.")
-    check_differentiable(gamma, mu)
-    gamma(mu, mu.points, positions=mu.positions)  # tells of bad input before tracing
-    return _report(gamma, mu, norm, search)
+    cloud = checked_cloud(gamma, mu)
+    # Evaluated once outside of the compiled code, where bad input is told.
+    gamma(cloud, cloud.points, positions=cloud.positions)
+    return _report(gamma, cloud, norm, search)
 
 
 def layer_lipschitz(
@@ -154,8 +155,8 @@ def layer_lipschitz(
     return jnp.stack(constants)
 
 
-def check_differentiable(gamma: AbstractInContextMap, mu: TokenCloud) -> None:
-    """Raise unless the map has a Jacobian at the tokens of a cloud."""
+def checked_cloud(gamma: AbstractInContextMap, mu: AbstractMeasure) -> TokenCloud:
+    """Return the measure, or raise unless the map has a Jacobian at its tokens."""
     if not isinstance(mu, TokenCloud):
         raise Unsupported(
             f"mu is {type(mu).__name__}; a local Lipschitz constant is that of a "
@@ -170,6 +171,7 @@ def check_differentiable(gamma: AbstractInContextMap, mu: TokenCloud) -> None:
             "hardmax attention is not continuous, so it has no Lipschitz constant; use "
             "Softmax with a large beta."
         )
+    return mu
 
 
 @eqx.filter_jit

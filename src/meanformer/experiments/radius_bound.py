@@ -104,8 +104,9 @@ def run(parameters: Parameters, *, progress) -> Outcome:
         name: growth_of(*kind, parameters)
         for name, kind in progress.over((AVERAGING | SEVERAL_HEADS).items(), 0.8)
     }
-    tokens = reference_path(mf.Softmax)
+    tokens = reference_path()
     linear, unnormalised = lone_token(mf.Linear, 0.45), lone_token(mf.Unnormalised, 0.1)
+    alone = {"linear": linear, "unnormalised": unnormalised}
     averages = [growth[name] for name in AVERAGING]
     return Outcome(
         findings=[
@@ -115,7 +116,10 @@ def run(parameters: Parameters, *, progress) -> Outcome:
             *reference_findings(tokens),
             *escape_findings(linear, unnormalised),
         ],
-        pictures=[draw_growth(linear, unnormalised), draw_tokens(tokens)],
+        pictures=[
+            draw_growth(growth, parameters.depth, alone),
+            draw_tokens(tokens),
+        ],
         tables=[growth_table(growth)],
     )
 
@@ -192,9 +196,9 @@ def random_data(parameters: Parameters):
 # The reference tokens, and a token alone.
 
 
-def reference_path(kind) -> mf.Trajectory:
-    """The four reference tokens up to depth 1."""
-    flow = mf.Flow(reference_attention(kind))
+def reference_path() -> mf.Trajectory:
+    """The four reference tokens under softmax, up to depth 1."""
+    flow = mf.Flow(reference_attention(mf.Softmax))
     return mf.solve(flow, reference_cloud(), 1.0, save=41, rtol=1e-10, atol=1e-12)
 
 
@@ -290,35 +294,30 @@ def growth_table(growth: dict[str, np.ndarray]) -> Table:
     return Table(["attention", "trials", "largest", "median"], rows, caption)
 
 
-def draw_growth(linear: mf.Trajectory, unnormalised: mf.Trajectory) -> Picture:
-    """Radius against bound: averages on the left, the others on the right."""
+def draw_growth(growth: dict[str, np.ndarray], depth: float, alone) -> Picture:
+    """Growth against the bound: averages on the left, the others on the right."""
     figure, (left, right) = style.canvas(2)
-    kinds = {"softmax": mf.Softmax, "L2": mf.L2, "Sinkhorn": mf.Sinkhorn}
-    for name, kind in {**kinds, "sigmoid": mf.Sigmoid}.items():
-        path = reference_path(kind)
-        left.plot(path.depths, radius(path) / radius(path)[0], label=name)
-    norm = np.linalg.norm(reference_attention().value, 2)
-    draw_bound(left, norm, 1.0)
-    for name, path in (("linear", linear), ("unnormalised", unnormalised)):
+    for name, values in growth.items():
+        depths = np.linspace(0, depth, values.shape[1] + 1)[1:]
+        left.plot(depths, values.max(axis=0), label=name)
+    left.axhline(1, linestyle="--", color=style.GREY)
+    left.set(title="averages: below the bound", ylabel="growth in units of the bound")
+    left.set(xlim=(0, depth), ylim=(None, 1.9), yticks=[0, 0.5, 1])
+    for name, path in alone.items():
         right.plot(path.depths, radius(path), label=name)
-    draw_bound(right, 1.0, float(linear.depths[-1]))
-    left.set(title="averages: below the bound", ylabel="radius $R(t)/R_0$")
-    right.set(title="no averages: above it")
+    depths = np.linspace(0, 0.45, 50)
+    right.plot(depths, np.exp(depths), "--", color=style.GREY, label="bound $e^t$")
+    right.set(title="no averages: above it", ylabel="radius $R(t)$")
     for axes in (left, right):
-        axes.set(xlabel="depth $t$", yscale="log")
-        axes.legend()
+        axes.set(xlabel="depth $t$")
+        axes.legend(loc="upper left", ncols=2 if axes is left else 1)
     caption = (
-        r"Radius of the support along depth and its bound $e^{t\|V\|_2}$ (dashed). "
-        "Left: the four reference tokens under attentions that average. Right: a "
-        "single token under linear and unnormalised attention, which leave the ball."
+        r"Left: the fastest growing of all random clouds under each attention that "
+        r"averages, as $\log(R(t)/R_0) \,/ \int_0^t \|V\|_2$; the bound is the dashed "
+        "line. Right: a single token under linear and under unnormalised attention "
+        "leaves the ball of the bound."
     )
     return Picture(figure, caption)
-
-
-def draw_bound(axes, norm: float, last: float) -> None:
-    """The exponential bound, dashed."""
-    depths = np.linspace(0, last, 50)
-    axes.plot(depths, np.exp(norm * depths), "--", color=style.GREY, label="bound")
 
 
 def draw_tokens(path: mf.Trajectory) -> Picture:

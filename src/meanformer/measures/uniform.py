@@ -88,7 +88,7 @@ class UniformSphere(AbstractMeasure):
     def tilted_mass_and_mean(
         self, u: Float[Array, "m d"]
     ) -> tuple[Float[Array, " m"], Float[Array, "m d"]]:
-        """Return both from one evaluation, to 1e-13 relatively in float64."""
+        """Return both from one evaluation, exact to rounding."""
         radius = self.radius.astype(u.dtype)
         log_laplace, mean = sphere_transform(radius * u, self.ambient)
         return log_laplace, radius * mean

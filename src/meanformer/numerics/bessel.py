@@ -5,10 +5,12 @@ $$L_d(t) = \log\Bigl[\Gamma(\tfrac d2) (\tfrac 2r)^{d/2-1} I_{d/2-1}(r)\Bigr], \
   h_d(t) = \frac{I_{d/2}(r)}{r\, I_{d/2-1}(r)},$$
 as log-Laplace transform and as tilted mean divided by the tilt. Both are smooth in the
 squared norm $t \ge 0$, zero included, and neighbours two dimensions apart are tied by
-$$h_d = \frac{1}{d + t\,h_{d+2}}, \quad L_d = L_{d+2} + \log(1 + t\,h_{d+2}/d), \quad
-  L_d' = \tfrac12 h_d, \quad h_d' = -\tfrac12 h_d (h_d - h_{d+2}).$$
-All terms are positive, so going down in dimension loses no digit; the way down starts
-where the uniform expansion of Debye (Olver 1974, chapter 10.7) is exact to rounding.
+$$h_d = \frac{1}{d + t\,h_{d+2}}, \qquad L_d = L_{d+2} + \log(1 + t\,h_{d+2}/d), \qquad
+  \delta_d = (2 - t\,\delta_{d+2})\, h_d h_{d+2},$$
+$$L_d' = \tfrac12 h_d, \qquad h_d' = -\tfrac12 h_d \delta_d, \qquad
+  \delta_d = h_d - h_{d+2}.$$
+Nothing cancels on the way down in dimension, which starts where the uniform expansion
+of Debye (Olver 1974, chapter 10.7) is exact to rounding.
 """
 
 import functools
@@ -20,9 +22,9 @@ import numpy as np
 from jaxtyping import Array, Float
 from numpy.polynomial.polynomial import polyadd, polyder, polyint, polymul
 
-# Truncation error of Debye's expansion: about 12! / (16 pi)^13 < 1e-13 of the sum.
-_TERMS = 12
-_SMALLEST_ORDER = 16
+# The first omitted term of Debye's expansion is about 14! / (pi (18 pi)^15) = 1e-16.
+_TERMS = 14
+_SMALLEST_ORDER = 18
 
 
 def sphere_transform(
@@ -33,14 +35,15 @@ def sphere_transform(
     $$\Lambda(u) = L_d(|u|^2), \qquad \nabla\Lambda(u) = h_d(|u|^2)\,u.$$
 
     Only the norm of the tilt matters, so its last axis may be shorter than the
-    dimension: a tilt in a subspace. Accurate to 1e-13, relatively, at any norm.
+    dimension: a tilt in a subspace. Both are accurate to rounding,
+    relatively, at any norm, and so is the covariance but for a factor $|u|$.
 
     Args:
         u: tilts, along the last axis.
         dimension: dimension $d$ of the space around the sphere.
 
     Returns:
-        The transform and its gradient; about 100 operations for each tilt.
+        The transform and its gradient; about 200 operations for each tilt.
     """
     # Squares must not overflow. Beyond the limit the transform grows with slope one.
     limit = float(jnp.finfo(u.dtype).max) ** 0.25
@@ -48,7 +51,7 @@ def sphere_transform(
     scale = jax.lax.stop_gradient(limit / jnp.maximum(largest, limit))
     moderate = scale * u
     square = jnp.sum(moderate**2, axis=-1)
-    log_laplace, ratio = sphere_functions(dimension, square)
+    log_laplace, ratio, _ = sphere_functions(dimension, square)
     mean = ratio[..., None] * moderate
     beyond = jnp.sum((u - moderate) * jax.lax.stop_gradient(mean), axis=-1)
     return log_laplace + beyond, mean
@@ -58,47 +61,55 @@ def sphere_transform(
 @functools.partial(jax.jit, static_argnums=0)
 def sphere_functions(
     dimension: int, square: Float[Array, "*batch"]
-) -> tuple[Float[Array, "*batch"], Float[Array, "*batch"]]:
-    """Return $L_d(t)$ and $h_d(t)$ at squared norms that do not overflow."""
+) -> tuple[Float[Array, "*batch"], Float[Array, "*batch"], Float[Array, "*batch"]]:
+    r"""Return $L_d(t)$, $h_d(t)$ and $\delta_d(t)$ at squares that do not overflow."""
     start = max(dimension, 2 * (_SMALLEST_ORDER + 1) + dimension % 2)
-    log_laplace, ratio = _debye(start, square)
+    log_laplace, ratio, gap = _debye(start, square)
     for lower in range(start - 2, dimension - 1, -2):
         growth = square * ratio
         log_laplace = log_laplace + jnp.log1p(growth / lower)
-        ratio = 1 / (lower + growth)
-    return log_laplace, ratio
+        lower_ratio = 1 / (lower + growth)
+        gap = (2 - square * gap) * lower_ratio * ratio
+        ratio = lower_ratio
+    return log_laplace, ratio, gap
 
 
 @sphere_functions.defjvp
 def _sphere_functions_jvp(dimension, primals, tangents):
     (square,), (tangent,) = primals, tangents
-    log_laplace, ratio = sphere_functions(dimension, square)
-    _, next_ratio = sphere_functions(dimension + 2, square)
-    slope = -0.5 * ratio * (ratio - next_ratio)
-    return (log_laplace, ratio), (0.5 * ratio * tangent, slope * tangent)
+    log_laplace, ratio, gap = sphere_functions(dimension, square)
+    _, next_ratio, next_gap = sphere_functions(dimension + 2, square)
+    slopes = (ratio, -ratio * gap, next_ratio * next_gap - ratio * gap)
+    values = (log_laplace, ratio, gap)
+    return values, tuple(0.5 * slope * tangent for slope in slopes)
 
 
 def _debye(
     dimension: int, square: Float[Array, "*batch"]
-) -> tuple[Float[Array, "*batch"], Float[Array, "*batch"]]:
-    r"""Return $L_d(t)$ and $h_d(t)$ by the uniform expansion in $\mu = d/2 - 1$.
+) -> tuple[Float[Array, "*batch"], Float[Array, "*batch"], Float[Array, "*batch"]]:
+    r"""Return the three functions by the uniform expansion in $\mu = d/2 - 1$.
 
     With $s = \sqrt{1 + t/\mu^2}$, $w = (s-1)/2$, $p = 1/s$ and $F$ the expansion,
-    $$L = \mu(2w - \log(1+w)) - \tfrac12\log s + F(p) - F(1).$$
+    $$L = \mu(2w - \log(1+w)) - \tfrac12\log s + F(p) - F(1), \qquad
+      \mu h = \frac{1}{1+s} - \frac{p^2}{\mu}\Bigl(\frac12 + pF'\Bigr),$$
+    $$\mu^3 h\delta = \frac{p}{(1+s)^2} - \frac{p^4}{\mu}(1 + 3pF' + p^2F'').$$
     """
     order = dimension / 2 - 1
-    quotient, derivative = _debye_sums(dimension)
+    quotient, first, second = _debye_sums(dimension)
     scaled = square / order**2
-    root = jnp.sqrt(1 + scaled)
-    inverse = 1 / root
-    half_excess = scaled / (2 * (1 + root))
+    s = jnp.sqrt(1 + scaled)
+    p = 1 / s
+    w = scaled / (2 * (1 + s))
     log_laplace = (
-        order * (2 * half_excess - jnp.log1p(half_excess))
-        - 0.5 * jnp.log1p(2 * half_excess)
-        - 2 * half_excess * inverse * _horner(quotient, inverse)
+        order * (2 * w - jnp.log1p(w))
+        - 0.5 * jnp.log1p(2 * w)
+        - 2 * w * p * _horner(quotient, p)
     )
-    correction = inverse**2 * (0.5 + inverse * _horner(derivative, inverse)) / order
-    return log_laplace, (1 / (1 + root) - correction) / order
+    slope = p * _horner(first, p)
+    bend = p**2 * _horner(second, p)
+    ratio = (1 / (1 + s) - p**2 * (0.5 + slope) / order) / order
+    gap = p * (1 / (1 + s) ** 2 - p**3 * (1 + 3 * slope + bend) / order)
+    return log_laplace, ratio, gap / (order**3 * ratio)
 
 
 def _horner(coefficients: tuple[float, ...], at: Array) -> Array:
@@ -109,15 +120,16 @@ def _horner(coefficients: tuple[float, ...], at: Array) -> Array:
 
 
 @functools.cache
-def _debye_sums(dimension: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    r"""Return the coefficients of $(F(p) - F(1))/(p - 1)$ and of $F'(p)$."""
+def _debye_sums(dimension: int) -> list[tuple[float, ...]]:
+    r"""Return the coefficients of $(F(p) - F(1))/(p - 1)$, $F'(p)$ and $F''(p)$."""
     order = Fraction(dimension - 2, 2)
     total = np.zeros(1, object)
     for power, polynomial in enumerate(debye_polynomials(_TERMS), start=1):
         total = polyadd(total, polynomial / order**power)
     # Division by p - 1 leaves the sums of the coefficients above each degree.
     quotient = np.cumsum(total[:0:-1])[::-1]
-    return tuple(map(float, quotient)), tuple(map(float, polyder(total)))
+    polynomials = (quotient, polyder(total), polyder(total, 2))
+    return [tuple(map(float, polynomial)) for polynomial in polynomials]
 
 
 @functools.cache

@@ -41,7 +41,7 @@ def uniform_transform(
 
 def _from_the_centre(tilt: Array, low: Array, high: Array) -> tuple[Array, Array]:
     centre, half = (low + high) / 2, (high - low) / 2
-    log_laplace, ratio = sphere_functions(3, (half * tilt) ** 2)
+    log_laplace, ratio, _ = sphere_functions(3, (half * tilt) ** 2)
     return centre * tilt + log_laplace, centre + half**2 * ratio * tilt
 
 

@@ -70,7 +70,7 @@ def is_visible(tokens: Tokens, seen: Array | bool) -> Bool[Array, "_ n"]:
     return (tokens.masses[:1] > 0) & seen
 
 
-def no_masses(terms: Terms, tilts: Array) -> Float[Array, "m 1+v"]:
+def no_masses(terms: Terms, tilts: Array) -> Float[Array, "m c"]:
     """Return sums of masses for a block of queries before any token is added."""
     masses = terms.tokens.masses
     return jnp.zeros((len(tilts), len(masses)), masses.dtype)

@@ -21,7 +21,7 @@ from meanformer.numerics.tiles import fold_tiles, somewhere
 # Below this many pairs a second sweep costs less than compiling the branch around it.
 FEW_PAIRS = 256 * 256
 
-Shifted = tuple[Float[Array, " m"], Float[Array, "m 1+v"]]
+Shifted = tuple[Float[Array, " m"], Float[Array, "m c"]]
 
 
 def tilted_masses(terms: Terms, block_size: int | str) -> Shifted:

@@ -117,7 +117,7 @@ def _solve(
     epsilon: ScalarLike,
     rounds: int,
 ) -> _Costs:
-    """Find the three potentials, then evaluate the costs with the potentials frozen."""
+    """Find the three potentials, then evaluate the costs with them frozen."""
     check(rounds > 0, f"rounds is {rounds}; it must be positive.")
     problems, scale = _problems(mu, nu, epsilon)
     potentials = _potentials(*jax.lax.stop_gradient((problems, scale)), rounds)
@@ -133,8 +133,8 @@ def _potentials(
     problems: tuple[Problem, ...], scale: Float[Array, ""], rounds: int
 ) -> tuple[Potential, ...]:
     cross, source, target = problems
-    start = self_potential(source, rounds), self_potential(target, rounds)
-    return cross_potential(cross, start, scale, rounds), *start
+    own = self_potential(source, rounds), self_potential(target, rounds)
+    return cross_potential(cross, own[1].values, scale, rounds), *own
 
 
 def _problems(

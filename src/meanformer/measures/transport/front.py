@@ -44,7 +44,7 @@ def wasserstein(
     | method | returns | needs | cost |
     |---|---|---|---|
     | `"exact"` | $W_p$ | POT, if weights differ | $O(n^3)$, see below |
-    | `"sinkhorn"` | $\sqrt{S_\varepsilon}$ | ott-jax, order 2 | $O(n^2 d)$ a round |
+    | `"sinkhorn"` | $\sqrt{S_\varepsilon}$ | order 2 | $O(n^2 d)$ a round |
     | `"sliced"` | root mean of $W_p^p$ on lines | a key | $O(L n \log n)$ |
 
     Exact distances on the line cost a sort, those of Gaussians (order 2) the roots of

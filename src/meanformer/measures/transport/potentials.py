@@ -1,18 +1,17 @@
 """Dual potentials of entropic transport: Sinkhorn rounds, then Newton's method."""
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
-from meanformer.measures.transport.extras import import_extra
 from meanformer.measures.transport.newton import maximise
-from meanformer.measures.transport.problem import Problem
+from meanformer.measures.transport.problem import Problem, softmin
 
 ROUNDS_BEFORE_NEWTON = 100
-BATCH = 1024
 
 
 class Potential(NamedTuple):
@@ -26,61 +25,66 @@ class Potential(NamedTuple):
 def self_potential(problem: Problem, rounds: int) -> Potential:
     r"""Solve the transport of a cloud to itself by averaged rounds.
 
-    $f \leftarrow (f + Tf)/2$ contracts by one half where plain alternation stalls
-    because the plan is close to the identity [FSVATP19].
+    $f \leftarrow (f + Tf)/2$, with $T$ the soft minimum, contracts by one half where
+    plain alternation stalls because the plan is close to the identity [FSVATP19].
     """
-    averaging = _ott("solvers.linear.acceleration").Momentum(start=0, value=0.5)
-    options = {"momentum": averaging, "parallel_dual_updates": True}
-    return _rounds(problem, None, rounds, options)
+    start = jnp.zeros_like(problem.target.masses)
+
+    def balance(potential):
+        return softmin(problem, potential)
+
+    return _iterate(problem, balance, start, 0.5, rounds)
 
 
 @eqx.filter_jit
 def cross_potential(
-    problem: Problem,
-    start: tuple[Potential, Potential],
-    scale: Float[Array, ""],
-    rounds: int,
+    problem: Problem, start: Float[Array, " m"], scale: Float[Array, ""], rounds: int
 ) -> Potential:
-    """Solve the transport between two clouds, starting from their own potentials.
+    """Solve the transport between two clouds by alternating rounds.
 
-    Alternating rounds first; if they stall and all pairs fit in memory, Newton's
-    method finishes.
+    If the rounds stall and all pairs fit in memory, Newton's method finishes.
     """
+
+    def balance(potential):
+        return softmin(problem.reversed(), softmin(problem, potential))
+
     if not problem.is_dense:
-        return _rounds(problem, start, rounds, {})
-    potential = _rounds(problem, start, min(rounds, ROUNDS_BEFORE_NEWTON), {})
+        return _iterate(problem, balance, start, 1.0, rounds)
+    count = min(rounds, ROUNDS_BEFORE_NEWTON)
+    potential = _iterate(problem, balance, start, 1.0, count)
     values, error = maximise(problem, potential.values, scale)
     return Potential(values, error <= problem.tolerance)
 
 
-def _rounds(
+class _Iterate(NamedTuple):
+    potential: Float[Array, " m"]
+    balanced: Float[Array, " m"]
+    count: Int[Array, ""]
+
+
+def _iterate(
     problem: Problem,
-    start: tuple[Potential, Potential] | None,
-    count: int,
-    options: dict[str, Any],
+    balance: Callable[[Array], Array],
+    start: Float[Array, " m"],
+    share: float,
+    rounds: int,
 ) -> Potential:
-    """Run Sinkhorn's algorithm of ott-jax, whose potentials include the masses."""
-    source, target, epsilon, tolerance = problem
-    solver = _ott("solvers.linear.sinkhorn").Sinkhorn(
-        threshold=tolerance, max_iterations=count, **options
-    )
-    masses = source.masses, target.masses
-    batch = None if problem.is_dense else BATCH
-    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
-        pairs = _ott("geometry.pointcloud").PointCloud(
-            source.points, target.points, epsilon=epsilon, batch_size=batch
-        )
-        programme = _ott("problems.linear.linear_problem").LinearProblem(pairs, *masses)
-        shifted = start and tuple(
-            potential.values + epsilon * jnp.log(mass)
-            for potential, mass in zip(start, masses, strict=True)
-        )
-        output = solver(programme, init=shifted)
-    is_present = (target.masses > 0) & jnp.isfinite(output.g)
-    logarithm = jnp.log(jnp.where(is_present, target.masses, 1))
-    values = jnp.where(is_present, output.g - epsilon * logarithm, 0)
-    return Potential(values, output.converged)
+    """Move a share of the way to the balanced potential until the marginals agree."""
+
+    def is_unfinished(here):
+        return (_error(problem, here) > problem.tolerance) & (here.count < rounds)
+
+    def advance(here):
+        moved = (1 - share) * here.potential + share * here.balanced
+        return _Iterate(moved, balance(moved), here.count + 1)
+
+    first = _Iterate(start, balance(start), jnp.array(0))
+    last = jax.lax.while_loop(is_unfinished, advance, first)
+    return Potential(last.potential, _error(problem, last) <= problem.tolerance)
 
 
-def _ott(module: str) -> Any:
-    return import_extra("ott." + module, "entropic transport needs ott-jax")
+def _error(problem: Problem, here: _Iterate) -> Float[Array, ""]:
+    r"""Return $\int |e^{(g - g')/\varepsilon} - 1|\,\mathrm{d}\nu$, the misplaced mass."""
+    masses = problem.target.masses
+    excess = jnp.expm1((here.potential - here.balanced) / problem.epsilon)
+    return jnp.sum(masses * jnp.abs(jnp.where(masses > 0, excess, 0)))

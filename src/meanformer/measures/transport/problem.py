@@ -26,6 +26,10 @@ class Problem(NamedTuple):
         """Whether all pairs fit comfortably in memory."""
         return len(self.source.masses) * len(self.target.masses) <= DENSE_LIMIT
 
+    def reversed(self) -> "Problem":
+        """Return the problem seen from the target."""
+        return self._replace(source=self.target, target=self.source)
+
     def pairs(self, potential: Float[Array, " m"]) -> Pairs:
         r"""Return $(g_j - |x_i - y_j|^2)/\varepsilon$ as scores, less $|x_i|^2$."""
         offsets = (potential - jnp.sum(self.target.points**2, axis=1)) / self.epsilon

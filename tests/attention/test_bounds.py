@@ -1,0 +1,260 @@
+"""A priori bounds: reference values, validity on random clouds, refusals."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from meanformer.attention import (
+    L2,
+    Blocks,
+    Causal,
+    Hardmax,
+    LayerNorm,
+    Linear,
+    Masked,
+    MultiHead,
+    Prefix,
+    Residual,
+    Sigmoid,
+    Sinkhorn,
+    Softmax,
+    StrictCausal,
+    Sum,
+    Unnormalised,
+    Window,
+    compose,
+)
+from meanformer.attention.bounds import (
+    lipschitz_bounds,
+    speed_bound,
+    stability_constant,
+)
+from meanformer.attention.lipschitz import local_lipschitz
+from meanformer.errors import InvalidInput, Overflow, Unsupported
+from meanformer.measures import TokenCloud
+from reference import (
+    KEY,
+    QUERY,
+    RADIUS,
+    SCORE_NORM,
+    SECOND_HEAD,
+    VALUE,
+    VALUE_NORM,
+)
+
+SOFTMAX = Softmax(QUERY, KEY, VALUE)
+TALL = np.array([[0.3, -0.4], [0.8, 0.1], [0.2, 0.5]])
+BIASED = {"query_bias": np.array([0.4, -0.7]), "value_bias": np.array([0.2, 0.3])}
+
+
+def test_the_bounds_of_the_specification_are_reproduced():
+    bounds = lipschitz_bounds(SOFTMAX, RADIUS, 4)
+    close = {"atol": 1e-10, "rtol": 0}
+    np.testing.assert_allclose(bounds.by_count, 3.353160065626017, **close)
+    np.testing.assert_allclose(bounds.by_count_published, 4.314759969199783, **close)
+    np.testing.assert_allclose(bounds.mean_field, 5.634562259378124, **close)
+    np.testing.assert_allclose(bounds.mean_field_loose, 6.537343161349541, **close)
+    np.testing.assert_allclose(bounds.upper, bounds.by_count, **close)
+    assert bounds.lower is None
+
+
+def test_the_stability_constant_is_the_sum_of_its_two_parts():
+    strength = SCORE_NORM * RADIUS**2
+    bounds = lipschitz_bounds(SOFTMAX, RADIUS, 4)
+    np.testing.assert_allclose(bounds.in_query, VALUE_NORM * strength, rtol=1e-12)
+    in_measure = VALUE_NORM * (1 + 2 * strength) * np.exp(2 * strength)
+    np.testing.assert_allclose(bounds.in_measure, in_measure, rtol=1e-12)
+    constant = stability_constant(SOFTMAX, RADIUS)
+    np.testing.assert_allclose(constant, bounds.in_query + in_measure, rtol=1e-12)
+
+
+def test_the_bound_in_the_query_is_attained_by_two_opposite_masses():
+    left, sizes, _ = np.linalg.svd(KEY.T @ QUERY)
+    direction = RADIUS * left[:, 0]
+    gamma = Softmax(QUERY, KEY, np.eye(2))
+    cloud = TokenCloud(np.stack([direction, -direction]))
+    derivative = jax.jacfwd(lambda x: gamma(cloud, x[None])[0])(jnp.zeros(2))
+    bound = lipschitz_bounds(gamma, RADIUS, 2).in_query
+    np.testing.assert_allclose(np.linalg.norm(derivative, 2), bound, rtol=1e-12)
+    np.testing.assert_allclose(bound, sizes[0] * RADIUS**2, rtol=1e-12)
+
+
+def test_with_weights_the_count_is_replaced_by_the_smallest_weight():
+    beta, weights = np.log(1000) / 2, [1e-3, 1 - 1e-3]
+    gamma = Softmax([[-1.0]], [[1.0]], [[1.0]], beta=beta)
+    measured = local_lipschitz(gamma, TokenCloud([[-1.0], [1.0]], weights))
+    by_count = lipschitz_bounds(gamma, 1.0, 2).by_count
+    np.testing.assert_allclose(measured, 70.55, atol=0.005)
+    np.testing.assert_allclose(by_count, 10.65, atol=0.005)
+    bounds = lipschitz_bounds(gamma, 1.0, 2, weights=weights)
+    assert by_count < measured <= bounds.upper
+    expected = np.sqrt(3 * (beta**2 * 1001 + 1000))
+    np.testing.assert_allclose(bounds.by_count, expected, rtol=1e-12)
+
+
+def test_the_constants_of_l2_are_those_of_the_specification():
+    for gamma, beta in (
+        (L2(QUERY, KEY, VALUE), 1.0),
+        (L2(QUERY, KEY, VALUE, half=True), 0.5),
+    ):
+        bounds = lipschitz_bounds(gamma, RADIUS, 4)
+        query, key = np.linalg.norm(QUERY, 2), np.linalg.norm(KEY, 2)
+        in_query = 2 * beta * VALUE_NORM * SCORE_NORM * RADIUS**2
+        reach = (query + key) * RADIUS
+        in_measure = VALUE_NORM * (1 + 4 * beta * key * reach * RADIUS)
+        in_measure *= np.exp(beta * reach**2)
+        np.testing.assert_allclose(bounds.in_query, in_query, rtol=1e-12)
+        np.testing.assert_allclose(bounds.in_measure, in_measure, rtol=1e-12)
+        assert bounds.by_count_published is None
+
+
+def test_sinkhorn_has_a_bound_in_the_query_and_a_lower_one_only():
+    gamma = Sinkhorn(QUERY, KEY, VALUE)
+    bounds = lipschitz_bounds(gamma, RADIUS, 4)
+    in_query = 2 * VALUE_NORM * SCORE_NORM * RADIUS**2
+    np.testing.assert_allclose(bounds.in_query, in_query, rtol=1e-12)
+    np.testing.assert_allclose(bounds.lower, VALUE_NORM, rtol=1e-12)
+    assert bounds.upper is None
+    with pytest.raises(Unsupported, match="measure it"):
+        stability_constant(gamma, RADIUS)
+
+
+MAPS = {
+    "softmax": SOFTMAX,
+    "softmax with biases": Softmax(QUERY, KEY, VALUE, beta=2.0, **BIASED),
+    "repulsive": Softmax(QUERY, KEY, VALUE, beta=-1.5, allow_negative_beta=True),
+    "tall values": Softmax(TALL, TALL[::-1], TALL),
+    "l2": L2(QUERY, KEY, VALUE),
+    "l2 with biases": L2(QUERY, KEY, VALUE, **BIASED),
+    "kim": L2(KEY, KEY, VALUE, value_map="kim"),
+    "linear": Linear(QUERY, KEY, VALUE, **BIASED),
+    "unnormalised": Unnormalised(QUERY, KEY, VALUE, **BIASED),
+    "sigmoid": Sigmoid(QUERY, KEY, VALUE, bias=0.5, **BIASED),
+    "causal": Masked(SOFTMAX, Causal()),
+    "window": Masked(SOFTMAX, Window(0.3)),
+    "prefix": Masked(SOFTMAX, Prefix(0.5)),
+    "blocks": Masked(L2(QUERY, KEY, VALUE), Blocks([0.4])),
+    "masked linear": Masked(Linear(QUERY, KEY, VALUE)),
+    "divided sigmoid": Masked(Sigmoid(QUERY, KEY, VALUE), divide=True),
+    "heads": MultiHead([SOFTMAX, L2(KEY, QUERY, SECOND_HEAD)]),
+    "heads with outputs": MultiHead([Softmax(TALL, TALL, TALL)], [TALL.T]),
+    "masked heads": Masked(MultiHead([Softmax(TALL, TALL, TALL)], [TALL.T])),
+    "sum": Sum([SOFTMAX, Sigmoid(KEY, QUERY, VALUE)]),
+    "residual": Residual(SOFTMAX, 0.5),
+    "network": compose(Residual(Sigmoid(QUERY, KEY, VALUE)), Residual(SOFTMAX)),
+}
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_no_random_cloud_exceeds_the_bounds(name):
+    gamma, random = MAPS[name], np.random.default_rng(7)
+    for _ in range(3):
+        points = random.normal(size=(5, 2))
+        points *= RADIUS / np.linalg.norm(points, axis=1).max()
+        weights = random.dirichlet(np.full(5, 0.3)) + 1e-4
+        cloud = TokenCloud(
+            points, weights / weights.sum(), positions=np.arange(1, 6) / 5
+        )
+        bounds = lipschitz_bounds(gamma, RADIUS, 5, weights=cloud.weights)
+        measured = local_lipschitz(gamma, cloud, method="svd")
+        assert measured <= bounds.mean_field * (1 + 1e-12)
+        assert bounds.by_count is None or measured <= bounds.by_count * (1 + 1e-12)
+        values = gamma(cloud, cloud.points, positions=cloud.positions)
+        speeds = np.linalg.norm(values, axis=1)
+        assert speeds.max() <= speed_bound(gamma, RADIUS) * (1 + 1e-12)
+
+
+def test_a_mask_multiplies_the_second_term_by_hardys_factor():
+    plain = lipschitz_bounds(SOFTMAX, RADIUS, 4)
+    for order, factor in ((2.0, 2.0), (3.0, 1.5)):
+        masked = lipschitz_bounds(Masked(SOFTMAX), RADIUS, 4, order=order)
+        np.testing.assert_allclose(
+            masked.in_measure, factor * plain.in_measure, rtol=1e-12
+        )
+        np.testing.assert_allclose(masked.by_count, plain.by_count, rtol=1e-12)
+
+
+def test_at_order_one_the_masked_bound_fails_like_a_logarithm():
+    assert lipschitz_bounds(Masked(SOFTMAX), RADIUS, 4, order=1.0).mean_field is None
+    count = 50
+    running_mean = Masked(Softmax([[0.0]], [[0.0]], [[1.0]]))
+    places = np.arange(1, count + 1) / count
+    cloud = TokenCloud(np.zeros((count, 1)), positions=places)
+    move = jnp.zeros((count, 1)).at[0].set(1.0)
+    _, change = jax.jvp(
+        lambda x: running_mean(cloud.moved(x), x, positions=cloud.positions),
+        (cloud.points,),
+        (move,),
+    )
+    harmonic = np.sum(1 / np.arange(1, count + 1))
+    np.testing.assert_allclose(np.abs(change).sum(), harmonic, rtol=1e-12)
+
+
+def test_a_strict_mask_has_no_bound_free_of_the_weights():
+    strict = Masked(SOFTMAX, StrictCausal())
+    assert lipschitz_bounds(strict, RADIUS, 3).mean_field is None
+    without = lipschitz_bounds(Masked(SOFTMAX), RADIUS, 3).mean_field
+    weights = np.array([1e-6, 0.5, 0.5 - 1e-6])
+    cloud = TokenCloud(
+        np.array([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.5]]),
+        weights,
+        positions=np.array([0.2, 0.6, 1.0]),
+    )
+    measured = local_lipschitz(strict, cloud, method="svd")
+    assert measured > without
+    assert measured <= lipschitz_bounds(strict, RADIUS, 3, weights=weights).by_count
+
+
+def test_speeds_are_those_of_the_radius_bound():
+    for kind in (Softmax, L2, Sinkhorn, Sigmoid, Hardmax):
+        speed = speed_bound(kind(QUERY, KEY, VALUE), 2.0)
+        np.testing.assert_allclose(speed, 2 * VALUE_NORM, rtol=1e-12)
+    heads = MultiHead([SOFTMAX, Softmax(KEY, QUERY, SECOND_HEAD)])
+    np.testing.assert_allclose(speed_bound(heads, 2.0), 2 * (VALUE_NORM + 0.3))
+    linear = speed_bound(Linear(QUERY, KEY, VALUE, beta=3.0), 2.0)
+    np.testing.assert_allclose(linear, 3 * VALUE_NORM * SCORE_NORM * 8, rtol=1e-12)
+
+
+def test_kinds_without_a_bound_are_refused():
+    with pytest.raises(Unsupported, match="LayerNorm"):
+        lipschitz_bounds(LayerNorm(), 1.0, 4)
+    with pytest.raises(Unsupported, match="not continuous"):
+        lipschitz_bounds(Hardmax(QUERY, KEY, VALUE), 1.0, 4)
+    with pytest.raises(Unsupported, match="feature map"):
+        lipschitz_bounds(Linear(QUERY, KEY, VALUE, feature_map=jnp.exp), 1.0, 4)
+    column = Sinkhorn(QUERY, KEY, VALUE, half_steps=2, end_on="column")
+    with pytest.raises(Unsupported, match="column"):
+        lipschitz_bounds(column, 1.0, 4)
+
+
+def test_wrong_numbers_are_named():
+    with pytest.raises(InvalidInput, match="radius is -1"):
+        lipschitz_bounds(SOFTMAX, -1.0, 4)
+    with pytest.raises(InvalidInput, match="count is 0"):
+        lipschitz_bounds(SOFTMAX, 1.0, 0)
+    with pytest.raises(InvalidInput, match="order is 0.5"):
+        lipschitz_bounds(SOFTMAX, 1.0, 4, order=0.5)
+    with pytest.raises(InvalidInput, match="weights has shape"):
+        lipschitz_bounds(SOFTMAX, 1.0, 4, weights=[0.5, 0.5])
+
+
+def test_a_bound_too_large_for_the_type_is_never_infinite():
+    bounds = lipschitz_bounds(SOFTMAX, 50.0, 4)
+    assert bounds.mean_field is None
+    np.testing.assert_allclose(bounds.upper, bounds.by_count)
+    with pytest.raises(Overflow, match="radius 50"):
+        stability_constant(SOFTMAX, 50.0)
+
+
+def test_the_stability_constant_is_differentiable_and_keeps_its_type():
+    def constant(beta):
+        return stability_constant(Softmax(QUERY, KEY, VALUE, beta=beta), RADIUS)
+
+    slope = jax.jit(jax.grad(constant))(jnp.asarray(1.0))
+    numerical = (constant(1 + 1e-6) - constant(1 - 1e-6)) / 2e-6
+    np.testing.assert_allclose(slope, numerical, rtol=1e-7)
+    narrow = Softmax(*(np.float32(matrix) for matrix in (QUERY, KEY, VALUE)))
+    constant = stability_constant(narrow, RADIUS)
+    assert constant.dtype == jnp.float32
+    np.testing.assert_allclose(constant, 5.634562259378124, rtol=1e-5)
