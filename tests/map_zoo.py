@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from reference import KEY, QUERY, SECOND_HEAD, VALUE, reference_attention
 
 from meanformer.attention import (
     L2,
@@ -33,6 +32,7 @@ from meanformer.attention import (
     compose,
 )
 from meanformer.measures import TokenCloud
+from reference import KEY, QUERY, SECOND_HEAD, VALUE, reference_attention
 
 BIASES = {"query_bias": np.array([0.4, -0.7]), "value_bias": np.array([0.2, 0.3])}
 TIED = {"query": KEY, "key": KEY, "value": VALUE}

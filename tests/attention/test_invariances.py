@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
 import reference as ref
 from map_zoo import (
     AVERAGING,
@@ -23,8 +24,6 @@ from map_zoo import (
     evaluate,
     every_map,
 )
-from reference import reference_attention, reference_cloud
-
 from meanformer.attention import (
     L2,
     AbstractAttention,
@@ -44,6 +43,7 @@ from meanformer.attention import (
     push_forward,
 )
 from meanformer.measures import TokenCloud
+from reference import reference_attention, reference_cloud
 
 KINDS = [Softmax, L2, Sinkhorn, Linear, Unnormalised, Sigmoid, Hardmax]
 IN_CONTEXT = [name for name in MAPS if name not in POINTWISE]

@@ -4,9 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import reference as ref
-from reference import assert_matches, reference_attention, reference_cloud
 
+import reference as ref
 from meanformer.attention import (
     L2,
     Hardmax,
@@ -24,6 +23,7 @@ from meanformer.attention import (
 from meanformer.geometry import Sphere
 from meanformer.measures import TokenCloud
 from meanformer.numerics.self_transport import SelfTransport, oscillation
+from reference import assert_matches, reference_attention, reference_cloud
 
 PRECISIONS = pytest.mark.parametrize("dtype", [jnp.float64, jnp.float32])
 TABLE = {

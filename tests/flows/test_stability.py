@@ -96,7 +96,7 @@ def test_linear_attention_has_a_bound_until_it_blows_up():
     depths = np.array([0.1, 0.3, 0.5])
     bounds = radius_bound(gamma, 1.1, depths)
     np.testing.assert_allclose(bounds, 1.1 / np.sqrt(1 - rate * depths), rtol=1e-10)
-    with pytest.raises(Unsupported, match=f"near depth {1 / rate:.4f}"):
+    with pytest.raises(Unsupported, match=f"near depth {1 / rate:.6g}"):
         radius_bound(gamma, 1.1, 1.01 / rate)
 
 
@@ -118,7 +118,7 @@ def test_the_a_priori_growth_is_enormous():
 
 def test_the_observed_growth_is_that_of_the_specification(paths):
     ratios = observed_growth(*paths)
-    assert ratios[0] == 1
+    np.testing.assert_allclose(ratios[0], 1, rtol=1e-12)
     np.testing.assert_allclose(ratios[-1], 1.488, atol=5e-4)
 
 

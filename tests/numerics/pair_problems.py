@@ -54,12 +54,15 @@ def dense_scores(pairs):
 
 
 def dense_softmax(pairs, values):
-    """Log-mass and mean by scipy."""
+    """Log-mass and mean by scipy; minus infinity and zero where nothing is seen."""
     scores = dense_scores(pairs)
     weights = np.asarray(pairs.weights, float)
-    log_mass = logsumexp(scores, b=weights, axis=1)
-    shares = np.exp(scores - log_mass[:, None]) * weights
-    return log_mass, shares @ np.asarray(values, float)
+    with np.errstate(divide="ignore"):
+        log_mass = logsumexp(scores, b=weights, axis=1)
+    shift = np.where(log_mass > -np.inf, log_mass, 0)
+    return log_mass, np.exp(scores - shift[:, None]) * weights @ np.asarray(
+        values, float
+    )
 
 
 def traceable_softmax(pairs, values):

@@ -24,7 +24,8 @@ def outputs(points, weights, form, *, solve):
     g = solve(problem).g
     queries = jnp.concatenate([points, PROBES])
     scores = queries @ form.T @ points.T + g[None, :]
-    masses = weights[None, :] * jnp.exp(scores - scores.max(axis=1, keepdims=True))
+    top = jax.lax.stop_gradient(scores.max(axis=1, keepdims=True))
+    masses = weights[None, :] * jnp.exp(scores - top)
     return masses @ points / masses.sum(axis=1, keepdims=True)
 
 

@@ -201,6 +201,7 @@ def _extreme_pairs(gamma: Softmax) -> tuple[tuple[float, np.ndarray], ...]:
         )
     order = real[np.argsort(np.real(eigenvalues)[real])]
     pairs = [
-        (float(np.real(eigenvalues[i])), np.real(vectors[:, i])) for i in (order[0], order[-1])
+        (float(np.real(eigenvalues[i])), np.real(vectors[:, i]))
+        for i in (order[0], order[-1])
     ]
     return tuple((value, vector / np.linalg.norm(vector)) for value, vector in pairs)

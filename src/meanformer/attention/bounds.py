@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import equinox as eqx
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, ArrayLike, Float
 
 from meanformer.attention.abstract import AbstractInContextMap
@@ -133,7 +134,7 @@ def stability_constant(
             f"no stability constant of {type(gamma).__name__} is known; measure it "
             "with local_lipschitz or maximise_lipschitz."
         )
-    if is_concrete(constant) and not bool(jnp.isfinite(constant)):
+    if is_concrete(constant) and not np.isfinite(constant):
         raise Overflow(
             f"L(R) of {type(gamma).__name__} at radius {float(radius):.6g} is too "
             f"large for {constant.dtype}; use a smaller radius or beta."
@@ -171,7 +172,7 @@ def _evaluated(bound: Callable[[Array], Array] | None, count: Array) -> Array | 
 
 
 def _finite(bound: Array | None) -> Array | None:
-    if bound is None or not is_concrete(bound) or bool(jnp.isfinite(bound)):
+    if bound is None or not is_concrete(bound) or np.isfinite(bound):
         return bound
     return None
 

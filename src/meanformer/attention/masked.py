@@ -8,7 +8,7 @@ from meanformer.attention.abstract import AbstractInContextMap, checked_queries
 from meanformer.attention.composition import Composition, Residual
 from meanformer.attention.masks import AbstractMask, Causal
 from meanformer.errors import InvalidInput, Unsupported, check, is_concrete
-from meanformer.measures import MaskedCloud, TokenCloud
+from meanformer.measures import AbstractContext, MaskedCloud, TokenCloud
 from meanformer.measures.checks import checked_positions
 
 
@@ -59,7 +59,7 @@ class Masked(AbstractInContextMap):
 
     def __call__(
         self,
-        mu: TokenCloud,
+        mu: AbstractContext,
         x: Float[Array, "m d"],
         *,
         positions: Float[Array, " m"] | None = None,
@@ -80,7 +80,7 @@ class Masked(AbstractInContextMap):
 
     def view(
         self,
-        mu: TokenCloud,
+        mu: AbstractContext,
         x: Float[Array, "m d"],
         positions: Float[Array, " m"] | None = None,
     ) -> tuple[MaskedCloud, Array]:
@@ -119,7 +119,5 @@ class Masked(AbstractInContextMap):
 
 def in_order(cloud: TokenCloud) -> TokenCloud:
     r"""Give token $i$ of $n$ the place $s_i = i/n$, the order of its row."""
-    # Half precision cannot tell the places of many tokens apart.
-    dtype = jnp.promote_types(cloud.points.dtype, jnp.float32)
-    places = jnp.arange(1, cloud.count + 1, dtype=dtype) / cloud.count
+    places = jnp.arange(1, cloud.count + 1) / cloud.count
     return TokenCloud(cloud.points, cloud.weights, positions=places, sums=cloud.sums)

@@ -11,14 +11,15 @@ import importlib.metadata
 import io
 import pkgutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 from typer.core import TyperGroup
 
 # Typer exports only this subclass of what it raises for a wrong command line.
-UsageError = typer.BadParameter.__bases__[0]
+UsageError = cast(type[typer.BadParameter], typer.BadParameter.__bases__[0])
 
 EXPERIMENTS = "Experiments"
 SIMULATIONS = "Runs of your own"
@@ -32,20 +33,26 @@ INTERRUPTED = 130
 class Commands(TyperGroup):
     """All commands; a user's mistake becomes one sentence and exit code 2."""
 
-    def list_commands(self, ctx: typer.Context) -> list[str]:
+    def list_commands(self, ctx: Any) -> list[str]:
         """Names in the order of the help: panel by panel, the main job first."""
         order = {name: place for place, name in enumerate(PANELS)}
 
         def rank(name: str) -> tuple:
-            panel = order.get(str(self.commands[name].rich_help_panel), len(order))
-            return panel, name != "atlas", name
+            panel = vars(self.commands[name]).get("rich_help_panel")
+            return order.get(panel, len(order)), name != "atlas", name
 
         return sorted(self.commands, key=rank)
 
-    def main(self, *args: Any, standalone_mode: bool = True, **options: Any) -> Any:
-        """Run the command line and leave with the right code."""
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        **options: Any,
+    ) -> Any:
+        """Run the command line and leave with the right code; show help if empty."""
+        words = list(sys.argv[1:] if args is None else args) or ["--help"]
         try:
-            code = super().main(*args, standalone_mode=False, **options)
+            code = super().main(words, prog_name, standalone_mode=False)
         except UsageError as error:
             complain(error.format_message())
             code = BAD_INPUT
@@ -62,7 +69,6 @@ class Commands(TyperGroup):
 app = typer.Typer(
     name="meanformer",
     cls=Commands,
-    invoke_without_command=True,
     add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
@@ -70,16 +76,16 @@ app = typer.Typer(
 )
 
 
-def show_version(is_wanted: bool) -> None:
-    """Print the version and leave."""
+def show_version(is_wanted: bool) -> bool:
+    """Print the version and leave, if that is wanted."""
     if is_wanted:
         typer.echo(f"meanformer {importlib.metadata.version('meanformer')}")
         raise typer.Exit
+    return is_wanted
 
 
 @app.callback()
 def describe(
-    context: typer.Context,
     version: Annotated[
         bool,
         typer.Option(
@@ -94,8 +100,6 @@ def describe(
 
     Start with [bold]meanformer atlas[/bold].
     """
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
 
 
 def main() -> None:

@@ -62,7 +62,9 @@ def _carry_out(folder: Path, work: Any, *, is_new: bool = False) -> None:
         complain(f"{error}; what was written is kept: meanformer resume {folder}")
         raise typer.Exit(1) from None
     steps = int(trajectory.accepted_steps[-1])
-    typer.echo(f"{trajectory.message} {len(trajectory)} depths, {steps} steps: {folder}")
+    typer.echo(
+        f"{trajectory.message} {len(trajectory)} depths, {steps} steps: {folder}"
+    )
 
 
 def _bar(update: Any) -> Any:

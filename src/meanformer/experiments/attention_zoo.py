@@ -1,8 +1,8 @@
 r"""Every attention on the same four tokens.
 
 All variants take the same four parameters $(Q, K, V, \beta)$ and differ in how a query
-weighs the tokens it sees. On four weighted tokens in the plane, with no symmetry to hide
-behind, each is compared entry by entry with values tabulated from an independent
+weighs the tokens it sees. On four weighted tokens in the plane, with no symmetry to
+hide behind, each is compared entry by entry with values tabulated from an independent
 computation.
 """
 
@@ -219,7 +219,8 @@ def draw_fields(maps, cloud: mf.TokenCloud, resolution: int) -> Picture:
         axes.set_title(TITLES[name])
     return Picture(
         figure,
-        r"The maps $x \mapsto \Gamma[\mu](x)$ in the context of the four reference tokens "
+        r"The maps $x \mapsto \Gamma[\mu](x)$ in the context of the four reference "
+        r"tokens "
         "(blue, area by weight). Grey: direction and relative size on a grid; orange: "
         "the velocities of the tokens themselves, to scale.",
     )

@@ -42,7 +42,8 @@ class Parameters:
 
 LAYERS = Claim(
     id="layers",
-    statement=r"The residual layers $x + \tfrac1T\,\Gamma[\mu](x)$ of the four reference "
+    statement=r"The residual layers $x + \tfrac1T\,\Gamma[\mu](x)$ of the four "
+    r"reference "
     r"tokens are computed exactly.",
     status="observation",
 )

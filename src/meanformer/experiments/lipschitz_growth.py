@@ -1,8 +1,8 @@
 r"""How smooth attention is, as a function of the number of tokens.
 
-The local Lipschitz constant of softmax attention on $n$ tokens in a ball of radius $R$ is
-at most $\sqrt3\,\|V\|\,(\beta^2a^2R^4(n+1) + n)^{1/2}$, $a = \|A\|_2$, and at most
-$L(R)$, which does not depend on $n$. The growth like $\sqrt n$ is real: one token
+The local Lipschitz constant of softmax attention on $n$ tokens in a ball of radius $R$
+is at most $\sqrt3\,\|V\|\,(\beta^2a^2R^4(n+1) + n)^{1/2}$, $a = \|A\|_2$, and at most
+$L(R)$, which does not depend on $n$. The growth like $\sqrt{n}$ is real: one token
 opposite to $n-1$ others attains it, until $n$ reaches $e^{2\beta R^2\gamma}$ and the
 mean-field bound takes over.
 """
@@ -42,8 +42,10 @@ class Parameters:
 
 TABLE = Claim(
     id="adversarial-values",
-    statement=r"In dimension one with $A = -1$, $V = \beta = 1$, the cloud $(-R, R, \dots,"
-    r" R)$ with $R = 1.5$ has constants $1.1736$, $3.9784$, $16.159$ at $n = 2, 10, 100$.",
+    statement=r"In dimension one with $A = -1$, $V = \beta = 1$, the cloud $(-R, R, "
+    r"\dots,"
+    r" R)$ with $R = 1.5$ has constants $1.1736$, $3.9784$, $16.159$ at $n = 2, 10, "
+    r"100$.",
     status="observation",
 )
 EXACT = Claim(
@@ -53,7 +55,8 @@ EXACT = Claim(
 )
 UPPER = Claim(
     id="upper-bounds",
-    statement="No cloud exceeds the smaller of the two upper bounds: constant over bound "
+    statement="No cloud exceeds the smaller of the two upper bounds: constant over "
+    "bound "
     "is at most $1$.",
     status="theorem",
     reference="CAP24, bounds for self-attention on a ball",
@@ -73,7 +76,8 @@ ROOT = Claim(
 )
 MAXIMISED = Claim(
     id="maximised",
-    statement="Ascending from the adversarial cloud does not pass the upper bound either.",
+    statement="Ascending from the adversarial cloud does not pass the upper bound "
+    "either.",
     status="observation",
 )
 
@@ -199,7 +203,7 @@ def table(counts, adversarial, random, bounds) -> Table:
         "random",
         "adversarial",
         "lower bound",
-        r"$\sqrt n$ bound",
+        r"$\sqrt{n}$ bound",
         "$L(R)$",
     ]
     return Table(columns, rows, "Lipschitz constants against the number of tokens.")
@@ -214,14 +218,16 @@ def draw(counts, adversarial, random, bounds, maximised) -> Picture:
     lower = [float(bound.lower) for bound in bounds]
     axes.loglog(counts, lower, ":", color=style.INK, label="lower bound")
     by_count = [float(bound.by_count) for bound in bounds]
-    axes.loglog(counts, by_count, "--", color=style.GREY, label=r"$\sqrt n$ bound")
+    axes.loglog(counts, by_count, "--", color=style.GREY, label=r"$\sqrt{n}$ bound")
     draw_slope(counts[:6], adversarial[5], 0.5, axes)
     axes.set(xlabel="tokens $n$", ylabel="local Lipschitz constant")
     axes.legend()
     return Picture(
         figure,
-        r"Local Lipschitz constant against the number of tokens, $A = -1$, $V = \beta = 1$ "
-        r"on the line, with both $n$-dependent bounds and a line of slope $\tfrac12$. The "
+        r"Local Lipschitz constant against the number of tokens, $A = -1$, $V = \beta "
+        r"= 1$ "
+        r"on the line, with both $n$-dependent bounds and a line of slope $\tfrac12$. "
+        r"The "
         "adversarial clouds bend where $n$ approaches $e^{2R^2}$.",
     )
 

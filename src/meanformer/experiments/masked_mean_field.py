@@ -4,8 +4,8 @@ Give each token a place $s \in [0,1]$ and let it see the places $\tau \le s$. Ca
 attention is then a map on measures of pairs $(s, x)$: only the order of the places
 matters, tokens that share a place see each other, and the past never learns of the
 future. Distances compare tokens at the same place,
-$d_p(\bar\mu,\bar\nu)^p = \int W_p(\mu_s,\nu_s)^p\,\mathrm{d}\theta(s)$. Because a running
-mean appears, Hardy's inequality enters the stability constant with the factor
+$d_p(\bar\mu,\bar\nu)^p = \int W_p(\mu_s,\nu_s)^p\,\mathrm{d}\theta(s)$. Because a
+running mean appears, Hardy's inequality enters the stability constant with the factor
 $p/(p-1)$: finite at $p = 2$, infinite at $p = 1$, and there stability really fails,
 logarithmically in the number of tokens.
 """
@@ -84,13 +84,15 @@ HARDY = Claim(
 )
 HARMONIC = Claim(
     id="p-one",
-    statement=r"At $p = 1$ there is no such bound: with $A = 0$, $V = I$, moving the first "
+    statement=r"At $p = 1$ there is no such bound: with $A = 0$, $V = I$, moving the "
+    r"first "
     r"of $n$ tokens is amplified by $1 + \tfrac12 + \dots + \tfrac1n$.",
     status="observation",
 )
 BOUNDED = Claim(
     id="p-two-bounded",
-    statement=r"The same move at $p = 2$ is amplified by less than $\pi/\sqrt6$, and no "
+    statement=r"The same move at $p = 2$ is amplified by less than $\pi/\sqrt6$, and "
+    r"no "
     r"move by more than Hardy's $2$.",
     status="theorem",
     reference="CACP25, masked attention",
@@ -292,7 +294,8 @@ def draw_past(path: mf.Trajectory) -> Picture:
     return Picture(
         figure,
         "The reference tokens under causal attention, numbered by place. Token 1 sees "
-        "only itself and follows $e^{tV}x_1$; each later one is drawn by those before it.",
+        "only itself and follows $e^{tV}x_1$; each later one is drawn by those before "
+        "it.",
     )
 
 

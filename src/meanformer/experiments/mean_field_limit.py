@@ -72,7 +72,8 @@ VARIANCE = Claim(
 )
 CONSTANT = Claim(
     id="constant",
-    statement=r"For $\beta = 0.5, 1, 2$ the observed errors have the constants that the "
+    statement=r"For $\beta = 0.5, 1, 2$ the observed errors have the constants that "
+    r"the "
     r"central limit theorem predicts.",
     status="observation",
 )
@@ -207,7 +208,8 @@ def draw(rates, others, parameters: Parameters) -> Picture:
     axes.legend()
     return Picture(
         figure,
-        r"Error of attention on $n$ random tokens at one probe. Dashed: the central limit "
+        r"Error of attention on $n$ random tokens at one probe. Dashed: the central "
+        r"limit "
         r"theorem's $Cn^{-1/2}$, with the constant from the closed form for the three "
         r"values of $\beta$, and through the last point for the others.",
     )

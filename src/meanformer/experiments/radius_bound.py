@@ -302,7 +302,7 @@ def draw_growth(growth: dict[str, np.ndarray], depth: float, alone) -> Picture:
         left.plot(depths, values.max(axis=0), label=name)
     left.axhline(1, linestyle="--", color=style.GREY)
     left.set(title="averages: below the bound", ylabel="growth in units of the bound")
-    left.set(xlim=(0, depth), ylim=(None, 1.9), yticks=[0, 0.5, 1])
+    left.set(xlim=(0, depth), ylim=(0, 1.8), yticks=[0, 0.5, 1])
     for name, path in alone.items():
         right.plot(path.depths, radius(path), label=name)
     depths = np.linspace(0, 0.45, 50)

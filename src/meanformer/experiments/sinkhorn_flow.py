@@ -2,8 +2,8 @@ r"""Doubly stochastic attention: an exact mean, a contraction and an energy.
 
 Sinkhorn attention replaces the row-normalised matrix by the entropic transport plan of
 the tokens onto themselves. Three things follow. The mean of the tokens obeys
-$\dot m = V m$ whatever the tokens are. Sinkhorn's algorithm contracts the oscillation of
-its potentials by $\kappa^2 = \tanh^2(\eta/4)$ in each round, where $\eta$ is the
+$\dot m = V m$ whatever the tokens are. Sinkhorn's algorithm contracts the oscillation
+of its potentials by $\kappa^2 = \tanh^2(\eta/4)$ in each round, where $\eta$ is the
 oscillation of the score. And with a symmetric form $B$ and $V = cB$ the flow is the
 Wasserstein gradient ascent of $\tfrac c2 E_B$, so the energy never decreases.
 """
@@ -48,13 +48,15 @@ class Parameters:
 
 MEAN = Claim(
     id="mean",
-    statement=r"Along the flow the mean is $e^{tV} m_0$, whatever $Q$, $K$ and $\mu_0$.",
+    statement=r"Along the flow the mean is $e^{tV} m_0$, whatever $Q$, $K$ and "
+    r"$\mu_0$.",
     status="theorem",
     reference="SABP22, marginals of the plan; CACP25",
 )
 DOUBLY = Claim(
     id="doubly-stochastic",
-    statement=r"Columns of the plan's density have mean one: $\int k(x,y)\,\mathrm{d}\mu(x)"
+    statement=r"Columns of the plan's density have mean one: $\int "
+    r"k(x,y)\,\mathrm{d}\mu(x)"
     r" = 1$.",
     status="theorem",
     reference="SABP22, limit of Sinkhorn's algorithm",
@@ -75,7 +77,8 @@ ENERGY = Claim(
     id="energy",
     statement=r"The entropic energy of the reference tokens under "
     r"$B = \left(\begin{smallmatrix}0.8 & 0.3\\ 0.3 & -0.4\end{smallmatrix}\right)$ is "
-    r"$E_B = \max_\pi \int y^\top B x\,\mathrm{d}\pi - \mathrm{KL}(\pi|\mu\otimes\mu)$.",
+    r"$E_B = \max_\pi \int y^\top B x\,\mathrm{d}\pi - "
+    r"\mathrm{KL}(\pi|\mu\otimes\mu)$.",
     status="observation",
 )
 ASCENT = Claim(
@@ -141,7 +144,7 @@ def solve(layer, cloud: mf.TokenCloud, depth: float) -> mf.Trajectory:
 
 
 def ascending_layer() -> mf.Sinkhorn:
-    r"""The layer with $B$ symmetric and $V = B$: $Q = B$, $K = I$, dot-product start."""
+    r"""The layer with $B$ symmetric and $V = B$: $Q = B$, $K = I$, dot product."""
     form = jnp.array(FORM)
     return mf.Sinkhorn(form, jnp.eye(2), form, kernel="dot", tolerance=1e-12)
 
@@ -259,8 +262,10 @@ def draw_laws(path: mf.Trajectory, errors: np.ndarray, ceiling: float) -> Pictur
     right.legend()
     return Picture(
         figure,
-        "Left: mean of the tokens along the flow (dots) and $e^{tV}m_0$ (lines). Right: "
-        "error of the potential after each round of Sinkhorn's algorithm on the reference "
+        "Left: mean of the tokens along the flow (dots) and $e^{tV}m_0$ (lines). "
+        "Right: "
+        "error of the potential after each round of Sinkhorn's algorithm on the "
+        "reference "
         "tokens, with the bound of Birkhoff's theorem.",
     )
 
@@ -277,8 +282,10 @@ def draw_ascent(path: mf.Trajectory, profile) -> Picture:
     )
     return Picture(
         figure,
-        "The flow with $V = B$ symmetric, of signature $(1, 1)$: tokens spread along one "
-        "eigenvector and gather along the other (left), while the entropic energy grows "
+        "The flow with $V = B$ symmetric, of signature $(1, 1)$: tokens spread along "
+        "one "
+        "eigenvector and gather along the other (left), while the entropic energy "
+        "grows "
         "(right).",
     )
 

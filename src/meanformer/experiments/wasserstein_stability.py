@@ -2,10 +2,11 @@ r"""Two measures that start close stay close, and how close.
 
 The flow of softmax attention is stable in the Wasserstein distance:
 $W_2(\mu_t,\nu_t) \le e^{\int_0^t L(R(s))\,\mathrm{d}s}\,W_2(\mu_0,\nu_0)$, with
-$L(R) = \|V\|[\beta aR^2 + (1+2\beta aR^2)e^{2\beta aR^2}]$, $a = \|A\|_2$. The constant is
-true and enormous. Along a computed path the largest eigenvalue of the symmetric part of
-the weighted Jacobian gives a bound of the right size. Three numbers are shown together:
-what is observed, the bound along the path, and the bound known beforehand.
+$L(R) = \|V\|[\beta aR^2 + (1+2\beta aR^2)e^{2\beta aR^2}]$, $a = \|A\|_2$. The
+constant is true and enormous. Along a computed path the largest eigenvalue of the
+symmetric part of the weighted Jacobian gives a bound of the right size. Three numbers
+are shown together: what is observed, the bound along the path, and the bound known
+beforehand.
 """
 
 from dataclasses import dataclass
@@ -47,7 +48,8 @@ class Parameters:
 
 OBSERVED = Claim(
     id="observed-growth",
-    statement=r"The two reference clouds, $0.0501$ apart, part by the factor $1.488$ up to "
+    statement=r"The two reference clouds, $0.0501$ apart, part by the factor $1.488$ "
+    r"up to "
     r"depth $1$.",
     status="observation",
 )
@@ -58,7 +60,8 @@ CONSTANT = Claim(
 )
 A_PRIORI = Claim(
     id="a-priori",
-    statement=r"$W_2(\mu_t,\nu_t) \le e^{\int_0^t L(R(s))\,\mathrm{d}s}\,W_2(\mu_0,\nu_0)$: "
+    statement=r"$W_2(\mu_t,\nu_t) \le e^{\int_0^t "
+    r"L(R(s))\,\mathrm{d}s}\,W_2(\mu_0,\nu_0)$: "
     r"the logarithm of the observed growth over that of the bound is at most $1$.",
     status="theorem",
     reference="CACP25, stability with respect to the initial measure",
@@ -72,7 +75,8 @@ A_POSTERIORI = Claim(
 )
 SHARP = Claim(
     id="sharp",
-    statement=r"$\mathrm{Lip}_x \le \beta\|V\|aR^2$ is sharp: half masses at $\pm Ru$ with "
+    statement=r"$\mathrm{Lip}_x \le \beta\|V\|aR^2$ is sharp: half masses at $\pm Ru$ "
+    r"with "
     r"$|A^\top u| = a$ attain it at $x = 0$.",
     status="observation",
 )
@@ -237,15 +241,17 @@ def draw(flow: mf.Flow, first: mf.Trajectory, second: mf.Trajectory) -> Picture:
     right.semilogy(depths, a_priori, color=style.GREY, label="bound known beforehand")
     right.semilogy(growth.depths[1:], growth.log_factors[1:], "--", color=style.ORANGE,
                    label="bound along the path")  # fmt: skip
-    right.semilogy(depths, np.log(np.asarray(growth.observed[1:])), "o-", color=style.BLUE,
-                   label="observed")  # fmt: skip
+    right.semilogy(depths, np.log(np.asarray(growth.observed[1:])), "o-",
+    color=style.BLUE, label="observed")  # fmt: skip
     right.set(xlabel="depth $t$", ylabel="logarithm of the growth of $W_2$")
     right.set_title("known beforehand")
     right.legend()
     return Picture(
         figure,
-        "Growth of the distance between two flows of the reference attention: observed, "
-        "bounded along the path, and bounded beforehand (right, logarithm of the growth "
+        "Growth of the distance between two flows of the reference attention: "
+        "observed, "
+        "bounded along the path, and bounded beforehand (right, logarithm of the "
+        "growth "
         "on a logarithmic scale).",
     )
 

@@ -70,6 +70,8 @@ def stability_bound(
     Returns:
         $\ell$ at each depth.
     """
+    radii = np.atleast_1d(radius_bound(flow, radius, depth))
+    _check_magnitude(flow, float(radii[-1]), float(np.ravel(depth)[-1]), order)
     return _integrate(flow, radius, depth, order)[1]
 
 
@@ -83,6 +85,12 @@ def map_at(schedule: AbstractSchedule, depth: float) -> AbstractInContextMap:
     if isinstance(schedule, Schedule):
         return _scheduled_map(schedule, depth)
     raise Unsupported(f"no bound is known for the schedule {type(schedule).__name__}.")
+
+
+def _check_magnitude(flow, radius: float, depth: float, order: float) -> None:
+    """Raise at once if the constant at the end is too large to be integrated."""
+    schedule = flow.velocity if isinstance(flow, Flow) else Constant(flow)
+    stability_constant(map_at(schedule, depth), radius, order=order)
 
 
 def _scheduled_map(schedule: Schedule, depth: float) -> AbstractInContextMap:
@@ -142,15 +150,14 @@ def _advance(flow, state, piece, direction, order) -> np.ndarray:
     from scipy.integrate import solve_ivp
 
     rates = _rates(flow, piece, direction, order)
-
     with np.errstate(all="ignore"):
         result = solve_ivp(
             rates, piece, state, method="DOP853", rtol=ACCURACY, atol=1e-14
         )
     if result.status != 0 or not np.isfinite(result.y[:, -1]).all():
         raise Unsupported(
-            f"the radius bound blows up near depth {direction * result.t[-1]:.6g}; ask "
-            "for a smaller depth."
+            f"the bound blows up near depth {direction * result.t[-1]:.6g}; ask for a "
+            "smaller depth."
         )
     return result.y[:, -1]
 
@@ -164,12 +171,17 @@ def _rates(flow, piece, direction, order) -> Callable:
     def rates(length: float, state: np.ndarray) -> np.ndarray:
         inside = np.clip(length, start + margin, end - margin)
         gamma = map_at(flow.velocity, float(direction * inside))
-        speed = float(speed_bound(gamma, float(state[0])))
-        if not np.isfinite(speed):
-            return np.array([np.inf, 0.0])
-        if order is None:
-            return np.array([0.0 if on_sphere else speed, 0.0])
-        growth = float(stability_constant(gamma, float(state[0]), order=order))
-        return np.array([0.0, growth + speed] if on_sphere else [speed, growth])
+        speed, growth = _constants(gamma, jnp.asarray(state[0]), order)
+        outward = 0.0 if on_sphere else float(speed)
+        return np.array([outward, float(growth + speed if on_sphere else growth)])
 
     return rates
+
+
+@eqx.filter_jit
+def _constants(gamma, radius, order: float | None):
+    """Return the bounds on speed and stability; zero for the latter if not asked."""
+    speed = speed_bound(gamma, radius)
+    if order is None:
+        return speed, jnp.zeros_like(speed)
+    return speed, stability_constant(gamma, radius, order=order)

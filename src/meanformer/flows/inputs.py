@@ -52,14 +52,15 @@ def _given_depths(start, end, depths: Float[Array, " t"]) -> Float[Array, " t"]:
     check(depths.ndim == 1 and len(depths) >= 2, "save must list two depths or more.")
     if not (is_concrete(depths) and is_concrete(start) and is_concrete(end)):
         return depths
-    steps = np.diff(np.asarray(depths))
+    known = np.asarray(depths)
+    steps = np.diff(known)
     check(
         bool((steps > 0).all() or (steps < 0).all()),
-        f"save is {depths}; its depths must be in order, without repetition.",
+        f"save is {known}; its depths must be in order, without repetition.",
     )
     check(
-        float(depths[0]) == float(start) and float(depths[-1]) == float(end),
-        f"save runs from {depths[0]} to {depths[-1]}; it must run from {start} to {end}.",
+        bool(known[0] == float(start) and known[-1] == float(end)),
+        f"save runs from {known[0]} to {known[-1]}; it must run from {start} to {end}.",
     )
     return depths
 

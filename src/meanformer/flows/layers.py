@@ -3,6 +3,7 @@
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, ArrayLike, Float
 
 from meanformer.errors import check, is_concrete
@@ -46,7 +47,7 @@ def run_layers(
     check(flow.noise is None, "layers have no noise; use solve with FixedStep(h).")
     size = jnp.asarray(1 / count if step is None else step, mu.points.dtype)
     if is_concrete(size):
-        check(bool(jnp.isfinite(size)), f"step is {step}; it must be finite.")
+        check(bool(np.isfinite(size)), f"step is {step}; it must be finite.")
     passive, places = checked_probes(mu, probes)
     problem = Problem(flow, mu, places, FixedStep(1.0), (), 1.0, 1.0, 1)
     first = initial_state(jnp.zeros((), mu.points.dtype), mu.points, passive)

@@ -91,7 +91,7 @@ def solve(
 def _scan(
     problem: Problem, state: State, depths: Float[Array, " t"]
 ) -> tuple[State, Array]:
-    """Visit all depths in one compiled loop; keep one stretch's memory for gradients."""
+    """Visit all depths in one compiled loop; gradients redo a stretch at a time."""
 
     @eqx.filter_checkpoint
     def stretch(state: State, target: Float[Array, ""]):

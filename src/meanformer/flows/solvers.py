@@ -67,8 +67,8 @@ class Adaptive(AbstractIntegrator):
 class Stiff(AbstractIntegrator):
     r"""Implicit steps, for large $\beta R^2$ or fast contraction.
 
-    Every step solves linear systems of size $nd$, so this is for small clouds: $O((nd)^3)$
-    time and $O((nd)^2)$ memory.
+    Every step solves linear systems of size $nd$, so this is for small clouds:
+    $O((nd)^3)$ time and $O((nd)^2)$ memory.
 
     Args:
         method: an implicit adaptive method of diffrax; `Kvaerno5` by default.

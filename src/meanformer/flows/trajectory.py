@@ -113,7 +113,8 @@ class Trajectory(eqx.Module):
     def _check_in_range(self, depth: Float[Array, ""]) -> None:
         if not (is_concrete(depth) and is_concrete(self.depths)):
             return
-        low, high = sorted((float(self.depths[0]), float(self.depths[-1])))
+        ends = np.asarray(self.depths)[[0, -1]]
+        low, high = float(ends.min()), float(ends.max())
         check(
             low <= float(depth) <= high,
             f"depth is {float(depth)}; the trajectory covers [{low}, {high}].",

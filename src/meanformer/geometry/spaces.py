@@ -76,7 +76,7 @@ class Sphere(AbstractSpace):
     def distance(
         self, x: Float[Array, "m d"], y: Float[Array, "m d"]
     ) -> Float[Array, " m"]:
-        r"""Return the angle, as $2\,\mathrm{atan2}(|x-y|, |x+y|)$, exact at any size."""
+        r"""Return the angle $2\,\mathrm{atan2}(|x-y|, |x+y|)$, exact at any size."""
         apart = jnp.linalg.norm(x - y, axis=1)
         together = jnp.linalg.norm(x + y, axis=1)
         return 2 * jnp.arctan2(apart, together)

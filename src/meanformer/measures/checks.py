@@ -59,7 +59,7 @@ def checked_positions(
     check_shape("positions", places, (points.shape[0],))
     check_finite("positions", places)
     if is_concrete(places):
-        low, high = float(places.min()), float(places.max())
+        low, high = float(np.min(places)), float(np.max(places))
         check(
             low >= 0 and high <= 1,
             f"positions range over [{low}, {high}]; they must lie in [0, 1].",

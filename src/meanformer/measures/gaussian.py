@@ -5,6 +5,7 @@ from collections.abc import Callable
 import equinox as eqx
 import jax.numpy as jnp
 import jax.random as jr
+import numpy as np
 from jaxtyping import Array, Float
 from numpy.typing import ArrayLike
 
@@ -121,8 +122,9 @@ class Gaussian(AbstractMeasure):
     def _check_integrable(self, precision: Float[Array, "d d"]) -> None:
         if not (is_concrete(self.spread) and is_concrete(precision)):
             return
-        root = sqrt_psd(self.spread)
-        lowest = float(jnp.linalg.eigvalsh(root @ precision @ root)[0])
+        values, vectors = np.linalg.eigh(np.asarray(self.spread))
+        root = vectors * np.sqrt(np.clip(values, 0, None))
+        lowest = np.linalg.eigvalsh(root.T @ np.asarray(precision) @ root)[0]
         if not lowest > -1:
             raise Unsupported(
                 "the repulsive L2 kernel is not integrable against this Gaussian; "

@@ -69,14 +69,9 @@ class MaskedCloud(AbstractCloud):
 
     def visible_mass(self) -> Float[Array, " m"]:
         """Return the total weight that each query sees, summed without cancellation."""
-        nothing = jnp.zeros((self.first.shape[0], 0), self.points.dtype)
-        pairs = Pairs(
-            nothing,
-            self.points[:, :0],
-            self.base.weights,
-            first=self.first,
-            last=self.last,
-        )
+        tilts = jnp.zeros((len(self.first), self.dimension), self.points.dtype)
+        weights, first, last = self.base.weights, self.first, self.last
+        pairs = Pairs(tilts, self.points, weights, first=first, last=last)
         return self.sums.kernel(pairs, self.points[:, :0], jnp.ones_like)[0]
 
     def tilted_mass_and_mean(

@@ -1,7 +1,8 @@
 """Uniform token measures: on a sphere and on a box."""
 
 import operator
-from typing import Any, SupportsIndex
+from collections.abc import Callable
+from typing import SupportsIndex
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -135,19 +136,15 @@ class UniformSphere(AbstractMeasure):
         return -0.5 * mean_square * jnp.trace(precision) / self.ambient, tilted
 
     def entropic_tilt(
-        self, form: Float[Array, "d d"], precision: Float[Array, "d d"], solver: Any
+        self, form: Float[Array, "d d"], potential: Callable
     ) -> "UniformSphere":
         r"""Return the sphere itself: the entropic potentials are constant.
 
-        For $B$ a multiple of a rotation the kernel $e^{\langle y, Bx\rangle}$ has
-        constant marginals, and so has every half-step from a constant start.
+        For $B$ a multiple of a rotation, the integral of $e^{\langle y, Bx\rangle}$
+        over $x$ or over $y$ does not depend on the other.
         """
         need = "Sinkhorn attention on UniformSphere needs K^T Q to be a scaled rotation"
-        tilted = self._if_isotropic(form.T @ form, need)
-        if solver.half_steps is None:
-            return tilted
-        need = "half_steps on UniformSphere need K^T K to be a multiple of I"
-        return tilted._if_isotropic(precision, need)
+        return self._if_isotropic(form.T @ form, need)
 
     def _if_isotropic(self, matrix: Float[Array, "d d"], need: str) -> "UniformSphere":
         size = jnp.trace(matrix) / self.ambient

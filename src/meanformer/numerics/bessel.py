@@ -35,8 +35,8 @@ def sphere_transform(
     $$\Lambda(u) = L_d(|u|^2), \qquad \nabla\Lambda(u) = h_d(|u|^2)\,u.$$
 
     Only the norm of the tilt matters, so its last axis may be shorter than the
-    dimension: a tilt in a subspace. Both are accurate to rounding,
-    relatively, at any norm, and so is the covariance but for a factor $|u|$.
+    dimension: a tilt in a subspace. Both results have the digits of the arithmetic at
+    any norm; their second derivatives lose those of the norm, if it is large.
 
     Args:
         u: tilts, along the last axis.

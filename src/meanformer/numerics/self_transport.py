@@ -16,8 +16,8 @@ class SelfTransport(eqx.Module):
       k_{ij} = e^{s_{ij} + f_i + g_j}, \qquad
       \sum_j w_j k_{ij} = 1, \quad \sum_i w_i k_{ij} = 1.$$
 
-    Rows are queries, columns are tokens. Every method costs one or two pair sums:
-    time $O(n^2 d)$, memory $O(n d)$ plus one block.
+    Rows are queries, columns are tokens. A step or an average is one pair sum: time
+    $O(n^2 d)$, memory $O(n d)$ plus one block.
 
     Args:
         points: the tokens $x_i$.
@@ -103,8 +103,8 @@ def rounding_level(
     weights: Float[Array, " n"], f: Float[Array, " n"], g: Float[Array, " n"]
 ) -> Float[Array, ""]:
     """Estimate the rounding in sums of the plan, from the size of its exponents."""
-    size = sum(jnp.max(jnp.abs(h), where=weights > 0, initial=0) for h in (f, g))
-    return 4 * jnp.finfo(weights.dtype).eps * size
+    sizes = jnp.where(weights > 0, jnp.maximum(jnp.abs(f), jnp.abs(g)), 0)
+    return 8 * jnp.finfo(weights.dtype).eps * jnp.max(sizes)
 
 
 def is_positive_form(form: Float[Array, "d d"]) -> Bool[Array, ""]:

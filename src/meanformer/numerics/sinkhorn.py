@@ -90,7 +90,8 @@ def alternate(
 
 def _check_half_steps(half_steps, end_on):
     check(
-        end_on in ("row", "column"), f"end_on is {end_on!r}; it must be row or column."
+        end_on in ("row", "column"),
+        f"end_on is {end_on!r}; it must be 'row' or 'column'.",
     )
     remainder, parity = (1, "odd") if end_on == "row" else (0, "even")
     check(
@@ -129,9 +130,13 @@ def balance(
     scores when their oscillation exceeds 200. The rows sum to one by construction. The
     free constant is chosen so that $\sum_i w_i f_i = \sum_j w_j g_j$.
 
-    The derivative in points, weights and form is implicit, forward and reverse, and
-    does not depend on the path: $(I - CR)\,\dot g = \dot T(g)$ for one round $T$. It is
-    that of the exact limit, so it is as good as the tolerance.
+    The derivative in points, weights and form is implicit, forward and reverse: with
+    the row averages $R$ and the column averages $C$ of the plan,
+    $(I - CR)\,\dot g = \dot T(g)$ for one round $T$. The start has no influence.
+
+    What the plan does on the tokens is as exact as the tolerance. Off the support, a
+    plan that falls into almost separate parts leaves the constants between them poorly
+    determined, in value and derivative; not so for symmetric positive $B$.
 
     Args:
         problem: the cloud and the score.

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import equinox as eqx
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, ArrayLike, Float
 
@@ -49,7 +50,8 @@ def distance_statistics(
     levels = as_float_array("levels", levels).astype(cloud.points.dtype)
     check_shape("levels", levels, (None,))
     if is_concrete(levels):
-        inside = bool(((levels >= 0) & (levels <= 1)).all())
+        given = np.asarray(levels)
+        inside = bool(((given >= 0) & (given <= 1)).all())
         check(inside, f"levels is {levels}; they must lie in [0, 1].")
     return _statistics(cloud, levels)
 

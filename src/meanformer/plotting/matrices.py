@@ -34,8 +34,8 @@ def draw_matrix(
             # Cells are light or dark whatever the page behind them.
             shade = "#ffffff" if abs(entry) > 0.6 * top else "#222222"
             axes.text(
-                column, row, f"{entry + 0.0:.2f}".replace("-0.00", "0.00"), ha="center", va="center",
-                color=shade, fontsize=8,
+                column, row, f"{entry + 0.0:.2f}".replace("-0.00", "0.00"),
+                ha="center", va="center", color=shade, fontsize=8,
             )  # fmt: skip
         for axis, size in ((axes.yaxis, len(entries)), (axes.xaxis, entries.shape[1])):
             axis.set_ticks(range(size), [str(number + 1) for number in range(size)])

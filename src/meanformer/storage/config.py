@@ -188,7 +188,8 @@ def _matrix(section: str, name: str, value: Any, dimension: int) -> Float[Array,
     if isinstance(value, list):
         return jnp.asarray(np.asarray(value, float))
     raise InvalidInput(
-        f'{section}.{name} is {value!r}; it must be "identity", a number (a multiple of '
+        f'{section}.{name} is {value!r}; it must be "identity", a number (a multiple '
+        f"of "
         "the identity), the rows of a matrix, or { seed = …, rows = …, scale = … }."
     )
 

@@ -30,7 +30,7 @@ class Section:
         self._known: set[str] = set()
 
     def take(self, key: str, kind: type | None = None, default: Any = None) -> Any:
-        """Return the value of a key, or the default, or raise if it is of a wrong type."""
+        """Return the value of a key, or the default; raise if its type is wrong."""
         self._known.add(key)
         if key not in self._left:
             return default

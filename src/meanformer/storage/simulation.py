@@ -75,7 +75,7 @@ def extend(
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """Return what a run's folder says of the run: configuration, versions, precision."""
+    """Return what a run's folder says: configuration, versions, precision."""
     try:
         record = json.loads((folder / RECORD).read_text())
     except (OSError, ValueError) as error:

@@ -137,8 +137,8 @@ def _value(body: str, start: int) -> tuple[str, int]:
     if body[start] == '"':
         end = body.index('"', start + 1)
         return body[start + 1 : end], end + 1
-    end = re.compile(r"[,\s]|$").search(body, start).start()
-    return body[start:end], end
+    word = re.compile(r"[^,\s]*").match(body, start)
+    return (word[0], word.end()) if word else ("", start)
 
 
 def _closing_brace(text: str, start: int) -> int:

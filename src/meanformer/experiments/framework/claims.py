@@ -160,9 +160,10 @@ class Claim:
             (tolerance is None) != (relative_tolerance is None),
             f"claim {self.id!r} needs either tolerance or relative_tolerance",
         )
-        if tolerance is None:
-            tolerance = relative_tolerance * np.abs(_numbers(expected))
-        return self._find("close to", measured, expected, tolerance, source)
+        slack: Any = tolerance
+        if relative_tolerance is not None:
+            slack = relative_tolerance * np.abs(_numbers(expected))
+        return self._find("close to", measured, expected, slack, source)
 
     def at_most(
         self, measured: Any, expected: Any, *, source: Source, tolerance: float = 0.0
@@ -212,7 +213,8 @@ class Claim:
         target = expected if is_interval else wanted
         margins = _margin(relation, values, target, slack)
         if relation == "close to":  # each entry in units of its own tolerance
-            margins = margins / np.where(slack > 0, slack, np.finfo(float).tiny)
+            with np.errstate(over="ignore"):
+                margins = margins / np.where(slack > 0, slack, 1)
         worst = int(np.argmin(np.where(np.isfinite(values), margins, -np.inf)))
         return Finding(
             claim=self,

@@ -102,6 +102,8 @@ def _imported(path: Path) -> ModuleType:
     if path.parent == FOLDER:
         return importlib.import_module(f"{PACKAGE}.{path.stem}")
     spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise InvalidExperiment(f"{path.name} is not a Python file.")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

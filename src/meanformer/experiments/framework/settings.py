@@ -46,10 +46,8 @@ def setting(
 
 def check_declaration(settings: type) -> None:
     """Raise unless this is a frozen dataclass whose fields are all settings."""
-    is_frozen = (
-        dataclasses.is_dataclass(settings) and settings.__dataclass_params__.frozen
-    )
-    if not is_frozen:
+    options = vars(settings).get("__dataclass_params__")
+    if options is None or not options.frozen:
         raise InvalidExperiment(f"{settings.__name__} must be a frozen dataclass.")
     for field in dataclasses.fields(settings):
         if "help" not in field.metadata:

@@ -63,8 +63,7 @@ def run_in_parallel(
         while waiting or any(worker.experiment for worker in workers):
             for worker in workers:
                 if waiting and not worker.experiment:
-                    worker.give(waiting.pop(0))
-                    yield Started(worker.experiment.name)
+                    yield worker.give(waiting.pop(0))
             yield from _news(workers)
     finally:
         for worker in workers:
@@ -88,18 +87,20 @@ class _Worker:
         self.process.start()
         other_end.close()
 
-    def give(self, experiment: Experiment) -> None:
+    def give(self, experiment: Experiment) -> Started:
         self.experiment, self.since = experiment, time.perf_counter()
         with contextlib.suppress(OSError):  # a dead worker is noticed when listening
             self.connection.send(experiment.name)
+        return Started(experiment.name)
 
     def listen(self) -> Event:
         """The next message; a dead process counts as a broken experiment."""
         experiment = self.experiment
+        assert experiment is not None, "only busy workers are listened to"
         try:
             message = self.connection.recv()
         except (EOFError, OSError):
-            message = self._obituary()
+            message = self._obituary(experiment)
             self.start_process()
         if isinstance(message, float):
             return Advanced(experiment.name, message)
@@ -115,17 +116,17 @@ class _Worker:
             self.process.kill()
             self.process.join()
 
-    def _obituary(self) -> Record:
+    def _obituary(self, experiment: Experiment) -> Record:
         self.connection.close()
         self.process.join(timeout=5)
         code = self.process.exitcode
         cause = f"signal {-code}" if code is not None and code < 0 else f"code {code}"
         hint = "; the machine may be out of memory" if code == -signal.SIGKILL else ""
         return broken(
-            self.experiment,
+            experiment,
             f"The process running it ended with {cause}{hint}.",
             profile=self.profile,
-            parameters=as_json(self.experiment.settings(self.profile)),
+            parameters=as_json(experiment.settings(self.profile)),
             seconds=time.perf_counter() - self.since,
         )
 

@@ -4,7 +4,8 @@ import jax
 from jaxtyping import Array, Float
 
 from meanformer.errors import InvalidInput
-from meanformer.measures.cloud import TokenCloud
+from meanformer.measures.abstract import AbstractMeasure
+from meanformer.measures.cloud import AbstractWeightedCloud, TokenCloud
 from meanformer.measures.transport.atoms import (
     Atoms,
     atoms_of,
@@ -16,7 +17,7 @@ from meanformer.measures.transport.exact import exact_distance
 
 
 def conditional_wasserstein(
-    mu: TokenCloud, nu: TokenCloud, *, order: int | float = 2
+    mu: AbstractMeasure, nu: AbstractMeasure, *, order: int | float = 2
 ) -> Float[Array, ""]:
     r"""Distance of clouds with positions, which no mass may leave.
 
@@ -42,8 +43,8 @@ def conditional_wasserstein(
     return exact_distance(_placed("mu", mu), _placed("nu", nu), float(order))
 
 
-def _placed(name: str, cloud: TokenCloud) -> Atoms:
-    if getattr(cloud, "positions", None) is None:
+def _placed(name: str, cloud: AbstractWeightedCloud) -> Atoms:
+    if not isinstance(cloud, TokenCloud) or cloud.positions is None:
         raise InvalidInput(
             f"{name} has no positions; give them as TokenCloud(points, positions=…), "
             "or use wasserstein."

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, ScalarLike
 
 from meanformer.errors import StoppedEarly, check, is_concrete
+from meanformer.measures.abstract import AbstractMeasure
 from meanformer.measures.cloud import AbstractWeightedCloud
 from meanformer.measures.transport.atoms import (
     Atoms,
@@ -28,8 +29,8 @@ ROUNDS = 5000
 
 
 def entropic_cost(
-    mu: AbstractWeightedCloud,
-    nu: AbstractWeightedCloud,
+    mu: AbstractMeasure,
+    nu: AbstractMeasure,
     epsilon: ScalarLike,
     *,
     rounds: int = ROUNDS,
@@ -57,8 +58,8 @@ def entropic_cost(
 
 
 def sinkhorn_divergence(
-    mu: AbstractWeightedCloud,
-    nu: AbstractWeightedCloud,
+    mu: AbstractMeasure,
+    nu: AbstractMeasure,
     epsilon: ScalarLike,
     *,
     rounds: int = ROUNDS,
@@ -138,7 +139,7 @@ def _potentials(
 
 
 def _problems(
-    mu: AbstractWeightedCloud, nu: AbstractWeightedCloud, epsilon: ScalarLike
+    mu: AbstractMeasure, nu: AbstractMeasure, epsilon: ScalarLike
 ) -> tuple[tuple[Problem, ...], Float[Array, ""]]:
     """Return the three transport problems of a divergence and their scale."""
     check_clouds(mu, nu)

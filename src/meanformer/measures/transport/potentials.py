@@ -84,7 +84,7 @@ def _iterate(
 
 
 def _error(problem: Problem, here: _Iterate) -> Float[Array, ""]:
-    r"""Return $\int |e^{(g - g')/\varepsilon} - 1|\,\mathrm{d}\nu$, the misplaced mass."""
+    r"""Return $\int |e^{(g - g')/\varepsilon} - 1|\,\mathrm{d}\nu$: misplaced mass."""
     masses = problem.target.masses
     excess = jnp.expm1((here.potential - here.balanced) / problem.epsilon)
     return jnp.sum(masses * jnp.abs(jnp.where(masses > 0, excess, 0)))

@@ -79,7 +79,7 @@ def distance(finding: Finding) -> tuple[str, Markup] | None:
     """How far the measured value is from the expected one, or from failing."""
     if not math.isfinite(finding.measured):
         return None
-    if finding.relation == "close to":
+    if not isinstance(finding.expected, tuple) and finding.relation == "close to":
         gap = abs(finding.measured - finding.expected)
         return "difference", number(gap, 2)
     name = "margin" if finding.holds else "beyond by"

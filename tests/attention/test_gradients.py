@@ -1,0 +1,299 @@
+"""Derivatives of every map, and the map under `jit`, `vmap` and other precisions."""
+
+from functools import cache
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+
+import reference as ref
+from map_zoo import (
+    DIFFERENTIABLE,
+    MAPS,
+    MASSES,
+    PLACES,
+    QUERIES,
+    QUERY_PLACES,
+    TOKENS,
+    cast,
+    cloud_of,
+    evaluate,
+    every_map,
+)
+from meanformer.attention import (
+    L2,
+    Hardmax,
+    Linear,
+    Residual,
+    Sigmoid,
+    Sinkhorn,
+    Softmax,
+    Unnormalised,
+)
+from meanformer.measures import TokenCloud
+from reference import reference_attention, reference_cloud
+
+KINDS = [Softmax, L2, Sinkhorn, Linear, Unnormalised, Sigmoid, Hardmax]
+SHIFTS = jnp.array([0.0, 0.4])
+STEP = 3e-3
+
+
+class Derivatives(NamedTuple):
+    values: np.ndarray
+    tangents: np.ndarray
+    pairing: np.ndarray
+
+
+def problem(name):
+    """Return a function of all floating-point inputs of a map, and a point."""
+    parameters, rest = eqx.partition(MAPS[name], eqx.is_inexact_array)
+
+    def values(inputs):
+        parameters, points, weights, queries = inputs
+        cloud = TokenCloud(points, weights, positions=jnp.asarray(PLACES))
+        gamma = eqx.combine(parameters, rest)
+        return gamma(cloud, queries, positions=jnp.asarray(QUERY_PLACES))
+
+    arrays = (jnp.asarray(array) for array in (TOKENS, MASSES, QUERIES))
+    return values, (parameters, *arrays)
+
+
+def direction_of(inputs):
+    """Return a fixed direction in all inputs; the weights keep their total."""
+    leaves, structure = jax.tree.flatten(inputs)
+    keys = jr.split(jr.key(7), len(leaves))
+    moves = [jr.normal(key, leaf.shape) for key, leaf in zip(keys, leaves, strict=True)]
+    parameters, points, weights, queries = jax.tree.unflatten(structure, moves)
+    return parameters, points, 0.1 * (weights - weights.mean()), queries
+
+
+def shifted(inputs, direction, amount):
+    return jax.tree.map(lambda leaf, move: leaf + amount * move, inputs, direction)
+
+
+@cache
+def compiled_derivatives(name):
+    """Values, forward and reverse derivatives of a map, under one `jit` of `vmap`."""
+    values, inputs = problem(name)
+    direction = direction_of(inputs)
+    probe = jr.normal(jr.key(8), (len(QUERIES), 2))
+
+    @jax.jit
+    @jax.vmap
+    def differentiate(amount):
+        at = shifted(inputs, direction, amount)
+        found, tangents = jax.jvp(values, (at,), (direction,))
+        (cotangents,) = jax.vjp(values, at)[1](probe)
+        products = jax.tree.map(jnp.vdot, cotangents, direction)
+        pairing = jnp.stack([jnp.vdot(probe, tangents), sum(jax.tree.leaves(products))])
+        return Derivatives(found, tangents, pairing)
+
+    return jax.tree.map(np.asarray, differentiate(SHIFTS))
+
+
+def plain_values(name, amount):
+    values, inputs = problem(name)
+    return np.asarray(values(shifted(inputs, direction_of(inputs), amount)))
+
+
+@every_map(DIFFERENTIABLE)
+def test_compiled_and_batched_values_are_the_plain_ones(name):
+    found = compiled_derivatives(name).values
+    for shift, values in zip(SHIFTS, found, strict=True):
+        np.testing.assert_allclose(values, plain_values(name, shift), atol=1e-10)
+
+
+@every_map(DIFFERENTIABLE)
+def test_forward_derivatives_agree_with_finite_differences(name):
+    for shift, tangents in zip(
+        SHIFTS, compiled_derivatives(name).tangents, strict=True
+    ):
+        near = plain_values(name, shift + STEP) - plain_values(name, shift - STEP)
+        far = plain_values(name, shift + 2 * STEP) - plain_values(
+            name, shift - 2 * STEP
+        )
+        expected = (8 * near - far) / (12 * STEP)
+        np.testing.assert_allclose(tangents, expected, rtol=2e-7, atol=2e-7)
+
+
+@every_map(DIFFERENTIABLE)
+def test_reverse_derivatives_are_adjoint_to_forward_ones(name):
+    forward, reverse = compiled_derivatives(name).pairing.T
+    np.testing.assert_allclose(forward, reverse, rtol=1e-10, atol=1e-11)
+
+
+# Closed forms
+
+
+def tilted(query, beta=1.0):
+    """Mean and covariance of the reference tokens as a query sees them."""
+    masses = ref.WEIGHTS * np.exp(beta * ref.POINTS @ ref.SCORE @ query)
+    shares = masses / masses.sum()
+    mean = shares @ ref.POINTS
+    centred = ref.POINTS - mean
+    return shares, mean, centred.T @ (shares[:, None] * centred)
+
+
+def test_softmax_varies_with_the_query_by_the_tilted_covariance():
+    beta, cloud = 1.4, reference_cloud()
+    attention = reference_attention(beta=beta)
+    query = np.array([0.3, -0.9])
+    jacobian = jax.jacfwd(lambda x: attention(cloud, x[None])[0])(jnp.asarray(query))
+    covariance = tilted(query, beta)[2]
+    expected = beta * ref.VALUE @ covariance @ ref.SCORE
+    np.testing.assert_allclose(jacobian, expected, atol=1e-14)
+
+
+def test_l2_varies_with_the_query_by_twice_the_tilted_covariance():
+    beta, cloud = 0.8, reference_cloud()
+    attention = reference_attention(L2, beta=beta)
+    query = np.array([0.3, -0.9])
+    jacobian = jax.jacfwd(lambda x: attention(cloud, x[None])[0])(jnp.asarray(query))
+    differences = ref.QUERY @ query - ref.POINTS @ ref.KEY.T
+    shares = ref.WEIGHTS * np.exp(-beta * np.sum(differences**2, axis=1))
+    shares /= shares.sum()
+    centred = ref.POINTS - shares @ ref.POINTS
+    covariance = centred.T @ (shares[:, None] * centred)
+    expected = 2 * beta * ref.VALUE @ covariance @ ref.SCORE
+    np.testing.assert_allclose(jacobian, expected, atol=1e-14)
+
+
+def test_softmax_varies_with_the_tokens_as_the_block_formula_says():
+    cloud, attention = reference_cloud(), reference_attention()
+
+    def move(points):
+        return attention(cloud.moved(points), points)
+
+    jacobian = np.asarray(jax.jacrev(move)(cloud.points))
+    for i, query in enumerate(ref.POINTS):
+        shares, mean, covariance = tilted(query)
+        for j, token in enumerate(ref.POINTS):
+            block = (
+                shares[j]
+                * ref.VALUE
+                @ (np.eye(2) + np.outer(token - mean, ref.SCORE @ query))
+            )
+            if i == j:
+                block = block + ref.VALUE @ covariance @ ref.SCORE
+            np.testing.assert_allclose(jacobian[i, :, j], block, atol=1e-14)
+
+
+def test_softmax_varies_with_the_weights_as_the_influence_function_says():
+    cloud, attention = reference_cloud(), reference_attention()
+    query = np.array([0.3, -0.9])
+    atom = 2
+
+    def mixed(share):
+        move = jnp.zeros(4).at[atom].set(1.0) - cloud.weights
+        context = TokenCloud(cloud.points, cloud.weights + share * move)
+        return attention(context, jnp.asarray(query)[None])[0]
+
+    shares, mean, _ = tilted(query)
+    density = shares[atom] / ref.WEIGHTS[atom]
+    expected = density * ref.VALUE @ (ref.POINTS[atom] - mean)
+    np.testing.assert_allclose(jax.jacfwd(mixed)(0.0), expected, atol=1e-14)
+
+
+def test_the_influence_of_an_absent_token_is_known():
+    attention, query = reference_attention(), np.array([[0.3, -0.9]])
+    weights = jnp.array([0.5, 0.5, 0.0])
+    points = jnp.asarray(ref.POINTS[:3])
+
+    def mixed(share):
+        context = TokenCloud(
+            points, weights + share * (jnp.array([0, 0, 1.0]) - weights)
+        )
+        return attention(context, jnp.asarray(query))[0]
+
+    forward = (mixed(1e-4) - mixed(0.0)) / 1e-4
+    np.testing.assert_allclose(jax.jacfwd(mixed)(0.0), forward, atol=1e-4)
+
+
+# Objects built from traced parameters, as schedules do
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_attention_can_be_built_from_traced_parameters(kind):
+    cloud, queries = cloud_of(), jnp.asarray(QUERIES)
+
+    def layer(time):
+        query, key, value = (
+            jnp.asarray(matrix) * (1 + time)
+            for matrix in (ref.QUERY, ref.KEY, ref.VALUE)
+        )
+        attention = kind(query, key, value, beta=0.5 + time, value_bias=time * value[0])
+        return Residual(attention, time)(cloud, queries)
+
+    times = jnp.array([0.0, 0.3])
+    batched = jax.jit(jax.vmap(layer))(times)
+    for time, values in zip(times, batched, strict=True):
+        np.testing.assert_allclose(values, layer(time), atol=1e-10)
+
+
+def test_the_bias_of_sigmoid_attention_can_be_trained():
+    cloud = reference_cloud()
+
+    def total(bias):
+        return reference_attention(Sigmoid, bias=bias)(cloud, cloud.points).sum()
+
+    expected = (total(1e-5) - total(-1e-5)) / 2e-5
+    np.testing.assert_allclose(jax.jit(jax.grad(total))(0.0), expected, rtol=1e-8)
+
+
+def test_clouds_of_unequal_size_are_batched_by_padding():
+    from meanformer.measures import batch
+
+    attention = reference_attention()
+    clouds = [TokenCloud(ref.POINTS), TokenCloud(TOKENS, MASSES)]
+    queries = jnp.asarray(QUERIES)
+    batched = jax.vmap(attention, in_axes=(0, None))(batch(clouds), queries)
+    for cloud, values in zip(clouds, batched, strict=True):
+        np.testing.assert_allclose(values, attention(cloud, queries), atol=1e-14)
+
+
+# Precision
+
+
+def shapes(gamma, cloud, dtype):
+    def values(cloud, queries):
+        return gamma(cloud, queries, positions=jnp.asarray(QUERY_PLACES))
+
+    def total(queries, cloud):
+        return values(cloud, queries).sum()
+
+    queries = jnp.asarray(QUERIES, dtype)
+    value = jax.eval_shape(values, cloud, queries)
+    gradient = jax.eval_shape(jax.grad(total), queries, cloud)
+    return value, gradient
+
+
+@every_map()
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+def test_single_and_half_precision_stay_what_they_are(name, dtype):
+    # Strict promotion is on: tracing alone finds every mixture of types.
+    value, gradient = shapes(cast(MAPS[name], dtype), cloud_of(dtype=dtype), dtype)
+    assert value.dtype == dtype
+    assert gradient.dtype == dtype
+
+
+@every_map(["softmax", "l2", "sinkhorn", "linear", "unnormalised", "sigmoid"])
+def test_half_precision_is_computed_in_single_precision(name):
+    half, single = (
+        evaluate(cast(MAPS[name], dtype), cloud_of(dtype=dtype)).astype(np.float64)
+        for dtype in (jnp.bfloat16, jnp.float32)
+    )
+    rounded = cast(MAPS[name], jnp.bfloat16)
+    cloud = cloud_of(dtype=jnp.bfloat16)
+    exact = evaluate(
+        cast(rounded, jnp.float32), cast(cloud, jnp.float32), rounded_queries()
+    )
+    np.testing.assert_allclose(half, exact, rtol=2**-8, atol=2**-9)
+    np.testing.assert_allclose(half, single, atol=0.03)
+
+
+def rounded_queries():
+    return np.asarray(jnp.asarray(QUERIES, jnp.bfloat16), np.float64)

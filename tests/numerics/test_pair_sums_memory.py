@@ -1,0 +1,51 @@
+"""Memory of the pair sums, measured in processes of their own."""
+
+import subprocess
+import sys
+
+import pytest
+
+CEILING = 400
+SCRIPT = """
+import resource, sys
+import jax, jax.numpy as jnp
+from meanformer.numerics.pair_sums import Blocked
+from meanformer.numerics.pairs import Pairs
+
+def loss(points, last):
+    weights = jnp.full(len(points), 1 / len(points), points.dtype)
+    first = None if last is None else jnp.zeros_like(last)
+    pairs = Pairs(points, points, weights, None, first, last)
+    log_mass, mean = Blocked().softmax(pairs, points)
+    return log_mass.sum() + (mean ** 2).sum()
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+function = jax.jit(jax.grad(loss) if sys.argv[1] == "grad" else loss)
+count = int(sys.argv[3])
+def points(count):
+    return jax.random.normal(jax.random.key(0), (count, 3))
+def last(count):
+    return jnp.arange(1, count + 1) if sys.argv[2] == "causal" else None
+# A small problem first: the compiler's own memory is not what is measured.
+jax.block_until_ready(function(points(2500), last(2500)))
+before = peak()
+jax.block_until_ready(function(points(count), last(count)))
+sys.stdout.write(str(peak() - before))
+"""
+
+
+def peak_increase(kind, mask, count):
+    """Peak resident memory in MiB that one call adds to a process."""
+    command = [sys.executable, "-c", SCRIPT, kind, mask, str(count)]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    return float(result.stdout)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["value", "grad"])
+@pytest.mark.parametrize("mask", ["full", "causal"])
+def test_twenty_thousand_tokens_need_no_square_array(kind, mask):
+    # One dense array of scores in single precision has 1526 MiB.
+    assert peak_increase(kind, mask, 20_000) < CEILING
