@@ -7,6 +7,7 @@ The names below are the front door. Rooms with heavier dependencies (`observable
 """
 
 import importlib
+from typing import Any
 
 from meanformer.attention import L2 as L2
 from meanformer.attention import AbstractAttention as AbstractAttention
@@ -93,7 +94,7 @@ from meanformer.numerics.pair_sums import Blocked as Blocked
 _ROOMS = ("experiments", "observables", "plotting", "storage")
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> Any:
     if name == "open_run":
         from meanformer.storage import open_run
 

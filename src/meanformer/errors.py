@@ -8,6 +8,7 @@ a failure shows in the status of the solve instead.
 import warnings
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
@@ -33,7 +34,7 @@ class StoppedEarly(UserWarning):
     """A solve that ended before the depth asked for; the message gives advice."""
 
 
-def check(condition: bool, message: str) -> None:
+def check(condition: bool | np.bool_, message: str) -> None:
     """Raise `InvalidInput` with the message unless the condition holds."""
     if not condition:
         raise InvalidInput(message)
@@ -61,7 +62,7 @@ def as_float_array(name: str, value: object) -> Array:
             PrecisionWarning,
             stacklevel=3,
         )
-        value = value.astype(np.float32)
+        value = np.asarray(value, np.float32)
     try:
         array = jnp.asarray(value)
     except (TypeError, ValueError) as error:

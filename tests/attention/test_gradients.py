@@ -1,8 +1,5 @@
 """Derivatives of every map, and the map under `jit`, `vmap` and other precisions."""
 
-from functools import cache
-from typing import NamedTuple
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -38,14 +35,7 @@ from meanformer.measures import TokenCloud
 from reference import reference_attention, reference_cloud
 
 KINDS = [Softmax, L2, Sinkhorn, Linear, Unnormalised, Sigmoid, Hardmax]
-SHIFTS = jnp.array([0.0, 0.4])
 STEP = 3e-3
-
-
-class Derivatives(NamedTuple):
-    values: np.ndarray
-    tangents: np.ndarray
-    pairing: np.ndarray
 
 
 def problem(name):
@@ -75,55 +65,53 @@ def shifted(inputs, direction, amount):
     return jax.tree.map(lambda leaf, move: leaf + amount * move, inputs, direction)
 
 
-@cache
-def compiled_derivatives(name):
-    """Values, forward and reverse derivatives of a map, under one `jit` of `vmap`."""
+@every_map(DIFFERENTIABLE)
+def test_derivatives_agree_with_finite_differences_and_each_other(name):
     values, inputs = problem(name)
     direction = direction_of(inputs)
-    probe = jr.normal(jr.key(8), (len(QUERIES), 2))
 
-    @jax.jit
-    @jax.vmap
-    def differentiate(amount):
-        at = shifted(inputs, direction, amount)
-        found, tangents = jax.jvp(values, (at,), (direction,))
-        (cotangents,) = jax.vjp(values, at)[1](probe)
-        products = jax.tree.map(jnp.vdot, cotangents, direction)
-        pairing = jnp.stack([jnp.vdot(probe, tangents), sum(jax.tree.leaves(products))])
-        return Derivatives(found, tangents, pairing)
+    def moved(amount):
+        return np.asarray(values(shifted(inputs, direction, amount)))
 
-    return jax.tree.map(np.asarray, differentiate(SHIFTS))
+    _, tangents = jax.jvp(values, (inputs,), (direction,))
+    # Fourth order, so that the step can be long and rounding small.
+    near, far = moved(STEP) - moved(-STEP), moved(2 * STEP) - moved(-2 * STEP)
+    expected = (8 * near - far) / (12 * STEP)
+    np.testing.assert_allclose(tangents, expected, rtol=2e-7, atol=2e-7)
+    probe = jr.normal(jr.key(8), tangents.shape)
+    (cotangents,) = jax.vjp(values, inputs)[1](probe)
+    products = jax.tree.map(jnp.vdot, cotangents, direction)
+    paired = sum(jax.tree.leaves(products))
+    np.testing.assert_allclose(paired, jnp.vdot(probe, tangents), rtol=1e-9, atol=1e-10)
 
 
-def plain_values(name, amount):
+@every_map()
+def test_batched_values_are_the_plain_ones(name):
     values, inputs = problem(name)
-    return np.asarray(values(shifted(inputs, direction_of(inputs), amount)))
+    direction = direction_of(inputs)
+    amounts = jnp.array([0.0, 0.4])
+    batched = jax.vmap(lambda amount: values(shifted(inputs, direction, amount)))(
+        amounts
+    )
+    for amount, found in zip(amounts, batched, strict=True):
+        expected = values(shifted(inputs, direction, amount))
+        np.testing.assert_allclose(found, expected, atol=1e-10)
 
 
-@every_map(DIFFERENTIABLE)
-def test_compiled_and_batched_values_are_the_plain_ones(name):
-    found = compiled_derivatives(name).values
-    for shift, values in zip(SHIFTS, found, strict=True):
-        np.testing.assert_allclose(values, plain_values(name, shift), atol=1e-10)
+COMPILED = [
+    "tied sinkhorn",
+    "normalised linear",
+    "mixed heads",
+    "causal softmax",
+    "network",
+]
 
 
-@every_map(DIFFERENTIABLE)
-def test_forward_derivatives_agree_with_finite_differences(name):
-    for shift, tangents in zip(
-        SHIFTS, compiled_derivatives(name).tangents, strict=True
-    ):
-        near = plain_values(name, shift + STEP) - plain_values(name, shift - STEP)
-        far = plain_values(name, shift + 2 * STEP) - plain_values(
-            name, shift - 2 * STEP
-        )
-        expected = (8 * near - far) / (12 * STEP)
-        np.testing.assert_allclose(tangents, expected, rtol=2e-7, atol=2e-7)
-
-
-@every_map(DIFFERENTIABLE)
-def test_reverse_derivatives_are_adjoint_to_forward_ones(name):
-    forward, reverse = compiled_derivatives(name).pairing.T
-    np.testing.assert_allclose(forward, reverse, rtol=1e-10, atol=1e-11)
+@every_map(COMPILED)
+def test_compiled_values_are_the_plain_ones(name):
+    values, inputs = problem(name)
+    found, expected = jax.jit(values)(inputs), values(inputs)
+    np.testing.assert_allclose(found, expected, atol=1e-10)
 
 
 # Closed forms
@@ -280,20 +268,11 @@ def test_single_and_half_precision_stay_what_they_are(name, dtype):
     assert gradient.dtype == dtype
 
 
-@every_map(["softmax", "l2", "sinkhorn", "linear", "unnormalised", "sigmoid"])
+@every_map(["softmax", "l2", "linear", "sigmoid"])
 def test_half_precision_is_computed_in_single_precision(name):
-    half, single = (
-        evaluate(cast(MAPS[name], dtype), cloud_of(dtype=dtype)).astype(np.float64)
-        for dtype in (jnp.bfloat16, jnp.float32)
-    )
-    rounded = cast(MAPS[name], jnp.bfloat16)
-    cloud = cloud_of(dtype=jnp.bfloat16)
-    exact = evaluate(
-        cast(rounded, jnp.float32), cast(cloud, jnp.float32), rounded_queries()
-    )
-    np.testing.assert_allclose(half, exact, rtol=2**-8, atol=2**-9)
-    np.testing.assert_allclose(half, single, atol=0.03)
-
-
-def rounded_queries():
-    return np.asarray(jnp.asarray(QUERIES, jnp.bfloat16), np.float64)
+    gamma, cloud = cast(MAPS[name], jnp.bfloat16), cloud_of(dtype=jnp.bfloat16)
+    half = evaluate(gamma, cloud).astype(np.float64)
+    queries = np.asarray(jnp.asarray(QUERIES, jnp.bfloat16), np.float64)
+    single = evaluate(cast(gamma, jnp.float32), cast(cloud, jnp.float32), queries)
+    # Only the result is rounded to eight bits.
+    np.testing.assert_allclose(half, single, rtol=2**-8, atol=0)

@@ -52,7 +52,7 @@ def difference(function, point, direction, step=1e-5):
 
 
 def inner(left, right):
-    return sum(jnp.vdot(a, b) for a, b in zip(*map(jax.tree.leaves, (left, right))))
+    return sum(jax.tree.leaves(jax.tree.map(jnp.vdot, left, right)))
 
 
 @pytest.mark.parametrize("masked", [False, True])

@@ -153,7 +153,7 @@ def prefix_finding(path: mf.Trajectory):
     short = mf.TokenCloud(
         cloud.points[:3],
         cloud.weights[:3],
-        positions=cloud.positions[:3],
+        positions=jnp.array(PLACES[:3]),
         normalize=True,
     )
     alone = mf.solve(masked_flow(), short, 2.0, save=41, solver=mf.FixedStep(0.025))

@@ -170,7 +170,7 @@ def doubly_finding(path: mf.Trajectory):
 def contraction() -> tuple[np.ndarray, float, np.ndarray]:
     """Ratios of the oscillation per round, their ceiling, and the errors themselves."""
     layer, cloud = reference_attention(mf.Sinkhorn), reference_cloud()
-    problem = SelfTransport(cloud.points, cloud.weights, layer.form, cloud.sums)
+    problem = SelfTransport(cloud.points, cloud.weights, 2 * layer.score, cloud.sums)
     start = jnp.zeros(cloud.count)
     limit = alternate(problem, start, half_steps=401).f
     errors = []

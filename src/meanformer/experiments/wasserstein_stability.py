@@ -241,7 +241,7 @@ def draw(flow: mf.Flow, first: mf.Trajectory, second: mf.Trajectory) -> Picture:
     right.semilogy(depths, a_priori, color=style.GREY, label="bound known beforehand")
     right.semilogy(growth.depths[1:], growth.log_factors[1:], "--", color=style.ORANGE,
                    label="bound along the path")  # fmt: skip
-    right.semilogy(depths, np.log(np.asarray(growth.observed[1:])), "o-",
+    right.semilogy(depths, np.log(np.asarray(growth.observed)[1:]), "o-",
     color=style.BLUE, label="observed")  # fmt: skip
     right.set(xlabel="depth $t$", ylabel="logarithm of the growth of $W_2$")
     right.set_title("known beforehand")

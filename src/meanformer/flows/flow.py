@@ -4,7 +4,6 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from meanformer.attention import AbstractInContextMap
 from meanformer.errors import check
 from meanformer.flows.schedule import AbstractSchedule, as_schedule
 from meanformer.geometry import AbstractSpace, Euclidean
@@ -27,9 +26,7 @@ class Flow(eqx.Module):
         noise: the strength $\sigma$ of the noise; none by default.
     """
 
-    velocity: AbstractInContextMap | AbstractSchedule = eqx.field(
-        converter=lambda velocity: as_schedule(velocity)
-    )
+    velocity: AbstractSchedule = eqx.field(converter=as_schedule)
     space: AbstractSpace = eqx.field(default=Euclidean(), kw_only=True)
     noise: float | Float[Array, ""] | None = eqx.field(default=None, kw_only=True)
 

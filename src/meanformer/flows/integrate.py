@@ -1,6 +1,7 @@
 """One stretch of depth: from one saved depth to the next."""
 
 from collections.abc import Callable
+from typing import cast
 
 import diffrax
 import equinox as eqx
@@ -64,7 +65,7 @@ def advance(problem: Problem, state: State, target: Float[Array, ""]) -> State:
     solution = _diffeqsolve(problem, state, end)
     points, probes = jax.tree.map(lambda leaf: leaf[-1], solution.ys)
     moved = State(
-        solution.ts[-1],
+        cast(Array, solution.ts)[-1],
         points,
         probes,
         _status(problem, solution),
@@ -120,10 +121,11 @@ def _noise_term(
 ) -> diffrax.ControlTerm:
     """Return independent Brownian motions, numbered by the stretch of depth."""
     moving = jax.eval_shape(lambda: state.moving)
+    step = cast(Array, problem.integrator.first_step(state.depth, end))
     path = diffrax.VirtualBrownianTree(
         state.depth,
         end,
-        tol=problem.integrator.step / 4,
+        tol=jnp.abs(step) / 4,
         shape=moving,
         key=jr.fold_in(problem.key, state.stretch),
     )

@@ -1,7 +1,7 @@
 """Single steps that diffrax lacks: classical Runge-Kutta, splitting, retraction."""
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import diffrax
 import jax
@@ -101,7 +101,7 @@ class Retracted(diffrax.AbstractWrappedSolver):
     @property
     def root_finder(self):
         """That of the wrapped solver, where it is implicit."""
-        return self.solver.root_finder
+        return cast(diffrax.AbstractImplicitSolver, self.solver).root_finder
 
     def order(self, terms):
         """Return the order of the wrapped solver."""

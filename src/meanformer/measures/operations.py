@@ -60,20 +60,18 @@ def mix(
     check(len(measures) > 0, "measures is empty; there is nothing to mix.")
     means = jnp.stack([measure.mean() for measure in measures])
     shares = checked_weights(means, coefficients, normalize=False)
-    if not all(isinstance(measure, TokenCloud) for measure in measures):
+    clouds = [measure for measure in measures if isinstance(measure, TokenCloud)]
+    if len(clouds) < len(measures):
         return Mixture(shares, measures)
-    _check_placed(measures)
-    positions = [cloud.positions for cloud in measures if cloud.positions is not None]
+    _check_placed(clouds)
+    positions = [cloud.positions for cloud in clouds if cloud.positions is not None]
     return TokenCloud(
-        jnp.concatenate([cloud.points for cloud in measures]),
+        jnp.concatenate([cloud.points for cloud in clouds]),
         jnp.concatenate(
-            [
-                share * cloud.weights
-                for share, cloud in zip(shares, measures, strict=True)
-            ]
+            [share * cloud.weights for share, cloud in zip(shares, clouds, strict=True)]
         ),
         positions=jnp.concatenate(positions) if positions else None,
-        sums=measures[0].sums,
+        sums=clouds[0].sums,
     )
 
 
@@ -130,9 +128,9 @@ def _group_labels(
         return _by_appearance(labels.reshape(-1))
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
-    from scipy.spatial import cKDTree
+    from scipy.spatial import KDTree
 
-    close = cKDTree(points).query_pairs(tolerance, output_type="ndarray")
+    close = KDTree(points).query_pairs(tolerance, output_type="ndarray")
     if places is not None:
         close = close[places[close[:, 0]] == places[close[:, 1]]]
     shape = (len(points), len(points))

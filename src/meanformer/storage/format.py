@@ -9,6 +9,7 @@ at any moment therefore leaves a shorter trajectory, never a broken one.
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -61,12 +62,13 @@ class GrowingArrays:
     def write_row(self, index: int, rows: dict[str, np.ndarray]) -> None:
         """Write one depth; it is not visible before `commit`."""
         for name, row in rows.items():
-            self._group[name][index] = row
+            self._array(name)[index] = row
 
     def read(self, name: str) -> np.ndarray:
         """Return the visible rows of an array."""
-        array = self._group[name]
-        return array[: self.committed()] if self._grows(array) else array[...]
+        array = self._array(name)
+        rows = array[: self.committed()] if self._grows(array) else array[...]
+        return np.asarray(rows)
 
     def names(self) -> set[str]:
         """Return the names of all arrays."""
@@ -91,7 +93,7 @@ class GrowingArrays:
         document = {"zarr_consolidated_format": 1, "metadata": entries}
         replace_file(self.path / METADATA, json.dumps(document, indent=1))
 
-    def _create(self, name, shape, chunks, dtype, axes):
+    def _create(self, name, shape, chunks, dtype, axes) -> Any:
         return self._group.create_array(
             name,
             shape=shape,
@@ -101,6 +103,9 @@ class GrowingArrays:
             fill_value=np.nan if np.issubdtype(dtype, np.floating) else None,
             attributes={"_ARRAY_DIMENSIONS": list(axes)},
         )
+
+    def _array(self, name: str) -> Any:
+        return self._group[name]
 
     def _growing(self):
         return [array for array in self._group.array_values() if self._grows(array)]

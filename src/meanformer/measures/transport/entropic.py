@@ -113,10 +113,7 @@ class _Costs(NamedTuple):
 
 
 def _solve(
-    mu: AbstractWeightedCloud,
-    nu: AbstractWeightedCloud,
-    epsilon: ScalarLike,
-    rounds: int,
+    mu: AbstractMeasure, nu: AbstractMeasure, epsilon: ScalarLike, rounds: int
 ) -> _Costs:
     """Find the three potentials, then evaluate the costs with them frozen."""
     check(rounds > 0, f"rounds is {rounds}; it must be positive.")

@@ -1,0 +1,55 @@
+"""Peak memory of a velocity and its gradient against what dense JAX would allocate."""
+
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+
+from benchmarks.dense import dense_velocity
+from benchmarks.gradient import energy
+from benchmarks.measure import python
+from benchmarks.result import Result
+
+ALLOWED = 300.0
+MEBIBYTE = 2**20
+# The first call, on fewer tokens, loads the compiler: that memory is not counted.
+SCRIPT = """
+import resource, sys
+import jax
+from benchmarks.gradient import energy
+from benchmarks.velocity import velocity
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+def call(count):
+    points = jax.random.normal(jax.random.key(0), (count, 3))
+    field = velocity(3)
+    function = jax.grad(energy(field)) if sys.argv[1] == "gradient" else field
+    jax.block_until_ready(jax.jit(function)(points))
+
+call(3000)
+before = peak()
+call(int(sys.argv[2]))
+sys.stdout.write(str(peak() - before))
+"""
+
+
+def results() -> Iterator[Result]:
+    for kind, count in (("velocity", 100_000), ("gradient", 20_000)):
+        ours = float(python(SCRIPT, kind, str(count)))
+        name = f"extra memory of a {kind}, n = {count}, d = 3"
+        yield Result(name, "the 300 MiB allowed", ours, ALLOWED, "MiB", 1.0)
+        yield Result(name, "dense JAX, as planned", ours, planned(kind, count), "MiB")
+
+
+def planned(kind: str, count: int) -> float:
+    """Return what the compiled dense formula allocates while it runs, in MiB."""
+
+    def dense(points):
+        return dense_velocity(points, points)
+
+    function = jax.grad(energy(dense)) if kind == "gradient" else dense
+    points = jax.ShapeDtypeStruct((count, 3), jnp.float32)
+    analysis = jax.jit(function).lower(points).compile().memory_analysis()
+    return analysis.temp_size_in_bytes / MEBIBYTE
