@@ -1,4 +1,4 @@
-"""Gradient of a softmax velocity against jax.grad of the dense formula, and our value."""
+"""Gradient of a softmax velocity against jax.grad of the dense formula; our value."""
 
 from collections.abc import Iterator
 

@@ -26,6 +26,7 @@ def test_a_claim_that_holds_leaves_with_0(meanformer):
     assert "✓ holds" in result.stdout
     assert "toy-holds/mean" in result.stdout
     assert "measured 0.5, expected ≈ 0.5 ± 10⁻¹²" in result.stdout
+    assert "measured 0.5, expected ≤ 0.5 + 10⁻¹²" in result.stdout
 
 
 def test_a_claim_that_fails_leaves_with_1(meanformer):

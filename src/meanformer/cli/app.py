@@ -10,6 +10,7 @@ import importlib
 import importlib.metadata
 import io
 import pkgutil
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -107,7 +108,13 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
+    signal.signal(signal.SIGTERM, _leave)
     app()
+
+
+def _leave(number: int, frame: Any) -> None:
+    """End in order, worker processes included, when asked to terminate."""
+    sys.exit(128 + number)
 
 
 def load_commands() -> None:

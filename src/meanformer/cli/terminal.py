@@ -92,15 +92,22 @@ def _claim_line(record: Any, claim: Any, width: int) -> Any:
 
 def finding_text(finding: Any) -> str:
     """Measured and expected value with their relation."""
-    from meanformer.experiments.framework.numbers import SYMBOLS, finding_digits, plain
+    from meanformer.experiments.framework.numbers import (
+        SLACK_SIGNS,
+        finding_digits,
+        plain,
+        symbol,
+    )
 
     digits = finding_digits(finding)
-    measured, symbol = plain(finding.measured, digits), SYMBOLS[finding.relation]
+    measured, sign = plain(finding.measured, digits), symbol(finding)
     if isinstance(finding.expected, tuple):
         low, high = (plain(end, digits) for end in finding.expected)
-        return f"measured {measured}, expected {symbol} [{low}, {high}]"
-    slack = f" ± {plain(finding.tolerance, 2)}" if finding.tolerance else ""
-    expected = f"{symbol} {plain(finding.expected, digits)}{slack}"
+        return f"measured {measured}, expected {sign} [{low}, {high}]"
+    expected = f"{sign} {plain(finding.expected, digits)}"
+    if finding.tolerance:
+        slack = SLACK_SIGNS[finding.relation]
+        expected += f" {slack} {plain(finding.tolerance, 2)}"
     return f"measured {measured}, expected {expected}"
 
 

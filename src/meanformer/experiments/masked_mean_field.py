@@ -104,7 +104,7 @@ def run(parameters: Parameters, *, progress) -> Outcome:
     ratios = {
         count: stress(parameters, count) for count in progress.over((2, 5, 12), 0.5)
     }
-    counts = 2 ** np.arange(1, int(np.log2(parameters.largest)) + 1)
+    counts = np.geomspace(2, parameters.largest, 6).round().astype(int)
     growth = {
         order: np.array([first_move(int(n), order) for n in counts])
         for order in progress.over((1, 2), 0.5)
@@ -214,12 +214,12 @@ def stress(parameters: Parameters, count: int) -> np.ndarray:
     def ratio(key):
         key_first, key_move, key_query, key_value, key_size = jr.split(key, 5)
         first = jr.uniform(key_first, (count, dimension), minval=-1, maxval=1)
-        size = 10 ** jr.uniform(key_size, (), minval=-3, maxval=0.5)
+        size, heat = 10 ** jr.uniform(key_size, (2,), minval=-3, maxval=0.0)
         second = first + size * jr.normal(key_move, (count, dimension))
         query, value = (
             jr.normal(k, (dimension, dimension)) for k in (key_query, key_value)
         )
-        gamma = mf.Masked(mf.Softmax(0.3 * query, jnp.eye(dimension), value))
+        gamma = mf.Masked(mf.Softmax(heat * query, jnp.eye(dimension), value))
         outputs = [
             gamma(mf.TokenCloud(points, positions=places), points, positions=places)
             for points in (first, second)

@@ -59,7 +59,8 @@ def checked_positions(
     check_shape("positions", places, (points.shape[0],))
     check_finite("positions", places)
     if is_concrete(places):
-        low, high = float(np.min(places)), float(np.max(places))
+        known = np.asarray(places)
+        low, high = float(known.min()), float(known.max())
         check(
             low >= 0 and high <= 1,
             f"positions range over [{low}, {high}]; they must lie in [0, 1].",

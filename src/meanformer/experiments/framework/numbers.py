@@ -14,6 +14,7 @@ SYMBOLS = {
     "above": ">",
     "below": "<",
 }
+SLACK_SIGNS = {"close to": "±", "at most": "+", "at least": "−"}
 
 
 def parts(value: float, digits: int = 5) -> tuple[str, int | None]:
@@ -39,6 +40,12 @@ def plain(value: Any, digits: int = 5) -> str:
         return mantissa
     factor = "" if mantissa == "1" else f"{mantissa}×"
     return f"{factor}10{str(power).translate(SUPERSCRIPTS)}"
+
+
+def symbol(finding: Finding) -> str:
+    """The sign of a relation; closeness without tolerance is equality."""
+    is_exact = finding.relation == "close to" and finding.tolerance == 0
+    return "=" if is_exact else SYMBOLS[finding.relation]
 
 
 def digits_to_tell_apart(first: float, second: float, least: int = 5) -> int:

@@ -212,6 +212,8 @@ def _overheard():
         contextlib.redirect_stdout(sys.stderr),
     ):
         warnings.simplefilter("default")
+        # Two workers may meet at one file of the cache; JAX then compiles anew.
+        warnings.filterwarnings("ignore", "Error (reading|writing) persistent")
         yield heard
 
 

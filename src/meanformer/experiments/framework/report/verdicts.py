@@ -6,7 +6,11 @@ from typing import Literal
 
 from meanformer.experiments.framework import citations
 from meanformer.experiments.framework.claims import Claim, Finding, Reference
-from meanformer.experiments.framework.numbers import SYMBOLS, finding_digits
+from meanformer.experiments.framework.numbers import (
+    SLACK_SIGNS,
+    finding_digits,
+    symbol,
+)
 from meanformer.experiments.framework.records import Record
 from meanformer.experiments.framework.report.html import (
     Markup,
@@ -66,13 +70,16 @@ def measured(finding: Finding) -> Markup:
 
 def expected(finding: Finding) -> Markup:
     """The relation, the expected value and the tolerance."""
-    symbol = tag("span", SYMBOLS[finding.relation], class_="relation")
+    sign = tag("span", symbol(finding), class_="relation")
     digits = finding_digits(finding)
     if isinstance(finding.expected, tuple):
         low, high = (number(end, digits) for end in finding.expected)
-        return join([symbol, " [", low, ", ", high, "]"])
-    slack = [" ± ", number(finding.tolerance, 2)] if finding.tolerance else []
-    return join([symbol, " ", number(finding.expected, digits), slack])
+        return join([sign, " [", low, ", ", high, "]"])
+    value = join([sign, " ", number(finding.expected, digits)])
+    if finding.tolerance == 0:
+        return value
+    slack = SLACK_SIGNS[finding.relation]
+    return join([value, f" {slack} ", number(finding.tolerance, 2)])
 
 
 def distance(finding: Finding) -> tuple[str, Markup] | None:
