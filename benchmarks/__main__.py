@@ -26,7 +26,7 @@ def main() -> None:
     chosen = [name for name in NAMES if fnmatch.fnmatch(name, f"*{options.only}*")]
     if not chosen:
         raise SystemExit(f"--only {options.only}: choose among {', '.join(NAMES)}.")
-    console, results = Console(), []
+    console, results = Console(soft_wrap=True), []
     for name in chosen:
         module = importlib.import_module(f"benchmarks.{name}")
         console.print(f"[bold]{name}[/]: {module.__doc__}")

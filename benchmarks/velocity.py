@@ -18,14 +18,14 @@ TARGETS = {3: 4.0, 64: 1.2}
 def results() -> Iterator[Result]:
     for dimension, target in TARGETS.items():
         seconds = alternate(contestants(dimension))
-        name = f"velocity, n = {COUNT}, d = {dimension}, float32"
+        name = f"velocity, n={COUNT}, d={dimension}"
         ours = seconds["meanformer"]
         yield Result(name, "torch SDPA", ours, seconds["torch"], "s", target)
         yield Result(name, "dense JAX", ours, seconds["dense"], "s", 1.0)
     causal = alternate(masked_contestants(3))
     yield Result(
-        f"causal velocity, n = {COUNT}, d = 3, float32",
-        "the same unmasked",
+        f"causal velocity, n={COUNT}, d=3",
+        "unmasked",
         causal["masked"],
         causal["full"],
         "s",

@@ -133,7 +133,7 @@ MAPS = {
     "sigmoid": Sigmoid(QUERY, KEY, VALUE, bias=0.5, **BIASED),
     "causal": Masked(SOFTMAX, Causal()),
     "window": Masked(SOFTMAX, Window(0.3)),
-    "prefix": Masked(SOFTMAX, Prefix(0.5)),
+    "prefix": Masked(SOFTMAX, Prefix(0.5), divide=True),
     "blocks": Masked(L2(QUERY, KEY, VALUE), Blocks([0.4])),
     "masked linear": Masked(Linear(QUERY, KEY, VALUE)),
     "divided sigmoid": Masked(Sigmoid(QUERY, KEY, VALUE), divide=True),

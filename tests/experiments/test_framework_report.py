@@ -90,7 +90,7 @@ def test_a_card_shows_what_a_reader_wants():
         "A &lt; B &amp; C: text is escaped.",
         "how many numbers",
         "Expected value in closed form",
-        "Of 5 comparisons",
+        "Least favourable of 5 comparisons.",
     ):
         assert piece in text
 

@@ -1,6 +1,6 @@
 """A priori constants: what is known of a map on a ball before it is computed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -59,7 +59,7 @@ def lipschitz_bounds(
     radius: float | Float[Array, ""],
     count: int,
     *,
-    weights: ArrayLike | None = None,
+    weights: ArrayLike | Sequence[float] | None = None,
     order: float = 2.0,
 ) -> LipschitzBounds:
     r"""Bounds on the Lipschitz constant over all clouds of a size in a ball.
@@ -158,7 +158,7 @@ def speed_bound(
     return constants(gamma, radius).speed
 
 
-def _effective_count(like: Array, count: int, weights: ArrayLike | None) -> Array:
+def _effective_count(like: Array, count: int, weights) -> Array:
     if weights is None:
         return jnp.asarray(count, like.dtype)
     masses = checked_weights(

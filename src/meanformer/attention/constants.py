@@ -164,14 +164,10 @@ def _of_masked(gamma, radius, order):
             eqx.tree_at(lambda g: g.attention, gamma, head) for head in inner.heads
         ]
         return _constants(MultiHead(heads, inner.outputs), radius, order)
-    is_normalised = isinstance(inner, Softmax | L2)
-    if isinstance(inner, Sinkhorn) or (is_normalised and gamma.divide):
-        option = " with divide=True" if gamma.divide else ""
-        raise Unsupported(
-            f"no a priori bound is known for a masked {type(inner).__name__}{option}."
-        )
+    if isinstance(inner, Sinkhorn):
+        raise Unsupported("Sinkhorn attention cannot be masked, so it has no bound.")
     known = _constants(inner, radius, order)
-    if not (is_normalised or gamma.divide):
+    if not (isinstance(inner, Softmax | L2) or gamma.divide):
         return known
     in_measure = _product(hardy_factor(gamma.mask, order), known.in_measure)
     return replace(known, in_measure=in_measure, mean_field_published=None)

@@ -1,6 +1,6 @@
 """Bounds on a flow before it is solved: how far it spreads, how fast flows part."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import equinox as eqx
 import jax
@@ -25,7 +25,9 @@ ACCURACY = 1e-12
 
 
 def radius_bound(
-    flow: Flow | AbstractInContextMap, radius: float, depth: float | ArrayLike
+    flow: Flow | AbstractInContextMap,
+    radius: float,
+    depth: ArrayLike | Sequence[float],
 ) -> float | np.ndarray:
     r"""Bound on the radius of the tokens at a depth, from the radius at the start.
 
@@ -49,7 +51,7 @@ def radius_bound(
 def stability_bound(
     flow: Flow | AbstractInContextMap,
     radius: float,
-    depth: float | ArrayLike,
+    depth: ArrayLike | Sequence[float],
     *,
     order: float = 2.0,
 ) -> float | np.ndarray:

@@ -1,6 +1,6 @@
 """Distances between the tokens of a cloud: mean, largest, quantiles."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -32,7 +32,8 @@ class DistanceStatistics(eqx.Module):
 
 
 def distance_statistics(
-    cloud: TokenCloud, levels: ArrayLike = (0.05, 0.25, 0.5, 0.75, 0.95)
+    cloud: TokenCloud,
+    levels: ArrayLike | Sequence[float] = (0.05, 0.25, 0.5, 0.75, 0.95),
 ) -> DistanceStatistics:
     r"""Statistics of the distances between the tokens of a cloud.
 

@@ -108,13 +108,12 @@ class _Worker:
         return Finished(experiment.name, message)
 
     def end(self) -> None:
-        self.connection.close()
-        if self.experiment:
-            self.process.terminate()
+        self.process.terminate()
         self.process.join(timeout=2)
         if self.process.is_alive():
             self.process.kill()
             self.process.join()
+        self.connection.close()
 
     def _obituary(self, experiment: Experiment) -> Record:
         self.connection.close()

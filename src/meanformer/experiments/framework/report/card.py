@@ -31,6 +31,7 @@ from meanformer.experiments.framework.report.verdicts import (
 )
 from meanformer.experiments.framework.settings import as_json
 
+FEW_CLAIMS = 4  # more of them stand in two columns
 LARGEST_DRAWING = 1_500_000  # characters of SVG; beyond, the bitmap is lighter
 
 
@@ -38,11 +39,13 @@ def card(
     experiment: Experiment, record: Record | None, verdicts: Sequence[Verdict]
 ) -> Markup:
     """The card of one experiment, finished or not."""
+    kind = "findings many" if len(verdicts) > FEW_CLAIMS else "findings"
     return tag(
         "article",
         _heading(experiment, record),
-        _paragraphs(experiment.about),
-        tag("ol", [_claim(experiment, one) for one in verdicts], class_="findings"),
+        _paragraphs(experiment),
+        _figures(record) if record else None,
+        tag("ol", [_claim(experiment, one) for one in verdicts], class_=kind),
         _results(experiment, record) if record else _waiting(verdicts[0].state),
         _citations(experiment),
         _rerun(rerun_command(experiment, record)),
@@ -74,11 +77,11 @@ def _heading(experiment: Experiment, record: Record | None) -> Markup:
     )
 
 
-def _paragraphs(about: str) -> list[Markup]:
-    blocks = [block for block in about.split("\n\n") if block.strip()]
-    return [
-        tag("p", prose(" ".join(block.split())), class_="about") for block in blocks
-    ]
+def _paragraphs(experiment: Experiment) -> list[Markup]:
+    blocks = [" ".join(block.split()) for block in experiment.about.split("\n\n")]
+    if blocks[0].rstrip(".") == experiment.title.rstrip("."):
+        blocks = blocks[1:]
+    return [tag("p", prose(block), class_="about") for block in blocks if block]
 
 
 def _claim(experiment: Experiment, verdict: Verdict) -> Markup:
@@ -112,12 +115,17 @@ def _numbers(finding: Finding) -> Markup:
 def _results(experiment: Experiment, record: Record) -> list[Any]:
     return [
         _failure(record) if record.error else None,
-        tag("div", [_figure(one) for one in record.prints], class_="figures"),
         [_table(table) for table in record.tables],
         [tag("p", prose(note), class_="note") for note in record.notes],
         [tag("p", warning, class_="warning") for warning in record.warnings],
         _parameters(experiment, record),
     ]
+
+
+def _figures(record: Record) -> Markup | None:
+    if not record.prints:
+        return None
+    return tag("div", [_figure(one) for one in record.prints], class_="figures")
 
 
 def _waiting(state: State) -> Markup:

@@ -97,7 +97,7 @@ def origin(finding: Finding) -> Markup:
     """Where the expected value comes from."""
     source = finding.source
     detail = f": {source.detail}" if source.detail else ""
-    several = f"Of {finding.comparisons} comparisons, the one with the least margin."
+    several = f"Least favourable of {finding.comparisons} comparisons."
     return join(
         [
             prose(f"Expected value {ORIGINS[source.kind]}{detail}."),

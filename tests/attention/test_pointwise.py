@@ -1,0 +1,99 @@
+"""Layers without context: perceptrons and norms, at the origin as well."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from map_zoo import QUERIES, cloud_of, evaluate
+from meanformer.attention import LayerNorm, Perceptron, PointMap, RMSNorm, UnitNorm
+from meanformer.measures import Gaussian
+
+NORMS = [LayerNorm, RMSNorm, UnitNorm]
+W_IN = np.array([[0.3, -0.4], [0.8, 0.1], [0.2, 0.5]])
+W_OUT = np.array([[1.0, -1.0, 0.5], [0.2, 0.7, -0.3]])
+B_IN, B_OUT = np.array([0.1, -0.2, 0.3]), np.array([0.5, -0.5])
+
+
+@pytest.mark.parametrize(
+    ("activation", "function"),
+    [(jax.nn.relu, lambda z: np.maximum(z, 0)), (jnp.tanh, np.tanh)],
+)
+def test_a_perceptron_is_two_affine_maps_around_an_activation(activation, function):
+    perceptron = Perceptron(W_IN, B_IN, W_OUT, B_OUT, activation=activation)
+    expected = function(QUERIES @ W_IN.T + B_IN) @ W_OUT.T + B_OUT
+    np.testing.assert_allclose(evaluate(perceptron, cloud_of()), expected, atol=1e-15)
+
+
+def test_the_outer_bias_of_a_perceptron_is_optional():
+    with_zero = Perceptron(W_IN, B_IN, W_OUT, np.zeros(2))
+    without = Perceptron(W_IN, B_IN, W_OUT)
+    np.testing.assert_array_equal(
+        evaluate(with_zero, cloud_of()), evaluate(without, cloud_of())
+    )
+
+
+def test_pointwise_maps_ignore_the_context():
+    perceptron = Perceptron(W_IN, B_IN, W_OUT, B_OUT)
+    gaussian = Gaussian([5.0, 0.0], np.eye(2))
+    values = perceptron(gaussian, jnp.asarray(QUERIES))
+    np.testing.assert_array_equal(values, evaluate(perceptron, cloud_of()))
+
+
+def test_a_point_map_applies_its_function():
+    values = evaluate(PointMap(jnp.sin), cloud_of())
+    np.testing.assert_allclose(values, np.sin(QUERIES), atol=1e-15)
+
+
+def normalised(kind, x, epsilon):
+    if kind is LayerNorm:
+        x = x - x.mean(axis=1, keepdims=True)
+    total = (x**2).sum(axis=1) if kind is UnitNorm else (x**2).mean(axis=1)
+    return x / np.sqrt(total + epsilon)[:, None]
+
+
+@pytest.mark.parametrize("kind", NORMS)
+def test_a_norm_divides_scales_and_shifts(kind):
+    scale, shift = np.array([2.0, -1.0]), np.array([0.3, 0.4])
+    values = evaluate(kind(scale, shift, epsilon=1e-3), cloud_of())
+    expected = scale * normalised(kind, QUERIES, 1e-3) + shift
+    np.testing.assert_allclose(values, expected, atol=1e-15)
+
+
+@pytest.mark.parametrize("kind", NORMS)
+def test_one_number_scales_all_coordinates(kind):
+    vector = kind(np.full(2, 2.0), np.full(2, 0.5))
+    number = kind(2.0, 0.5)
+    np.testing.assert_array_equal(
+        evaluate(vector, cloud_of()), evaluate(number, cloud_of())
+    )
+
+
+def test_norms_have_the_length_of_their_name():
+    large = 1e3 * QUERIES
+    unit, rms = (evaluate(kind(), cloud_of(), large) for kind in (UnitNorm, RMSNorm))
+    np.testing.assert_allclose(np.linalg.norm(unit, axis=1), 1, rtol=1e-10)
+    np.testing.assert_allclose(np.linalg.norm(rms, axis=1), np.sqrt(2), rtol=1e-10)
+
+
+def test_a_layer_norm_ignores_a_common_offset():
+    values = evaluate(LayerNorm(), cloud_of(), QUERIES + 1e3)
+    np.testing.assert_allclose(values, evaluate(LayerNorm(), cloud_of()), atol=1e-10)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float64, jnp.float32])
+@pytest.mark.parametrize("kind", NORMS)
+def test_the_origin_goes_to_the_shift_with_a_finite_derivative(kind, dtype):
+    norm, origin = kind(1.0, 0.25), jnp.zeros((1, 2), dtype)
+    cloud = cloud_of(dtype=dtype)
+    np.testing.assert_array_equal(norm(cloud, origin), 0.25)
+    jacobian = jax.jacrev(lambda x: norm(cloud, x))(origin)[0, :, 0]
+    projection = np.eye(2) - 0.5 if kind is LayerNorm else np.eye(2)
+    np.testing.assert_allclose(jacobian, projection / np.sqrt(1e-5), rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", NORMS)
+def test_norms_of_integer_points_are_not_truncated(kind):
+    integers = np.array([[1, 2], [0, -3]])
+    values = kind().apply(jnp.asarray(integers, float))
+    np.testing.assert_allclose(values, normalised(kind, integers, 1e-5), atol=1e-15)
