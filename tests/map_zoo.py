@@ -136,7 +136,8 @@ def every_map(names=MAPS):
 def cloud_of(points=TOKENS, weights=MASSES, places=PLACES, dtype=jnp.float64):
     """The five tokens, or others, as a cloud."""
     points, weights = jnp.asarray(points, dtype), jnp.asarray(weights, dtype)
-    return TokenCloud(points, weights, positions=jnp.asarray(places))
+    places = None if places is None else jnp.asarray(places)
+    return TokenCloud(points, weights, positions=places)
 
 
 def evaluate(gamma, cloud, queries=QUERIES, places=QUERY_PLACES):

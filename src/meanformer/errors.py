@@ -6,6 +6,7 @@ a failure shows in the status of the solve instead.
 """
 
 import warnings
+from typing import Any
 
 import jax
 import jax.core
@@ -45,7 +46,7 @@ def is_concrete(array) -> bool:
     return not isinstance(array, jax.core.Tracer)
 
 
-def as_float_array(name: str, value: object) -> Array:
+def as_float_array(name: str, value: Any) -> Array:
     """Return the value as a floating-point JAX array, integers promoted.
 
     Warns when a float64 array would lose digits because JAX runs in 32 bits.
@@ -66,7 +67,8 @@ def as_float_array(name: str, value: object) -> Array:
     try:
         array = jnp.asarray(value)
     except (TypeError, ValueError) as error:
-        raise InvalidInput(f"{name} is not an array of numbers: {error}") from error
+        reason = str(error).split(". ")[0].rstrip(".")
+        raise InvalidInput(f"{name} is not an array of numbers: {reason}.") from error
     check(
         not jnp.issubdtype(array.dtype, jnp.complexfloating),
         f"{name} is complex ({array.dtype}); it must be real.",

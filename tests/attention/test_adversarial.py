@@ -115,6 +115,15 @@ def test_the_same_key_finds_the_same_cloud():
     assert not np.array_equal(first.cloud.points, other.cloud.points)
 
 
+def test_single_precision_keeps_its_type(key):
+    narrow = Softmax(*(np.float32([[matrix]]) for matrix in (-1.0, 1.0, 1.0)))
+    bounds = lipschitz_bounds(narrow, 1.5, 10)
+    assert bounds.lower_cloud.points.dtype == bounds.lower.dtype == np.float32
+    np.testing.assert_allclose(bounds.lower, 2.7273, atol=5e-5)
+    found = maximise_lipschitz(narrow, 10, np.float64(1.5), key=key, steps=1)
+    assert found.cloud.points.dtype == found.value.dtype == np.float32
+
+
 def test_wrong_options_of_the_ascent_are_named(key):
     gamma = Softmax(QUERY, KEY, VALUE)
     with pytest.raises(InvalidInput, match="space is 'torus'"):

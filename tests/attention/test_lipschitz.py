@@ -217,6 +217,7 @@ def test_l2_attention_with_singular_keys_is_not_globally_lipschitz():
     np.testing.assert_allclose(ratios, 0.49, atol=0.005)
 
 
+@pytest.mark.slow
 def test_the_layers_of_a_network_bound_the_whole():
     perceptron = Perceptron(QUERY, np.array([0.1, -0.2]), VALUE, activation=jnp.tanh)
     network = compose(

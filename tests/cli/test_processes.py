@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 
 STARTS_LIGHT = """
@@ -72,7 +73,10 @@ def test_an_atlas_whose_claims_hold_leaves_with_0(tmp_path):
 
 
 @pytest.mark.slow
-def test_interrupting_the_atlas_keeps_the_page_and_leaves_with_130(tmp_path):
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
+)
+def test_stopping_the_atlas_keeps_the_page_and_ends_the_workers(tmp_path, number, code):
     words = ["atlas", "--only", "toy-slow|toy-holds", "--out", str(tmp_path)]
     command = [sys.executable, "-m", "meanformer", *words, "--jobs", "1"]
     process = subprocess.Popen(
@@ -83,8 +87,10 @@ def test_interrupting_the_atlas_keeps_the_page_and_leaves_with_130(tmp_path):
     while "Running now" not in (page.read_text() if page.exists() else ""):
         assert time.monotonic() < deadline
         time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
-    _, complaints = process.communicate(timeout=30)
-    assert process.returncode == 130
+    workers = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(number)
+    _, complaints = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert not psutil.wait_procs(workers, timeout=10)[1]
     assert "Traceback" not in complaints
     assert "stopped before its turn" in page.read_text()

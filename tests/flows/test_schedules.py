@@ -64,13 +64,20 @@ def test_layers_take_the_map_of_their_own_depth():
 def test_a_scheduled_sum_can_be_split():
     pull = mf.PointMap(lambda x: -0.5 * x)
     schedule = mf.Schedule([turned(jnp.array(a)) + pull for a in (0.2, 0.9)])
-    exact = final(schedule)
-    split = final(schedule, solver=mf.Splitting(0.01))
-    np.testing.assert_allclose(split, exact, atol=1e-4)
+    halves = {"save": jnp.array([0.0, 0.5, 1.0])}
+    split = final(schedule, solver=mf.Splitting(0.01), **halves)
+    np.testing.assert_allclose(split, final(schedule), atol=1e-5)
     function = final(lambda depth: turned(depth) + pull, solver=mf.Splitting(0.01))
     np.testing.assert_allclose(
-        function, final(lambda depth: turned(depth) + pull), atol=1e-4
+        function, final(lambda depth: turned(depth) + pull), atol=1e-5
     )
+
+
+def test_fixed_steps_keep_their_order_across_a_saved_jump():
+    maps = [turned(jnp.array(angle)) for angle in (0.2, 1.9)]
+    options = {"save": jnp.array([0.0, 0.5, 1.0]), "solver": mf.FixedStep(0.05)}
+    steps = final(mf.Schedule(maps), **options)
+    np.testing.assert_allclose(steps, final(mf.Schedule(maps)), atol=1e-7)
 
 
 def test_a_schedule_needs_a_map():

@@ -213,7 +213,7 @@ def test_a_vmapped_solve_reports_the_status_of_each_member():
 
     def ending(scale):
         cloud = mf.TokenCloud(scale * jnp.array([[1.0, 0.0]]))
-        path = mf.solve(mf.Flow(growing), cloud, 1.0, save=3)
+        path = mf.solve(mf.Flow(growing), cloud, 1.2, save=3)
         return path.status == mf.Status.reached, path.depths, path.points
 
     reached, depths, points = jax.vmap(ending)(jnp.array([0.1, 1.0]))

@@ -7,6 +7,7 @@ import pytest
 
 from meanformer.attention import (
     L2,
+    Hardmax,
     Linear,
     Masked,
     Perceptron,
@@ -73,11 +74,11 @@ def test_all_averaging_kinds_have_the_exponential_radius_bound(kind):
 def test_a_schedule_integrates_the_norm_of_its_values(interpolate):
     maps = [Softmax(QUERY, KEY, factor * VALUE) for factor in (1.0, -3.0, 2.0)]
     if interpolate:
-        schedule = Schedule(maps, [0.0, 0.4, 1.0], interpolate=True)
+        schedule = Schedule(maps, np.array([0.0, 0.4, 1.0]), interpolate=True)
         # The norm of (1 - s) a + s b is |(1 - s) a + s b| for multiples of one matrix.
         integral = 0.4 * (1 / 8 + 9 / 8) + 0.6 * (9 / 10 + 4 / 10)
     else:
-        schedule = Schedule(maps, [0.0, 0.4, 0.7])
+        schedule = Schedule(maps, np.array([0.0, 0.4, 0.7]))
         integral = 0.4 * 1 + 0.3 * 3 + 0.3 * 2
     bound = radius_bound(Flow(schedule), 1.0, 1.0)
     np.testing.assert_allclose(np.log(bound), VALUE_NORM * integral, rtol=1e-9)
@@ -146,6 +147,7 @@ def test_the_rate_is_the_largest_eigenvalue_of_the_symmetric_part():
         np.testing.assert_allclose(growth.rates[index], largest, rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_small_perturbations_of_a_flow_stay_below_the_factor():
     cloud = TokenCloud(POINTS, WEIGHTS)
     flow = Flow(SOFTMAX)
@@ -177,6 +179,7 @@ def test_a_path_backward_has_the_rates_of_the_reversed_field():
     np.testing.assert_allclose(growth_factor(flow, path).log_factors, 0, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_on_the_sphere_only_tangent_perturbations_count():
     # Two tokens a small angle apart attract each other and nothing else moves.
     flow = Flow(identity_attention("softmax", 2), space=Sphere())
@@ -209,6 +212,7 @@ def test_contraction_on_the_sphere_has_a_negative_rate():
     np.testing.assert_allclose(growth.rates[0], -strength * np.cos(0.3), rtol=1e-8)
 
 
+@pytest.mark.slow
 def test_masked_flows_are_compared_position_by_position():
     flow = Flow(Masked(SOFTMAX))
     first, second = (
@@ -242,6 +246,10 @@ def test_what_has_no_bound_is_refused(paths):
         stability_bound(SOFTMAX, 10.0, 5.0)
     with pytest.raises(InvalidInput, match="same measure"):
         observed_growth(paths[0], paths[0])
+    with pytest.raises(Unsupported, match="hardmax"):
+        growth_factor(Flow(Hardmax(QUERY, KEY, VALUE)), paths[0])
+    with pytest.raises(InvalidInput, match="norm is 'other'"):
+        lipschitz_profile(Flow(SOFTMAX), paths[0], norm="other")
     with pytest.raises(InvalidInput, match="refine is 0"):
         growth_factor(Flow(SOFTMAX), paths[0], refine=0)
 

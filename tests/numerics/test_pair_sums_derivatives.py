@@ -231,6 +231,18 @@ def test_gradients_of_huge_scores_are_finite():
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
 
 
+@pytest.mark.parametrize("count", [20, 300])
+def test_gradients_by_the_values_add_up_to_the_queries_at_any_sharpness(count):
+    # Probabilities of the derivative sum to one only if they use the scores of the value.
+    pairs, values = random_problem(count, count, dtype=np.float32)
+    pairs = eqx.tree_at(lambda p: p.tilts, pairs, 1e4 * pairs.tilts)
+
+    def total(values):
+        return Blocked(128).softmax(pairs, values)[1].sum()
+
+    np.testing.assert_allclose(jax.grad(total)(values).sum(axis=0), count, rtol=1e-5)
+
+
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_gradients_keep_the_type_of_the_input(dtype):
     floats, ranges = split(random_problem(dtype=jnp.dtype(dtype)))

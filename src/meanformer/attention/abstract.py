@@ -16,6 +16,7 @@ from meanformer.errors import (
     is_concrete,
 )
 from meanformer.measures import AbstractContext
+from meanformer.measures.cloud import AbstractCloud
 
 
 class AbstractInContextMap(eqx.Module):
@@ -179,9 +180,7 @@ class AbstractAttention(AbstractInContextMap):
         """Return what each query makes of the context; both are checked."""
 
     @abc.abstractmethod
-    def matrix(
-        self, mu: AbstractContext, x: Float[Array, "m d"]
-    ) -> Float[Array, "m n"]:
+    def matrix(self, mu: AbstractCloud, x: Float[Array, "m d"]) -> Float[Array, "m n"]:
         r"""Return the weight of each token as seen from each query, $w_j$ included."""
 
 

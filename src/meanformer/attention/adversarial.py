@@ -15,7 +15,7 @@ from meanformer.attention.constants import parameter_dtype
 from meanformer.attention.lipschitz import checked_cloud, local_lipschitz
 from meanformer.attention.masked import Masked, in_order
 from meanformer.attention.softmax import Softmax
-from meanformer.errors import Unsupported, check
+from meanformer.errors import Unsupported, check, is_concrete
 from meanformer.measures import TokenCloud
 from meanformer.typing import Key
 
@@ -63,7 +63,8 @@ def adversarial_cloud(
     direction = highest[1] if attractive else lowest[1]
     places = np.full(count, 0.5 if attractive else 1.0)
     places[0] = 1.0 if attractive else -1.0
-    points = radius * jnp.asarray(np.outer(places, direction), gamma.query.dtype)
+    places = float(radius) * places
+    points = jnp.asarray(np.outer(places, direction), gamma.query.dtype)
     return TokenCloud(points)
 
 
@@ -74,20 +75,19 @@ def lower_bound(
 
     $$\frac{|c|\sqrt{n-1}}{1 + (n-1)\,e^{-2\beta R^2\gamma}}, \qquad
       \gamma = \max(-\lambda_{\min}, \lambda_{\max}/8),$$
-    for $V = cI$ and $A$ with real eigenvalues only; `None` otherwise.
+    for $V = cI$ and $A$ with real eigenvalues only; `None` otherwise, and under `jit`.
     """
-    identity = jnp.eye(gamma.input_dimension, dtype=gamma.value.dtype)
-    square = gamma.value.shape == identity.shape
-    if not square or not bool(jnp.allclose(gamma.value, gamma.value[0, 0] * identity)):
+    if not (is_concrete(gamma.value) and is_concrete(gamma.query)):
         return None
-    eigenvalues = np.linalg.eigvals(_tilted_score(gamma))
-    if gamma.query_bias is not None or not _is_real(eigenvalues).all():
+    factor, score = _multiple_of_identity(gamma.value), _tilted_score(gamma)
+    eigenvalues = np.linalg.eigvals(score)
+    is_real = bool(_is_real(eigenvalues).all())
+    if factor is None or gamma.query_bias is not None or not is_real:
         return None
     real = np.real(eigenvalues)
-    strength = max(-real.min(), real.max() / 8)
-    decay = jnp.exp(-2 * jnp.asarray(radius, identity.dtype) ** 2 * strength)
-    others = jnp.asarray(count - 1, identity.dtype)
-    return jnp.abs(gamma.value[0, 0]) * jnp.sqrt(others) / (1 + others * decay)
+    strength = float(max(-real.min(), real.max() / 8))
+    decay = jnp.exp(-2 * jnp.asarray(radius, gamma.value.dtype) ** 2 * strength)
+    return abs(factor) * math.sqrt(count - 1) / (1 + (count - 1) * decay)
 
 
 def maximise_lipschitz(
@@ -122,7 +122,7 @@ def maximise_lipschitz(
     _check_size(count, radius)
     check(steps > 0, f"steps is {steps}; it must be positive.")
     check(space in SPACES, f"space is {space!r}; it must be one of {SPACES}.")
-    place = _onto_ball if space == "ball" else _onto_sphere
+    radius, place = float(radius), _onto_ball if space == "ball" else _onto_sphere
     first = _first_cloud(gamma, count, radius, key) if start is None else start
     cloud = checked_cloud(gamma, first)
     cloud = cloud.moved(place(cloud.points, radius))
@@ -182,7 +182,21 @@ def _check_size(count: int, radius) -> None:
 
 
 def _tilted_score(gamma: Softmax) -> np.ndarray:
-    return np.asarray(gamma.temperature * gamma.score, np.float64)
+    query, key, beta = (
+        np.asarray(matrix, np.float64)
+        for matrix in (gamma.query, gamma.key, gamma.beta)
+    )
+    return beta * key.T @ query
+
+
+def _multiple_of_identity(value: Array) -> float | None:
+    """Return the constant $c$ if a matrix is $cI$."""
+    matrix = np.asarray(value, np.float64)
+    if matrix.shape[0] != matrix.shape[1]:
+        return None
+    constant = float(matrix[0, 0])
+    is_multiple = np.allclose(matrix, constant * np.eye(len(matrix)), rtol=1e-12)
+    return constant if is_multiple else None
 
 
 def _is_real(eigenvalues: np.ndarray) -> np.ndarray:

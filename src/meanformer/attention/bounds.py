@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Float
+from jaxtyping import Array, Float
+from numpy.typing import ArrayLike
 
 from meanformer.attention.abstract import AbstractInContextMap
 from meanformer.attention.adversarial import adversarial_cloud, lower_bound

@@ -1,6 +1,6 @@
 """Maps made from maps: sums, heads, residuals and the diamond composition."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import equinox as eqx
 from jaxtyping import Array, Float
@@ -21,6 +21,17 @@ from meanformer.errors import (
 from meanformer.measures import AbstractContext, AbstractMeasure, TokenCloud
 
 
+def _sequence(name: str):
+    """Return a module field holding a tuple of maps, converted from any sequence."""
+
+    def convert(maps):
+        if isinstance(maps, Iterable):
+            return tuple(maps)
+        raise InvalidInput(f"{name} is a {type(maps).__name__}; it must be a list.")
+
+    return eqx.field(converter=convert)
+
+
 class Sum(AbstractInContextMap):
     r"""The sum of maps: $\Gamma[\mu](x) = \sum_k \Gamma_k[\mu](x)$.
 
@@ -28,7 +39,7 @@ class Sum(AbstractInContextMap):
         maps: the terms, with agreeing dimensions.
     """
 
-    maps: tuple[AbstractInContextMap, ...] = eqx.field(converter=tuple)
+    maps: tuple[AbstractInContextMap, ...] = _sequence("maps")
 
     def __check_init__(self):
         _check_maps("maps", self.maps)
@@ -70,7 +81,7 @@ class MultiHead(AbstractInContextMap):
             values already end in the right space.
     """
 
-    heads: tuple[AbstractInContextMap, ...] = eqx.field(converter=tuple)
+    heads: tuple[AbstractInContextMap, ...] = _sequence("heads")
     outputs: tuple[Float[Array, "_d _k"], ...] | None = eqx.field(
         default=None,
         converter=lambda outputs: (
@@ -181,7 +192,7 @@ class Composition(AbstractInContextMap):
         layers: the maps, in the order in which they act.
     """
 
-    layers: tuple[AbstractInContextMap, ...] = eqx.field(converter=tuple)
+    layers: tuple[AbstractInContextMap, ...] = _sequence("layers")
 
     def __check_init__(self):
         _check_maps("layers", self.layers)
@@ -238,7 +249,9 @@ def compose(*maps: AbstractInContextMap) -> AbstractInContextMap:
     return Composition(tuple(layers)) if len(layers) > 1 else layers[0]
 
 
-def push_forward(gamma: AbstractInContextMap, mu: AbstractMeasure) -> AbstractMeasure:
+def push_forward(
+    gamma: AbstractInContextMap | Callable[[Array], Array], mu: AbstractMeasure
+) -> TokenCloud:
     r"""Move a measure by a map that sees it: $\mu \mapsto \Gamma[\mu]_\#\mu$.
 
     Atoms move and keep their weights and places.
@@ -254,7 +267,9 @@ def push_forward(gamma: AbstractInContextMap, mu: AbstractMeasure) -> AbstractMe
         )
     if isinstance(gamma, AbstractInContextMap):
         return mu.moved(gamma(mu, mu.points, positions=mu.positions))
-    return mu.moved(gamma(mu.points))
+    points = gamma(mu.points)
+    check_shape("the image of the points", points, (mu.count, None))
+    return mu.moved(points)
 
 
 def agreed(what: str, dimensions: Sequence[int | None]) -> int | None:
@@ -272,5 +287,5 @@ def _check_maps(name: str, maps: Sequence) -> None:
     for gamma in maps:
         if not isinstance(gamma, AbstractInContextMap):
             raise InvalidInput(
-                f"{name} holds {gamma!r}, which is not an in-context map."
+                f"{name} holds a {type(gamma).__name__}; it must hold in-context maps."
             )

@@ -1,18 +1,21 @@
 """Derivatives of maps with respect to all tokens, in the norm of their masses."""
 
+import warnings
 from collections.abc import Callable
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float, PyTree
 
 from meanformer.attention.abstract import AbstractInContextMap
-from meanformer.errors import check
+from meanformer.attention.kernels import Hardmax
+from meanformer.errors import StoppedEarly, Unsupported, check, is_concrete
 from meanformer.measures import TokenCloud
 from meanformer.numerics.eigen import Eigenpairs, largest_eigenpairs, random_block
 
 METHODS = ("power", "svd")
+NORMS = ("weighted", "frobenius")
 
 TokenField = Callable[[Float[Array, "n d"]], Float[Array, "n e"]]
 
@@ -105,6 +108,7 @@ class ScaledJacobian(eqx.Module):
 
 def norm_roots(mu: TokenCloud, norm: str) -> Float[Array, " n"]:
     r"""Return $\sqrt{w_i}$, or one in the Frobenius norm; zero for absent tokens."""
+    check(norm in NORMS, f"norm is {norm!r}; it must be one of {NORMS}.")
     present = mu.weights > 0
     masses = jnp.where(present, mu.weights, 1)
     roots = jnp.sqrt(masses if norm == "weighted" else jnp.ones_like(masses))
@@ -120,3 +124,27 @@ def unscaled(roots: Float[Array, " n"], v: Float[Array, "n d"]) -> Float[Array, 
 def token_field(gamma: AbstractInContextMap, mu: TokenCloud) -> TokenField:
     r"""Return $X \mapsto (\Gamma[\mu_X](x_i))_i$, the map that is differentiated."""
     return lambda points: gamma(mu.moved(points), points, positions=mu.positions)
+
+
+def check_continuous(tree: PyTree) -> None:
+    """Raise if a map, or a flow of maps, contains hardmax."""
+
+    def is_hard(node) -> bool:
+        return isinstance(node, Hardmax)
+
+    if any(is_hard(node) for node in jax.tree.leaves(tree, is_leaf=is_hard)):
+        raise Unsupported(
+            "hardmax attention is not continuous, so it has no Lipschitz constant; use "
+            "Softmax with a large beta."
+        )
+
+
+def warn_if_unfinished(converged: Bool[Array, "..."], what: str) -> None:
+    """Warn if a power iteration, seen from outside of compiled code, did not end."""
+    if is_concrete(converged) and not bool(converged.all()):
+        warnings.warn(
+            f"the power iteration for {what} did not converge; raise max_steps or "
+            'vectors, or use method="svd", where there is the choice.',
+            StoppedEarly,
+            stacklevel=3,
+        )

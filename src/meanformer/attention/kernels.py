@@ -16,6 +16,7 @@ from meanformer.attention.abstract import (
 from meanformer.errors import Overflow, check, check_finite, check_shape, is_concrete
 from meanformer.measures import AbstractContext
 from meanformer.measures.abstract import FeatureMap
+from meanformer.measures.cloud import AbstractCloud
 from meanformer.numerics.dense import hardmax_shares
 
 
@@ -48,9 +49,7 @@ class Linear(AbstractAttention):
             mass, moment = None, moment / self._checked(mass, mu)[:, None]
         return self.values(mass, moment)
 
-    def matrix(
-        self, mu: AbstractContext, x: Float[Array, "m d"]
-    ) -> Float[Array, "m n"]:
+    def matrix(self, mu: AbstractCloud, x: Float[Array, "m d"]) -> Float[Array, "m n"]:
         """Return weight times score for each pair, normalised if asked for."""
         features = self._token_features or identity
         shares = mu.kernel_shares(self._slopes(x), identity, features(mu.points))
@@ -65,9 +64,10 @@ class Linear(AbstractAttention):
 
     @property
     def _token_features(self) -> FeatureMap | None:
-        if self.feature_map is None:
+        feature_map = self.feature_map
+        if feature_map is None:
             return None
-        return lambda points: self.feature_map(points @ self.key.T)
+        return lambda points: feature_map(points @ self.key.T)
 
     def _checked(
         self, mass: Float[Array, " m"], mu: AbstractContext
@@ -104,9 +104,7 @@ class Unnormalised(AbstractAttention):
         mass = _bounded_exp(log_mass)
         return self.values(mass, mass[:, None] * mean)
 
-    def matrix(
-        self, mu: AbstractContext, x: Float[Array, "m d"]
-    ) -> Float[Array, "m n"]:
+    def matrix(self, mu: AbstractCloud, x: Float[Array, "m d"]) -> Float[Array, "m n"]:
         """Return weight times exponential of the score for each pair."""
         return mu.kernel_shares(self.tilts(x), jnp.exp, mu.points)
 
@@ -145,9 +143,7 @@ class Sigmoid(AbstractAttention):
         """Return the values gated by the sigmoid of each score."""
         return self.values(*mu.kernel_mean(self.tilts(x), ShiftedSigmoid(self.bias)))
 
-    def matrix(
-        self, mu: AbstractContext, x: Float[Array, "m d"]
-    ) -> Float[Array, "m n"]:
+    def matrix(self, mu: AbstractCloud, x: Float[Array, "m d"]) -> Float[Array, "m n"]:
         """Return weight times sigmoid of the score for each pair."""
         profile = ShiftedSigmoid(self.bias)
         return mu.kernel_shares(self.tilts(x), profile, mu.points)
@@ -178,9 +174,7 @@ class Hardmax(AbstractAttention):
         """Return the value of the tokens with the largest score."""
         return self.values(None, mu.maximal_mean(self.tilts(x), self.tolerance))
 
-    def matrix(
-        self, mu: AbstractContext, x: Float[Array, "m d"]
-    ) -> Float[Array, "m n"]:
+    def matrix(self, mu: AbstractCloud, x: Float[Array, "m d"]) -> Float[Array, "m n"]:
         """Return the share of each token among those with the largest score."""
         pairs = mu.kernel_pairs(self.tilts(x), mu.points)
         return hardmax_shares(pairs, self.tolerance)

@@ -1,7 +1,5 @@
 """Local Lipschitz constants: how much a layer amplifies a small change of tokens."""
 
-import warnings
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -13,15 +11,14 @@ from meanformer.attention.composition import Composition
 from meanformer.attention.jacobian import (
     ScaledJacobian,
     Search,
+    check_continuous,
     norm_roots,
     token_field,
     unscaled,
+    warn_if_unfinished,
 )
-from meanformer.attention.kernels import Hardmax
-from meanformer.errors import StoppedEarly, Unsupported, check, is_concrete
+from meanformer.errors import Unsupported, is_concrete
 from meanformer.measures import AbstractMeasure, TokenCloud
-
-NORMS = ("weighted", "frobenius")
 
 
 class LipschitzReport(eqx.Module):
@@ -96,14 +93,10 @@ def local_lipschitz(
         max_steps=max_steps,
         seed=seed,
     )
-    if is_concrete(report.converged) and not bool(report.converged):
-        warnings.warn(
-            f"the power iteration stopped after {max_steps} steps with a residual of "
-            f"{float(report.residual):.2g} at {float(report.value):.6g}; raise "
-            'max_steps or vectors, or use method="svd".',
-            StoppedEarly,
-            stacklevel=2,
-        )
+    residual = f"{float(report.residual):.2g}" if is_concrete(report.residual) else ""
+    warn_if_unfinished(
+        report.converged, f"the Lipschitz constant (residual {residual})"
+    )
     return report.value
 
 
@@ -123,7 +116,6 @@ def lipschitz_report(
     Arguments and cost are those of `local_lipschitz`; it never warns.
     """
     search = Search(method, tolerance, vectors, max_steps, seed)
-    check(norm in NORMS, f"norm is {norm!r}; it must be one of {NORMS}.")
     cloud = checked_cloud(gamma, mu)
     # Evaluated once outside of the compiled code, where bad input is told.
     gamma(cloud, cloud.points, positions=cloud.positions)
@@ -162,15 +154,7 @@ def checked_cloud(gamma: AbstractInContextMap, mu: AbstractMeasure) -> TokenClou
             f"mu is {type(mu).__name__}; a local Lipschitz constant is that of a "
             "TokenCloud: use quadrature(mu, order) or a sample."
         )
-
-    def is_hard(node) -> bool:
-        return isinstance(node, Hardmax)
-
-    if any(is_hard(node) for node in jax.tree.leaves(gamma, is_leaf=is_hard)):
-        raise Unsupported(
-            "hardmax attention is not continuous, so it has no Lipschitz constant; use "
-            "Softmax with a large beta."
-        )
+    check_continuous(gamma)
     return mu
 
 

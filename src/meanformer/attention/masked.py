@@ -9,7 +9,7 @@ from meanformer.attention.composition import Composition, Residual
 from meanformer.attention.masks import AbstractMask, Causal
 from meanformer.errors import InvalidInput, Unsupported, check, is_concrete
 from meanformer.measures import AbstractContext, MaskedCloud, TokenCloud
-from meanformer.measures.checks import checked_positions
+from meanformer.measures.checks import checked_places
 
 
 class Masked(AbstractInContextMap):
@@ -97,7 +97,7 @@ class Masked(AbstractInContextMap):
             )
         if positions is None:
             positions = jnp.ones((x.shape[0],), mu.positions.dtype)
-        places = checked_positions(x, positions).astype(mu.positions.dtype)
+        places = checked_places(x, positions).astype(mu.positions.dtype)
         order = jnp.argsort(mu.positions, stable=True)
         cloud = eqx.tree_at(
             lambda c: (c.points, c.weights, c.positions),

@@ -24,8 +24,7 @@ from meanformer.measures import (
     TiltedCloud,
     TokenCloud,
 )
-from meanformer.measures.cloud import gaussian_log_factor
-from meanformer.numerics.dense import softmax_shares
+from meanformer.measures.cloud import AbstractCloud, gaussian_log_factor
 from meanformer.numerics.self_transport import SelfTransport
 from meanformer.numerics.sinkhorn import EntropicPotentials, alternate, balance
 
@@ -159,12 +158,11 @@ class Sinkhorn(AbstractAttention):
             previous=found.previous - near.points @ g_slope - half,
         )
 
-    def matrix(self, mu: TokenCloud, x: Float[Array, "m d"]) -> Float[Array, "m n"]:
+    def matrix(self, mu: AbstractCloud, x: Float[Array, "m d"]) -> Float[Array, "m n"]:
         """Return the plan's conditional weights of the tokens given each query."""
         if self.end_on == "column":
             raise InvalidInput('attention_matrix needs end_on="row".')
-        context, tilts, _ = self.view(mu, x)
-        return softmax_shares(context.pairs(tilts))
+        return self.view(mu, x).shares()
 
     def _slopes(
         self, x: Float[Array, "m d"], origin: Float[Array, " d"] | None

@@ -9,8 +9,9 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from meanformer.attention.abstract import AbstractAttention
-from meanformer.errors import InvalidInput, is_concrete
+from meanformer.errors import InvalidInput, Unsupported, is_concrete
 from meanformer.measures import AbstractContext
+from meanformer.measures.cloud import AbstractCloud
 from meanformer.numerics.dense import softmax_shares
 
 
@@ -20,6 +21,12 @@ class View(NamedTuple):
     context: AbstractContext
     tilts: Float[Array, "m d"]
     origin: Float[Array, " d"] | None
+
+    def shares(self) -> Float[Array, "m n"]:
+        """Return the probability of each token as seen from each query."""
+        if not isinstance(self.context, AbstractCloud):
+            raise Unsupported("an attention matrix needs a context made of tokens.")
+        return softmax_shares(self.context.pairs(self.tilts))
 
 
 class AbstractTilting(AbstractAttention):
@@ -46,12 +53,9 @@ class AbstractTilting(AbstractAttention):
         mean = view.context.tilted_mean(view.tilts)
         return self.read(mean if view.origin is None else mean + view.origin[None, :])
 
-    def matrix(
-        self, mu: AbstractContext, x: Float[Array, "m d"]
-    ) -> Float[Array, "m n"]:
+    def matrix(self, mu: AbstractCloud, x: Float[Array, "m d"]) -> Float[Array, "m n"]:
         """Return the probabilities of the tokens as seen from each query."""
-        view = self.view(mu, x)
-        return softmax_shares(view.context.pairs(view.tilts))
+        return self.view(mu, x).shares()
 
 
 class Softmax(AbstractTilting):

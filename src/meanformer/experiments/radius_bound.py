@@ -19,6 +19,7 @@ import numpy as np
 import scipy.integrate
 
 import meanformer as mf
+from meanformer.errors import check
 from meanformer.experiments import (
     Claim,
     Experiment,
@@ -176,11 +177,16 @@ def growth_of(kind, arrangement, parameters: Parameters) -> np.ndarray:
         velocity, amount = arrangement(kind(*matrices, beta=parameters.beta))
         path = mf.solve(mf.Flow(velocity), cloud, parameters.depth)
         radii = path.statistics["radius"]
-        return jnp.log(radii[1:] / radii[0]) / amount(path.depths[1:])
+        return jnp.log(radii[1:] / radii[0]) / amount(path.depths[1:]), path.depths[-1]
 
     points, weights, matrices = random_data(parameters)
     norms = np.linalg.norm(matrices[:, 2], 2, axis=(1, 2))
-    return np.asarray(trial(points, weights, matrices)) / norms[:, None]
+    growth, reached = trial(points, weights, matrices)
+    check(
+        bool((reached == parameters.depth).all()),
+        f"A flow ended at depth {reached.min()} instead of {parameters.depth}.",
+    )
+    return np.asarray(growth) / norms[:, None]
 
 
 def random_data(parameters: Parameters):
@@ -217,7 +223,7 @@ def radius(path: mf.Trajectory) -> np.ndarray:
 def sharpness():
     """A single token under identity softmax, where the bound is an equality."""
     path = lone_token(mf.Softmax, 1.0)
-    exact = np.exp(np.asarray(path.depths))
+    exact = np.exp(np.linspace(0, 1, 41))
     source = closed_form("$e^{t}$, for $c = R_0 = 1$")
     return SHARP.close_to(radius(path), exact, tolerance=1e-8, source=source)
 
@@ -263,7 +269,7 @@ def independent_radius() -> float:
 
 def escape_findings(linear: mf.Trajectory, unnormalised: mf.Trajectory):
     """The two kinds that are no averages, against the blow-up and the bound."""
-    exact = (1 - 2 * np.asarray(linear.depths)) ** -0.5
+    exact = (1 - 2 * np.linspace(0, 0.45, 41)) ** -0.5
     blow_up = BLOW_UP.close_to(
         radius(linear),
         exact,

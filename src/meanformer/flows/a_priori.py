@@ -6,7 +6,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import ArrayLike
+from numpy.typing import ArrayLike
 
 from meanformer.attention import AbstractInContextMap
 from meanformer.attention.bounds import speed_bound, stability_constant

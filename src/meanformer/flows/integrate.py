@@ -104,9 +104,11 @@ def _diffeqsolve(problem: Problem, state: State, end: Float[Array, ""]):
 
 def _terms(problem: Problem, state: State, end: Float[Array, ""]):
     def term(schedule: AbstractSchedule) -> diffrax.ODETerm:
-        return diffrax.ODETerm(
-            lambda depth, moving, args: problem.velocity(schedule, depth, moving)
-        )
+        def field(depth, moving, args):
+            inside = _just_inside(depth, state.depth, end)
+            return problem.velocity(schedule, inside, moving)
+
+        return diffrax.ODETerm(field)
 
     schedule = problem.flow.velocity
     if isinstance(problem.integrator, Splitting):
@@ -141,6 +143,17 @@ def _noise_term(
         return lineax.FunctionLinearOperator(push, moving)
 
     return diffrax.ControlTerm(diffusion, path)
+
+
+def _just_inside(
+    depth: Float[Array, ""], start: Float[Array, ""], end: Float[Array, ""]
+) -> Float[Array, ""]:
+    """Return the depth, moved off the upper end of the stretch.
+
+    A schedule that jumps there belongs to the next stretch already.
+    """
+    low, high = jnp.minimum(start, end), jnp.maximum(start, end)
+    return jnp.minimum(depth, jnp.maximum(jnp.nextafter(high, low), low))
 
 
 def _event(problem: Problem, stop: AbstractStop) -> Callable:

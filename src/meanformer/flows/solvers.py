@@ -93,6 +93,8 @@ class Stiff(AbstractIntegrator):
 class FixedStep(AbstractIntegrator):
     """Equal steps, as many between two saved depths as keep each at most `step`.
 
+    Where a `Schedule` jumps, save that depth: a step across it is of first order.
+
     Args:
         step: the largest step.
         method: a method of diffrax; classical Runge-Kutta by default, Heun for noise.

@@ -6,7 +6,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from meanformer.attention.jacobian import ScaledJacobian, Search, norm_roots
+from meanformer.attention.jacobian import (
+    ScaledJacobian,
+    Search,
+    check_continuous,
+    norm_roots,
+    warn_if_unfinished,
+)
 from meanformer.errors import check
 from meanformer.flows.flow import Flow
 from meanformer.flows.trajectory import Trajectory
@@ -67,6 +73,7 @@ def growth_factor(
     Returns:
         Rates and factors. Cost: one largest eigenvalue per depth and cloud.
     """
+    check_continuous(flow)
     check(flow.noise is None, "growth_factor needs a flow without noise.")
     check(refine >= 1, f"refine is {refine}; it must be positive.")
     check(between >= 2, f"between is {between}; both ends are visited: 2 or more.")
@@ -77,7 +84,9 @@ def growth_factor(
         observed = observed_growth(trajectory, other)
         paths = _lines(paths, _points_at(other, depths)[:, None], between)
     forward = bool(trajectory.depths[-1] >= trajectory.depths[0])
-    rates = _rates(flow, trajectory.cloud(0), depths, paths, 1.0 if forward else -1.0)
+    direction = 1.0 if forward else -1.0
+    rates, converged = _rates(flow, trajectory.cloud(0), depths, paths, direction)
+    warn_if_unfinished(converged, "the rate of growth")
     steps = jnp.abs(jnp.diff(depths)) * (rates[1:] + rates[:-1]) / 2
     log_factors = jnp.concatenate([jnp.zeros_like(steps[:1]), jnp.cumsum(steps)])
     return Growth(depths, rates, log_factors, observed)
@@ -118,7 +127,10 @@ def lipschitz_profile(
         trajectory: its solution, by `solve` or `run_layers`.
         norm: see `local_lipschitz`.
     """
-    return _profile(flow, trajectory, norm)
+    check_continuous(flow)
+    constants, converged = _profile(flow, trajectory, norm)
+    warn_if_unfinished(converged, "the Lipschitz constant")
+    return constants
 
 
 @eqx.filter_jit
@@ -136,7 +148,7 @@ def _profile(flow, trajectory, norm):
         depth, points = place
         jacobian = _jacobian(flow, depth, cloud, points, norm)
         found = Search().top(jacobian.normal, points)
-        return jnp.sqrt(jnp.maximum(found.values[0], 0))
+        return jnp.sqrt(jnp.maximum(found.values[0], 0)), found.converged
 
     return jax.lax.map(constant, (trajectory.depths, trajectory.points))
 
@@ -151,12 +163,13 @@ def _rates(flow, cloud: TokenCloud, depths, paths, direction: float):
         def rate_at(points):
             return _rate(flow, depth, cloud, points, direction)
 
-        return jax.lax.map(rate_at, clouds).max()
+        rates, converged = jax.lax.map(rate_at, clouds)
+        return rates.max(), converged.all()
 
     return jax.lax.map(rate, (depths, paths))
 
 
-def _rate(flow, depth, cloud, points, direction) -> Float[Array, ""]:
+def _rate(flow, depth, cloud, points, direction):
     """Largest eigenvalue of the symmetric part of the Jacobian on tangent vectors."""
     jacobian = _jacobian(flow, depth, cloud, points, "weighted")
     penalty = jnp.zeros((), points.dtype)
@@ -171,7 +184,8 @@ def _rate(flow, depth, cloud, points, direction) -> Float[Array, ""]:
         rate = direction * flow.space.project(points, symmetric)
         return rate - penalty * (v - along)
 
-    return Search().top(operator, points).values[0]
+    found = Search().top(operator, points)
+    return found.values[0], found.converged
 
 
 def _jacobian(flow, depth, cloud, points, norm) -> ScaledJacobian:

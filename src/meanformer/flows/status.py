@@ -70,7 +70,7 @@ def status_code(status: PyTree) -> int:
 
 def status_from(code: int) -> PyTree:
     """Return the status that a number in a file stands for."""
-    return getattr(Status, _NAMES[int(code)])
+    return getattr(Status, _NAMES[code])
 
 
 class AbstractStop(eqx.Module):

@@ -51,9 +51,14 @@ def _check_masses(masses: np.ndarray, normalize: bool, rounding: float) -> None:
 def checked_positions(
     points: Float[Array, "n d"], positions: ArrayLike | None
 ) -> Float[Array, " n"] | None:
+    """Return places in [0, 1], one per point, or raise; `None` if there are none."""
+    return None if positions is None else checked_places(points, positions)
+
+
+def checked_places(
+    points: Float[Array, "n d"], positions: ArrayLike
+) -> Float[Array, " n"]:
     """Return places in [0, 1], one per point, or raise."""
-    if positions is None:
-        return None
     # Their own type: rounded to the points' half precision, places would coincide.
     places = as_float_array("positions", positions)
     check_shape("positions", places, (points.shape[0],))

@@ -31,7 +31,10 @@ class Mixture(AbstractMeasure):
         check(len(self.components) > 0, "components is empty; a mixture needs one.")
         for component in self.components:
             if not isinstance(component, AbstractMeasure):
-                raise InvalidInput(f"components holds {component!r}, not a measure.")
+                raise InvalidInput(
+                    f"components holds a {type(component).__name__}; it must hold "
+                    "measures."
+                )
         dimensions = [component.dimension for component in self.components]
         check(
             len(set(dimensions)) == 1,

@@ -22,7 +22,7 @@ from meanformer.numerics.terms import (
     summed,
 )
 from meanformer.numerics.tiles import fold_tiles
-from meanformer.numerics.tilted_masses import tilted_masses
+from meanformer.numerics.tilted_masses import Shifted, sum_tilted_masses
 
 
 @partial(jax.jit, static_argnames="block_size")
@@ -30,57 +30,55 @@ def softmax_sum(
     pairs: Pairs, values: Float[Array, "n v"], *, block_size: int | str
 ) -> tuple[Float[Array, " m"], Float[Array, "m v"]]:
     """Log-mass and mean; see `AbstractPairSums.softmax`."""
+    terms = as_terms(pairs, values)
+    scale = exponent_scale(terms.tilts.dtype)
+    shift, total = tilted_masses(scaled(terms, scale), block_size)
+    is_empty = total[:, 0] == 0
+    # A NaN in the scores stays one: the exponential need not keep it.
+    total = jnp.where(jnp.isnan(shift)[:, None], jnp.nan, total)
+    mass = jnp.where(is_empty, 1, total[:, 0])
+    log_mass = jnp.where(is_empty, -jnp.inf, shift / scale + jnp.log(mass))
     dtype = common_dtype(pairs, values)
-    log_mass, mean = tilted_mean(as_terms(pairs, values), block_size)
-    return log_mass.astype(dtype), mean.astype(dtype)
+    return log_mass.astype(dtype), (total[:, 1:] / mass[:, None]).astype(dtype)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(1,))
-def tilted_mean(terms: Terms, block_size: int | str) -> tuple[Array, Array]:
-    """Log-mass and mean of the values, from their masses relative to a shift."""
-    scale = exponent_scale(terms.tilts.dtype)
-    shift, total = tilted_masses(scaled(terms, scale), block_size)
-    # A NaN in the scores stays one: the exponential need not keep it.
-    mass = jnp.where(jnp.isnan(shift), jnp.nan, total[:, 0])
-    is_empty = mass == 0
-    log_mass = jnp.where(is_empty, -jnp.inf, shift / scale + jnp.log(mass))
-    return log_mass, total[:, 1:] / jnp.where(is_empty, 1, mass)[:, None]
+def tilted_masses(terms: Terms, block_size: int | str) -> Shifted:
+    """Sum tilted masses relative to shifts that are constant for differentiation."""
+    return sum_tilted_masses(terms, block_size)
 
 
-def tilted_mean_jvp(block_size, primals, tangents):
-    """Differentiate log-mass and mean through the moving masses."""
+def tilted_masses_jvp(block_size, primals, tangents):
+    """Differentiate the tilted masses at fixed shifts."""
     (terms,), (moving,) = primals, tangents
-    log_mass, mean = tilted_mean(terms, block_size)
-    moved = moved_masses(terms, without_zeros(moving), log_mass, block_size)
-    return (log_mass, mean), (moved[:, 0], moved[:, 1:] - mean * moved[:, :1])
+    moving = jax.tree.map(lambda a: None if isinstance(a, SymbolicZero) else a, moving)
+    shift, total = tilted_masses(terms, block_size)
+    moved = moved_masses(terms, moving, shift, block_size)
+    return (shift, total), (jnp.zeros_like(shift), moved)
 
 
-tilted_mean.defjvp(tilted_mean_jvp, symbolic_zeros=True)
-
-
-def without_zeros(moving: Terms) -> Terms:
-    """Replace tangents that are known to be zero by `None`."""
-    return jax.tree.map(lambda a: None if isinstance(a, SymbolicZero) else a, moving)
+tilted_masses.defjvp(tilted_masses_jvp, symbolic_zeros=True)
 
 
 def moved_masses(
-    terms: Terms, moving: Terms, log_mass: Array, block_size: int | str
-) -> Array:
-    r"""Derivative of the tilted masses, at fixed normalisation.
+    terms: Terms, moving: Terms, shift: Float[Array, " m"], block_size: int | str
+) -> Float[Array, "m c"]:
+    r"""Derivative of the tilted masses, tile by tile.
 
-    $$\sum_j e^{s_{ij} - \Lambda_i} (\dot s_{ij} W_j + \dot W_j),
-      \qquad W_j = w_j (1, v_j).$$
+    $$\sum_j e^{s_{ij} - c_i} (\dot s_{ij} W_j + \dot W_j), \qquad W_j = w_j (1, v_j).$$
+
+    It is linear in what moves; its transpose, the backward pass, computes every tile
+    again. Terms that do not move are `None` and cost nothing.
     """
-    scale = exponent_scale(log_mass.dtype)
-    terms, moving = scaled(terms, scale), scaled(moving, scale)
-    top = scale * jnp.where(log_mass == -jnp.inf, jnp.inf, log_mass)
+    scale = exponent_scale(shift.dtype)
+    shift = jnp.where(shift == -jnp.inf, jnp.inf, shift)
 
     def row_of_tiles(queries, fold):
-        tilts, moving_tilts, top = queries
+        tilts, moving_tilts, shift = queries
 
         def step(total, columns, seen):
             tokens, moving, caps = columns
-            exponents = scores_of_tile(tilts, tokens) - top[:, None]
+            exponents = scores_of_tile(tilts, tokens) - shift[:, None]
             factors = scaled_exp(jnp.minimum(exponents, caps[None, :]))
             factors = jnp.where(seen, factors, 0)
             slopes = slopes_of_tile(tilts, tokens, moving_tilts, moving)
@@ -92,7 +90,7 @@ def moved_masses(
 
         return fold(step, no_masses(terms, tilts))
 
-    queries = terms.tilts, moving.tilts, top
+    queries = terms.tilts, moving.tilts, shift
     tokens = terms.tokens, moving.tokens, exponent_caps(terms.tokens.masses[0])
     return fold_tiles(row_of_tiles, queries, tokens, terms.ranges, block_size)
 
@@ -114,10 +112,10 @@ def slopes_of_tile(
 
 
 def exponent_caps(weights: Float[Array, " n"]) -> Float[Array, " n"]:
-    """Bound normalised exponents so that no product with them overflows.
+    """Bound the exponents so that no product with their exponential overflows.
 
     A token that is present never reaches its bound; an absent one may, since its score
-    takes no part in the log-mass.
+    takes no part in the shift.
     """
     half = jnp.log(jnp.finfo(weights.dtype).max) / 2
     present = weights > 0

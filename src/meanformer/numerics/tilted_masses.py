@@ -24,7 +24,7 @@ FEW_PAIRS = 256 * 256
 Shifted = tuple[Float[Array, " m"], Float[Array, "m c"]]
 
 
-def tilted_masses(terms: Terms, block_size: int | str) -> Shifted:
+def sum_tilted_masses(terms: Terms, block_size: int | str) -> Shifted:
     r"""Sum masses times exponentials of scores that carry `exponent_scale`.
 
     Returns:
@@ -83,9 +83,8 @@ def score_bounds(terms: Terms) -> Float[Array, " m"]:
 
 
 def smallest_mass(weights: Float[Array, " n"]) -> Float[Array, ""]:
-    """Mass below which terms that underflowed could matter."""
-    limits = jnp.finfo(weights.dtype)
-    return limits.tiny / limits.eps**2 * jnp.maximum(weights.sum(), 1)
+    """Mass below which terms that underflowed could matter, in value or derivative."""
+    return jnp.sqrt(jnp.finfo(weights.dtype).tiny) * jnp.maximum(weights.sum(), 1)
 
 
 def add_tile(

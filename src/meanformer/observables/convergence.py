@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from jaxtyping import Array, ArrayLike, Float
+from jaxtyping import Array, Float
+from numpy.typing import ArrayLike
 
 from meanformer.attention import AbstractInContextMap
 from meanformer.errors import InvalidInput, Unsupported, as_float_array, check

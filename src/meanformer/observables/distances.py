@@ -6,7 +6,8 @@ import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, ArrayLike, Float
+from jaxtyping import Array, Float
+from numpy.typing import ArrayLike
 
 from meanformer.errors import as_float_array, check, check_shape, is_concrete
 from meanformer.measures import TokenCloud

@@ -70,6 +70,7 @@ def _of_exponential(layer, mu):
             f"the energy overflows {top.dtype}: its logarithm is about "
             f"{float(top):.6g}; lower beta."
         )
+    # An absent token may see more than all others: its value must stay finite.
     return _interaction(layer, mu, jnp.exp(jnp.minimum(log_mass, top)))
 
 

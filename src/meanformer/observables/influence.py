@@ -2,7 +2,8 @@
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, ArrayLike, Float
+from jaxtyping import Array, Float
+from numpy.typing import ArrayLike
 
 from meanformer.attention import AbstractInContextMap, Softmax
 from meanformer.errors import Unsupported, as_float_array

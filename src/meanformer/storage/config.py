@@ -262,7 +262,8 @@ def depth_grid(depth: float, every: float) -> Float[Array, " t"]:
         f"solve.save_every is {every}; it must be positive and at most the depth, "
         f"{depth}.",
     )
-    return every * jnp.arange(int(np.floor(depth / every * (1 + 1e-12))) + 1)
+    count = int(np.floor(depth / every * (1 + 1e-12))) + 1
+    return every * jnp.arange(count, dtype=float)
 
 
 def _solver(section: Section) -> AbstractIntegrator:

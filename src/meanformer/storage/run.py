@@ -47,7 +47,8 @@ class RunStore(AbstractRecorder):
             return []
         self._arrays = GrowingArrays(folder)
         snapshots = read_snapshots(self._arrays)
-        self._check_same_run(snapshots)
+        if snapshots:
+            self._check_same_run(snapshots)
         self._arrays.plan(len(depths))
         return snapshots
 
@@ -144,7 +145,7 @@ def read_snapshots(arrays: GrowingArrays) -> list[Snapshot]:
                 jnp.asarray(columns["depth"][index]),
                 jnp.asarray(columns["points"][index]),
                 jnp.asarray(columns["probes"][index]) if "probes" in names else None,
-                status_from(columns["status"][index]),
+                status_from(int(columns["status"][index])),
                 jnp.asarray(columns["accepted_steps"][index]),
                 jnp.asarray(columns["rejected_steps"][index]),
                 jnp.asarray(index),
@@ -194,7 +195,7 @@ def _from_xarray(dataset) -> Trajectory:
         array("weights"),
         array("position"),
         array("probes"),
-        status_from(dataset["status"].values[-1]),
+        status_from(int(dataset["status"].values[-1])),
         array("accepted_steps"),
         array("rejected_steps"),
     )

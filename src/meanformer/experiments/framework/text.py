@@ -6,6 +6,7 @@ import re
 from xml.etree import ElementTree
 
 FORMULA = re.compile(r"\$([^$]+)\$")
+LONELY = re.compile(r"(<math(?:(?!</math>).)*</math>[.,;:!?)]+)", re.DOTALL)
 CODE = re.compile(r"`([^`]+)`")
 NAMESPACE = "{http://www.w3.org/1998/Math/MathML}"
 RAISED = dict(zip("0123456789+-−=()diknptT⊤", "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁻⁼⁽⁾ᵈⁱᵏⁿᵖᵗᵀᵀ", strict=True))
@@ -22,11 +23,14 @@ BIG = set("∫∬∑∏")
 
 
 def to_html(sentence: str) -> str:
-    """HTML of a sentence, formulas as MathML and backquoted words as code."""
+    """HTML of a sentence, formulas as MathML and backquoted words as code.
+
+    A formula stays on one line with the punctuation that follows it.
+    """
     pieces = FORMULA.split(sentence)
     pieces[0::2] = (CODE.sub(r"<code>\1</code>", html.escape(t)) for t in pieces[0::2])
     pieces[1::2] = map(mathml, pieces[1::2])
-    return "".join(pieces)
+    return LONELY.sub(r'<span class="together">\1</span>', "".join(pieces))
 
 
 def to_plain(sentence: str) -> str:

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Float, ScalarLike
+from jaxtyping import Array, Float, ScalarLike
+from numpy.typing import ArrayLike
 
 from meanformer.errors import InvalidInput, Unsupported, check
 from meanformer.measures.abstract import AbstractMeasure
