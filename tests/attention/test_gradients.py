@@ -89,11 +89,12 @@ def test_derivatives_agree_with_finite_differences_and_each_other(name):
 def test_batched_values_are_the_plain_ones(name):
     values, inputs = problem(name)
     direction = direction_of(inputs)
+
+    def moved(amount):
+        return values(shifted(inputs, direction, amount))
+
     amounts = jnp.array([0.0, 0.4])
-    batched = jax.vmap(lambda amount: values(shifted(inputs, direction, amount)))(
-        amounts
-    )
-    for amount, found in zip(amounts, batched, strict=True):
+    for amount, found in zip(amounts, jax.vmap(moved)(amounts), strict=True):
         np.testing.assert_allclose(found, moved(amount), atol=1e-10)
 
 

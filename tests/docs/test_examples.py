@@ -25,6 +25,14 @@ def test_the_first_flow_stays_on_the_sphere_and_gathers_the_tokens():
     assert np.linalg.norm(final.mean()) > 3 * np.linalg.norm(first.mean())
 
 
+def test_the_figure_of_the_readme_can_be_drawn_again(tmp_path):
+    names = run("sphere_figure")
+    figure = names["draw"](names["trajectory"])
+    figure.savefig(tmp_path / "figure.png")
+    assert len(figure.axes) == len(names["DEPTHS"])
+    assert (ROOT / "docs" / "figures" / "sphere-flow.png").exists()
+
+
 def test_the_causal_example_moves_its_first_token_by_its_values_alone():
     names = run("own_weights")
     value = names["first"].value + names["second"].value

@@ -201,10 +201,27 @@ def test_absent_tokens_have_no_derivative_and_spoil_none(kind, block_size, dtype
     assert np.isfinite(jax.jvp(loss, (floats,), (ones,))[1])
 
 
+@pytest.mark.parametrize("block_size", ["auto", 2])
+def test_a_profile_without_derivative_at_an_absent_token_spoils_nothing(block_size):
+    pairs, values = three_tokens(0.0)
+    pairs = eqx.tree_at(lambda p: p.points, pairs, jnp.abs(pairs.points).at[2].set(0.0))
+
+    def mass(tilts):
+        moved = eqx.tree_at(lambda p: p.tilts, pairs, tilts)
+        return Blocked(block_size).kernel(moved, values, jnp.sqrt)[0].sum()
+
+    tilts = jnp.array([[0.3, 0.2], [1.0, 0.5]])
+    expected = 0.25 / jnp.sqrt(tilts)
+    np.testing.assert_allclose(jax.grad(mass)(tilts), expected, rtol=1e-12)
+    np.testing.assert_allclose(jax.jacfwd(mass)(tilts), expected, rtol=1e-12)
+
+
 @pytest.mark.parametrize("block_size", ["auto", 5])
 def test_a_query_that_sees_nothing_has_zero_derivatives(block_size):
     pairs, values = random_problem(masked=True)
-    pairs = eqx.tree_at(lambda p: p.last, pairs, pairs.last.at[3].set(pairs.first[3]))
+    # Query 3 has an empty range, query 4 only an absent token in its range.
+    first, last = pairs.first.at[3:5].set(2), pairs.last.at[3:5].set(jnp.array([2, 3]))
+    pairs = eqx.tree_at(lambda p: (p.first, p.last), pairs, (first, last))
     floats, ranges = split((pairs, values))
 
     def row(floats):
@@ -213,8 +230,8 @@ def test_a_query_that_sees_nothing_has_zero_derivatives(block_size):
 
     gradient = jax.grad(lambda f: row(f)[0].sum() + row(f)[1].sum())(floats)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
-    np.testing.assert_array_equal(gradient[0].tilts[3], 0)
-    alone = jax.grad(lambda f: row(f)[0][3] + row(f)[1][3].sum())(floats)
+    np.testing.assert_array_equal(gradient[0].tilts[3:5], 0)
+    alone = jax.grad(lambda f: row(f)[0][3:5].sum() + row(f)[1][3:5].sum())(floats)
     assert all((leaf == 0).all() for leaf in jax.tree.leaves(alone))
 
 
@@ -233,7 +250,7 @@ def test_gradients_of_huge_scores_are_finite():
 
 @pytest.mark.parametrize("count", [20, 300])
 def test_gradients_by_the_values_add_up_to_the_queries_at_any_sharpness(count):
-    # Probabilities of the derivative sum to one only if they use the scores of the value.
+    # Probabilities sum to one only if value and derivative use the same scores.
     pairs, values = random_problem(count, count, dtype=np.float32)
     pairs = eqx.tree_at(lambda p: p.tilts, pairs, 1e4 * pairs.tilts)
 

@@ -122,8 +122,8 @@ def claim_for(name: str) -> Claim:
 CLAIMS = {name: claim_for(name) for name in TABLE}
 COLD = Claim(
     id="beta-zero",
-    statement=r"At $\beta = 0$ softmax, L2 and Sinkhorn attention are $V\int y\,"
-    r"\mathrm{d}\mu$ at every query.",
+    statement=r"At $\beta = 0$ softmax, L2 and Sinkhorn attention are $V\int "
+    r"y\,\mathrm{d}\mu$ at every query.",
     status="observation",
 )
 HOT = Claim(
@@ -220,9 +220,8 @@ def draw_fields(maps, cloud: mf.TokenCloud, resolution: int) -> Picture:
     return Picture(
         figure,
         r"The maps $x \mapsto \Gamma[\mu](x)$ in the context of the four reference "
-        r"tokens "
-        "(blue, area by weight). Grey: direction and relative size on a grid; orange: "
-        "the velocities of the tokens themselves, to scale.",
+        r"tokens (blue, area by weight). Grey: direction and relative size on a grid; "
+        r"orange: the velocities of the tokens themselves, to scale.",
     )
 
 

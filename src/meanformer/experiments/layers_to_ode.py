@@ -43,8 +43,7 @@ class Parameters:
 LAYERS = Claim(
     id="layers",
     statement=r"The residual layers $x + \tfrac1T\,\Gamma[\mu](x)$ of the four "
-    r"reference "
-    r"tokens are computed exactly.",
+    r"reference tokens are computed exactly.",
     status="observation",
 )
 FLOW = Claim(
@@ -205,8 +204,8 @@ def draw_orders(counts, errors, split) -> Picture:
     return Picture(
         figure,
         "Error at depth 1 against the number of steps, for attention alone (residual "
-        "layers) and for attention plus perceptron (the others). Dashed: slopes "
-        "$-1$, $-1$, $-2$ and $-4$.",
+        "layers) and for attention plus perceptron (the others). Dashed: slopes $-1$, "
+        "$-1$, $-2$ and $-4$.",
     )
 
 

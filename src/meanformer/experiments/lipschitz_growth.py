@@ -43,9 +43,8 @@ class Parameters:
 TABLE = Claim(
     id="adversarial-values",
     statement=r"In dimension one with $A = -1$, $V = \beta = 1$, the cloud $(-R, R, "
-    r"\dots,"
-    r" R)$ with $R = 1.5$ has constants $1.1736$, $3.9784$, $16.159$ at $n = 2, 10, "
-    r"100$.",
+    r"\dots, R)$ with $R = 1.5$ has constants $1.1736$, $3.9784$, $16.159$ at $n = 2, "
+    r"10, 100$.",
     status="observation",
 )
 EXACT = Claim(
@@ -56,15 +55,14 @@ EXACT = Claim(
 UPPER = Claim(
     id="upper-bounds",
     statement="No cloud exceeds the smaller of the two upper bounds: constant over "
-    "bound "
-    "is at most $1$.",
+    "bound is at most $1$.",
     status="theorem",
     reference="CAP24, bounds for self-attention on a ball",
 )
 LOWER = Claim(
     id="lower-bound",
-    statement=r"The adversarial cloud reaches $\sqrt{n-1}\,/\,(1 + (n-1)e^{-2\beta R^2"
-    r"\gamma})$.",
+    statement=r"The adversarial cloud reaches $\sqrt{n-1}\,/\,(1 + (n-1)e^{-2\beta "
+    r"R^2\gamma})$.",
     status="theorem",
     reference="CAP24, lower bound",
 )
@@ -225,10 +223,8 @@ def draw(counts, adversarial, random, bounds, maximised) -> Picture:
     return Picture(
         figure,
         r"Local Lipschitz constant against the number of tokens, $A = -1$, $V = \beta "
-        r"= 1$ "
-        r"on the line, with both $n$-dependent bounds and a line of slope $\tfrac12$. "
-        r"The "
-        "adversarial clouds bend where $n$ approaches $e^{2R^2}$.",
+        r"= 1$ on the line, with both $n$-dependent bounds and a line of slope "
+        r"$\tfrac12$. The adversarial clouds bend where $n$ approaches $e^{2R^2}$.",
     )
 
 

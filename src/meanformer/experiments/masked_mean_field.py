@@ -77,23 +77,21 @@ TIES = Claim(
 HARDY = Claim(
     id="hardy",
     statement=r"At $p = 2$ the map obeys $\mathrm{Lip}_{d_2} \le \|V\|\,[\beta aR^2 + "
-    r"2(1+2\beta aR^2)e^{2\beta aR^2}]$, $a = \|A\|_2$; measured over bound is at most "
-    r"$1$.",
+    r"2(1+2\beta aR^2)e^{2\beta aR^2}]$, $a = \|A\|_2$; measured over bound is at "
+    r"most $1$.",
     status="theorem",
     reference="CACP25, masked attention",
 )
 HARMONIC = Claim(
     id="p-one",
     statement=r"At $p = 1$ there is no such bound: with $A = 0$, $V = I$, moving the "
-    r"first "
-    r"of $n$ tokens is amplified by $1 + \tfrac12 + \dots + \tfrac1n$.",
+    r"first of $n$ tokens is amplified by $1 + \tfrac12 + \dots + \tfrac1n$.",
     status="observation",
 )
 BOUNDED = Claim(
     id="p-two-bounded",
     statement=r"The same move at $p = 2$ is amplified by less than $\pi/\sqrt6$, and "
-    r"no "
-    r"move by more than Hardy's $2$.",
+    r"no move by more than Hardy's $2$.",
     status="theorem",
     reference="CACP25, masked attention",
 )
@@ -275,9 +273,9 @@ def draw_growth(counts, growth, ratios) -> Picture:
     right.legend()
     return Picture(
         figure,
-        "Left: with $A = 0$ and $V = I$ a move of the first token is amplified without "
-        "bound in $d_1$, but not in $d_2$. Right: random attentions and clouds against "
-        "the bound with Hardy's factor (dashed at 1).",
+        "Left: with $A = 0$ and $V = I$ a move of the first token is amplified "
+        "without bound in $d_1$, but not in $d_2$. Right: random attentions and "
+        "clouds against the bound with Hardy's factor (dashed at 1).",
     )
 
 

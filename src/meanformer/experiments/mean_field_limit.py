@@ -73,8 +73,7 @@ VARIANCE = Claim(
 CONSTANT = Claim(
     id="constant",
     statement=r"For $\beta = 0.5, 1, 2$ the observed errors have the constants that "
-    r"the "
-    r"central limit theorem predicts.",
+    r"the central limit theorem predicts.",
     status="observation",
 )
 
@@ -146,9 +145,9 @@ def other_rate(name: str, counts, parameters: Parameters):
     """The rate in a high dimension, or along the flow."""
     if name == "flow":
         flow = mf.Flow(reference_attention())
-        limit = mf.quadrature(law(), 24)
-        few = counts[:3]
-        return convergence(flow, law(), [PROBE], few, parameters, reference=limit)
+        limit, steps = mf.quadrature(law(), 24), mf.FixedStep(0.25)
+        options = {"reference": limit, "solver": steps}
+        return convergence(flow, law(), [PROBE], counts[:-1], parameters, **options)
     measure = mf.Gaussian(jnp.zeros(16), jnp.eye(16))
     layer = mf.identity_attention("softmax", 16, 0.5)
     probe = jnp.ones((1, 16)) / 4
@@ -209,9 +208,8 @@ def draw(rates, others, parameters: Parameters) -> Picture:
     return Picture(
         figure,
         r"Error of attention on $n$ random tokens at one probe. Dashed: the central "
-        r"limit "
-        r"theorem's $Cn^{-1/2}$, with the constant from the closed form for the three "
-        r"values of $\beta$, and through the last point for the others.",
+        r"limit theorem's $Cn^{-1/2}$, with the constant from the closed form for the "
+        r"three values of $\beta$, and through the last point for the others.",
     )
 
 

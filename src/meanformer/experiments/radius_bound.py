@@ -57,15 +57,15 @@ AVERAGES = Claim(
 )
 HEADS = Claim(
     id="heads",
-    statement=r"With several heads of values $C_h$ the support obeys "
-    r"$R(t) \le e^{t \sum_h \|C_h\|_2}\, R_0$.",
+    statement=r"With several heads of values $C_h$ the support obeys $R(t) \le e^{t "
+    r"\sum_h \|C_h\|_2}\, R_0$.",
     status="theorem",
     reference="CACP25, well-posedness for compactly supported data",
 )
 SHARP = Claim(
     id="sharp",
-    statement=r"The exponent is the best possible: a single token under $V = c\,I$ has "
-    r"$R(t) = e^{ct} R_0$.",
+    statement=r"The exponent is the best possible: a single token under $V = c\,I$ "
+    r"has $R(t) = e^{ct} R_0$.",
     status="observation",
 )
 REFERENCE_RADIUS = Claim(
@@ -320,8 +320,8 @@ def draw_growth(growth: dict[str, np.ndarray], depth: float, alone) -> Picture:
     caption = (
         r"Left: the fastest growing of all random clouds under each attention that "
         r"averages, as $\log(R(t)/R_0) \,/ \int_0^t \|V\|_2$; the bound is the dashed "
-        "line. Right: a single token under linear and under unnormalised attention "
-        "leaves the ball of the bound."
+        r"line. Right: a single token under linear and under unnormalised attention "
+        r"leaves the ball of the bound."
     )
     return Picture(figure, caption)
 

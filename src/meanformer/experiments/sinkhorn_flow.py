@@ -56,15 +56,14 @@ MEAN = Claim(
 DOUBLY = Claim(
     id="doubly-stochastic",
     statement=r"Columns of the plan's density have mean one: $\int "
-    r"k(x,y)\,\mathrm{d}\mu(x)"
-    r" = 1$.",
+    r"k(x,y)\,\mathrm{d}\mu(x) = 1$.",
     status="theorem",
     reference="SABP22, limit of Sinkhorn's algorithm",
 )
 CONTRACTION = Claim(
     id="contraction",
-    statement=r"Each round of Sinkhorn's algorithm shrinks the oscillation of "
-    r"$f - f_\infty$ by the factor $\kappa^2 = \tanh^2(\eta/4)$ or better.",
+    statement=r"Each round of Sinkhorn's algorithm shrinks the oscillation of $f - "
+    r"f_\infty$ by the factor $\kappa^2 = \tanh^2(\eta/4)$ or better.",
     status="theorem",
     reference="FL89, contraction in Hilbert's metric",
 )
@@ -75,8 +74,8 @@ TRANSLATION = Claim(
 )
 ENERGY = Claim(
     id="energy",
-    statement=r"The entropic energy of the reference tokens under "
-    r"$B = \left(\begin{smallmatrix}0.8 & 0.3\\ 0.3 & -0.4\end{smallmatrix}\right)$ is "
+    statement=r"The entropic energy of the reference tokens under $B = "
+    r"\left(\begin{smallmatrix}0.8 & 0.3\\ 0.3 & -0.4\end{smallmatrix}\right)$ is "
     r"$E_B = \max_\pi \int y^\top B x\,\mathrm{d}\pi - "
     r"\mathrm{KL}(\pi|\mu\otimes\mu)$.",
     status="observation",
@@ -263,10 +262,8 @@ def draw_laws(path: mf.Trajectory, errors: np.ndarray, ceiling: float) -> Pictur
     return Picture(
         figure,
         "Left: mean of the tokens along the flow (dots) and $e^{tV}m_0$ (lines). "
-        "Right: "
-        "error of the potential after each round of Sinkhorn's algorithm on the "
-        "reference "
-        "tokens, with the bound of Birkhoff's theorem.",
+        "Right: error of the potential after each round of Sinkhorn's algorithm on "
+        "the reference tokens, with the bound of Birkhoff's theorem.",
     )
 
 
@@ -283,10 +280,8 @@ def draw_ascent(path: mf.Trajectory, profile) -> Picture:
     return Picture(
         figure,
         "The flow with $V = B$ symmetric, of signature $(1, 1)$: tokens spread along "
-        "one "
-        "eigenvector and gather along the other (left), while the entropic energy "
-        "grows "
-        "(right).",
+        "one eigenvector and gather along the other (left), while the entropic energy "
+        "grows (right).",
     )
 
 

@@ -49,8 +49,7 @@ class Parameters:
 OBSERVED = Claim(
     id="observed-growth",
     statement=r"The two reference clouds, $0.0501$ apart, part by the factor $1.488$ "
-    r"up to "
-    r"depth $1$.",
+    r"up to depth $1$.",
     status="observation",
 )
 CONSTANT = Claim(
@@ -61,8 +60,8 @@ CONSTANT = Claim(
 A_PRIORI = Claim(
     id="a-priori",
     statement=r"$W_2(\mu_t,\nu_t) \le e^{\int_0^t "
-    r"L(R(s))\,\mathrm{d}s}\,W_2(\mu_0,\nu_0)$: "
-    r"the logarithm of the observed growth over that of the bound is at most $1$.",
+    r"L(R(s))\,\mathrm{d}s}\,W_2(\mu_0,\nu_0)$: the logarithm of the observed growth "
+    r"over that of the bound is at most $1$.",
     status="theorem",
     reference="CACP25, stability with respect to the initial measure",
 )
@@ -76,8 +75,7 @@ A_POSTERIORI = Claim(
 SHARP = Claim(
     id="sharp",
     statement=r"$\mathrm{Lip}_x \le \beta\|V\|aR^2$ is sharp: half masses at $\pm Ru$ "
-    r"with "
-    r"$|A^\top u| = a$ attain it at $x = 0$.",
+    r"with $|A^\top u| = a$ attain it at $x = 0$.",
     status="observation",
 )
 
@@ -249,10 +247,8 @@ def draw(flow: mf.Flow, first: mf.Trajectory, second: mf.Trajectory) -> Picture:
     return Picture(
         figure,
         "Growth of the distance between two flows of the reference attention: "
-        "observed, "
-        "bounded along the path, and bounded beforehand (right, logarithm of the "
-        "growth "
-        "on a logarithmic scale).",
+        "observed, bounded along the path, and bounded beforehand (right, logarithm "
+        "of the growth on a logarithmic scale).",
     )
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
@@ -13,11 +12,8 @@ from meanformer.attention.bounds import speed_bound, stability_constant
 from meanformer.errors import Unsupported, check
 from meanformer.flows.flow import Flow
 from meanformer.flows.schedule import (
-    AbstractSchedule,
     Constant,
-    FunctionOfDepth,
     Schedule,
-    summands,
 )
 from meanformer.geometry import Euclidean, Sphere
 
@@ -77,36 +73,10 @@ def stability_bound(
     return _integrate(flow, radius, depth, order)[1]
 
 
-def map_at(schedule: AbstractSchedule, depth: float) -> AbstractInContextMap:
-    """Return the map that a schedule has in force at a depth."""
-    if isinstance(schedule, Constant):
-        return schedule.gamma
-    if isinstance(schedule, FunctionOfDepth):
-        gamma = schedule.function(jnp.asarray(depth))
-        return gamma if schedule.term is None else summands(gamma)[schedule.term]
-    if isinstance(schedule, Schedule):
-        return _scheduled_map(schedule, depth)
-    raise Unsupported(f"no bound is known for the schedule {type(schedule).__name__}.")
-
-
 def _check_magnitude(flow, radius: float, depth: float, order: float) -> None:
     """Raise at once if the constant at the end is too large to be integrated."""
     schedule = flow.velocity if isinstance(flow, Flow) else Constant(flow)
-    stability_constant(map_at(schedule, depth), radius, order=order)
-
-
-def _scheduled_map(schedule: Schedule, depth: float) -> AbstractInContextMap:
-    depths = np.asarray(schedule.depths)
-    index = int(np.clip(np.searchsorted(depths, depth, "right") - 1, 0, None))
-    if not schedule.interpolate or depth <= depths[0] or index == len(depths) - 1:
-        return schedule.maps[index]
-    share = float((depth - depths[index]) / (depths[index + 1] - depths[index]))
-    (before, rest), (after, _) = (
-        eqx.partition(gamma, eqx.is_inexact_array)
-        for gamma in schedule.maps[index : index + 2]
-    )
-    blend = jax.tree.map(lambda a, b: (1 - share) * a + share * b, before, after)
-    return eqx.combine(blend, rest)
+    stability_constant(schedule.at(jnp.asarray(depth)), radius, order=order)
 
 
 def _integrate(flow, radius, depth, order: float | None):
@@ -172,7 +142,7 @@ def _rates(flow, piece, direction, order) -> Callable:
 
     def rates(length: float, state: np.ndarray) -> np.ndarray:
         inside = np.clip(length, start + margin, end - margin)
-        gamma = map_at(flow.velocity, float(direction * inside))
+        gamma = flow.velocity.at(jnp.asarray(float(direction * inside)))
         speed, growth = _constants(gamma, jnp.asarray(state[0]), order)
         outward = 0.0 if on_sphere else float(speed)
         return np.array([outward, float(growth + speed if on_sphere else growth)])

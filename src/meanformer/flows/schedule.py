@@ -25,6 +25,10 @@ class AbstractSchedule(eqx.Module):
     """An in-context map at every depth."""
 
     @abc.abstractmethod
+    def at(self, depth: Float[Array, ""]) -> AbstractInContextMap:
+        """Return the map in force at a depth; the depth must be known, not traced."""
+
+    @abc.abstractmethod
     def velocity(
         self,
         depth: Float[Array, ""],
@@ -53,6 +57,10 @@ class Constant(AbstractSchedule):
 
     gamma: AbstractInContextMap
 
+    def at(self, depth: Float[Array, ""]) -> AbstractInContextMap:
+        """Return the map."""
+        return self.gamma
+
     def velocity(self, depth, mu, x, positions):
         """Return the value of the map."""
         return self.gamma(mu, x, positions=positions)
@@ -79,12 +87,14 @@ class FunctionOfDepth(AbstractSchedule):
     jumps: Float[Array, " j"] | None = None
     term: int | None = eqx.field(default=None, static=True)
 
+    def at(self, depth: Float[Array, ""]) -> AbstractInContextMap:
+        """Return the function's map, or one of its summands."""
+        gamma = self.function(depth)
+        return gamma if self.term is None else summands(gamma)[self.term]
+
     def velocity(self, depth, mu, x, positions):
         """Return the value of the function's map."""
-        gamma = self.function(depth)
-        if self.term is not None:
-            gamma = summands(gamma)[self.term]
-        return gamma(mu, x, positions=positions)
+        return self.at(depth)(mu, x, positions=positions)
 
     def terms(self) -> tuple[AbstractSchedule, ...]:
         """Return one schedule for each summand of the function's `Sum`."""
@@ -128,6 +138,12 @@ class Schedule(AbstractSchedule):
         self.depths = _checked_depths(len(self.maps), depths, interpolate)
         if interpolate:
             _check_alike(self.maps)
+
+    def at(self, depth: Float[Array, ""]) -> AbstractInContextMap:
+        """Return the held or interpolated map."""
+        if self.interpolate:
+            return self._interpolated(depth)
+        return self.maps[int(self._index(depth))]
 
     def velocity(self, depth, mu, x, positions):
         """Return the value of the held or interpolated map."""

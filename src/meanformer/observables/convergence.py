@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 
 from meanformer.attention import AbstractInContextMap
 from meanformer.errors import InvalidInput, Unsupported, as_float_array, check
-from meanformer.flows import Flow, solve
+from meanformer.flows import AbstractIntegrator, Flow, solve
 from meanformer.measures import AbstractMeasure, TokenCloud
 from meanformer.observables.influence import asymptotic_covariance
 from meanformer.typing import Key
@@ -63,6 +63,7 @@ def token_convergence(
     key: Key,
     reference: AbstractMeasure | None = None,
     depth: float = 1.0,
+    solver: AbstractIntegrator | None = None,
 ) -> TokenConvergence:
     r"""Measure how attention on $n$ random tokens approaches its mean-field limit.
 
@@ -84,6 +85,7 @@ def token_convergence(
             measure for which the map has no closed form, pass `quadrature(mu, order)`
             or a much larger sample.
         depth: how far to solve, for a flow.
+        solver: how to solve, for a flow; see `solve`.
 
     Returns:
         Errors, fitted slope, and the constant that theory predicts (for maps): exact
@@ -92,7 +94,7 @@ def token_convergence(
     probes = as_float_array("probes", probes)
     _check_sizes(counts, probes, repeats)
     limit = _limit(source, reference)
-    evaluate = _evaluation(layer, probes, depth)
+    evaluate = _evaluation(layer, probes, depth, solver)
     exact = evaluate(limit)
     keys = jr.split(key, (len(counts), repeats))
     errors = jnp.stack(
@@ -123,7 +125,7 @@ def _errors(evaluate, draw, exact, keys) -> Float[Array, " r"]:
     return eqx.filter_jit(lambda keys: jax.lax.map(error, keys))(keys)
 
 
-def _evaluation(layer, probes, depth) -> Callable[[AbstractMeasure], Array]:
+def _evaluation(layer, probes, depth, solver) -> Callable[[AbstractMeasure], Array]:
     if isinstance(layer, AbstractInContextMap):
         return lambda mu: layer(mu, probes)
     if not isinstance(layer, Flow):
@@ -131,7 +133,7 @@ def _evaluation(layer, probes, depth) -> Callable[[AbstractMeasure], Array]:
     flow = layer
 
     def carried(mu: AbstractMeasure) -> Array:
-        path = solve(flow, mu, depth, probes=probes, save=2).probes
+        path = solve(flow, mu, depth, probes=probes, save=2, solver=solver).probes
         if path is None:
             raise Unsupported("the solve carries no probes.")
         return path[-1]

@@ -81,7 +81,7 @@ class GrowingArrays:
 
     def commit(self, count: int) -> None:
         """Make the first `count` depths visible."""
-        entries = {".zgroup": {"zarr_format": 2}}
+        entries: dict[str, Any] = {".zgroup": {"zarr_format": 2}}
         for array in self._group.array_values():
             folder = self.path / array.basename
             for part in (".zarray", ".zattrs"):
