@@ -16,7 +16,15 @@ from meanformer.attention import (
     Unnormalised,
 )
 from meanformer.errors import Unsupported
-from meanformer.measures import Gaussian, Mixture, TokenCloud, mix, pad
+from meanformer.measures import (
+    Gaussian,
+    Mixture,
+    TokenCloud,
+    UniformBox,
+    UniformSphere,
+    mix,
+    pad,
+)
 from reference import reference_attention
 
 MEAN, SPREAD = np.array([0.3, -0.4]), np.array([[1.0, 0.3], [0.3, 0.6]])
@@ -174,6 +182,61 @@ def test_a_mixture_of_kinds_of_measures_is_a_context():
         )
 
 
+# Uniform laws
+
+
+LOW, HIGH = np.array([-1.0, 0.2]), np.array([0.5, 1.4])
+TURN = np.array([[0.6, -0.8], [0.8, 0.6]])
+
+
+def legendre_cloud(order=24):
+    nodes, masses = np.polynomial.legendre.leggauss(order)
+    grid = np.stack(np.meshgrid(nodes, nodes), axis=-1).reshape(-1, 2)
+    points = (LOW + HIGH) / 2 + grid * (HIGH - LOW) / 2
+    return TokenCloud(points, np.outer(masses, masses).ravel() / 4)
+
+
+def circle_cloud(count=576):
+    angles = 2 * np.pi * np.arange(count) / count
+    return TokenCloud(np.stack([np.cos(angles), np.sin(angles)], axis=1))
+
+
+@pytest.mark.parametrize("kind", [Softmax, L2, Linear, Unnormalised])
+def test_attention_to_a_box_is_attention_to_its_quadrature(kind):
+    # The box keeps its shape under L2 if the keys do not mix the axes.
+    attention = kind(ref.QUERY, np.diag([0.7, -1.2]), ref.VALUE, **BIASES)
+    exact = values_of(attention, UniformBox(LOW, HIGH))
+    np.testing.assert_allclose(
+        exact, values_of(attention, legendre_cloud()), atol=1e-12
+    )
+
+
+@pytest.mark.parametrize("kind", [Softmax, L2, Linear, Unnormalised, Sinkhorn])
+def test_attention_to_a_circle_is_attention_to_its_quadrature(kind):
+    # The circle keeps its shape if query and key are scaled rotations.
+    attention = kind(0.7 * TURN, 1.2 * TURN.T, ref.VALUE, value_bias=[0.2, 0.3])
+    exact = values_of(attention, UniformSphere(2))
+    if kind is Sinkhorn:
+        # Constant potentials: softmax at twice the temperature.
+        attention = Softmax(
+            attention.query, attention.key, ref.VALUE, beta=2.0, value_bias=[0.2, 0.3]
+        )
+    np.testing.assert_allclose(exact, values_of(attention, circle_cloud()), atol=1e-12)
+
+
+def test_hardmax_finds_the_extreme_points_of_box_and_circle():
+    attention = reference_attention(Hardmax)
+    tilts = QUERIES @ ref.SCORE.T
+    corners = np.where(tilts > 0, HIGH, LOW)
+    directions = tilts / np.linalg.norm(tilts, axis=1, keepdims=True)
+    for context, expected in (
+        (UniformBox(LOW, HIGH), corners),
+        (UniformSphere(2), directions),
+    ):
+        values = values_of(attention, context)
+        np.testing.assert_allclose(values, expected @ ref.VALUE.T, atol=1e-14)
+
+
 # Refusals
 
 
@@ -183,6 +246,10 @@ REFUSED = {
     "sinkhorn on mixture": (Sinkhorn, gaussian_mixture(), "Sinkhorn attention"),
     "hardmax on mixture": (Hardmax, gaussian_mixture(), "hardmax attention"),
     "sigmoid on mixture": (Sigmoid, gaussian_mixture(), "sigmoid attention"),
+    "sigmoid on circle": (Sigmoid, UniformSphere(2), "sigmoid attention"),
+    "sinkhorn on box": (Sinkhorn, UniformBox(LOW, HIGH), "Sinkhorn attention"),
+    "l2 on circle": (L2, UniformSphere(2), "needs K.T K to be a multiple of I"),
+    "l2 on box": (L2, UniformBox(LOW, HIGH), "needs"),
 }
 
 

@@ -162,7 +162,7 @@ def test_the_first_token_of_a_sequence_gets_its_own_value():
 
 
 @pytest.mark.parametrize("kind", AVERAGES)
-@pytest.mark.parametrize("beta", [1e8, 1e300])
+@pytest.mark.parametrize("beta", [1e8, 1e200])
 def test_huge_scores_stay_finite(kind, beta):
     values = evaluate(reference_attention(kind, beta=beta), cloud_of())
     assert np.isfinite(values).all()

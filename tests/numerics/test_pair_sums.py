@@ -13,7 +13,7 @@ from meanformer.numerics.pair_sums import Auto, Blocked
 from meanformer.numerics.pairs import Pairs
 from meanformer.numerics.tiles import tile_shape
 
-BLOCK_SIZES = ["auto", 1, 4, 5, 17, 1000]
+BLOCK_SIZES = ["auto", 1, 5, 17, 1000]
 
 
 def replaced(pairs, **fields):
@@ -36,7 +36,7 @@ def test_softmax_is_the_dense_formula(block_size, masked):
 
 
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("block_size", BLOCK_SIZES)
+@pytest.mark.parametrize("block_size", ["auto", 5])
 def test_kernel_is_the_dense_formula(block_size, masked):
     pairs, values = random_problem(masked=masked)
     scores = dense_scores(pairs)
@@ -46,7 +46,7 @@ def test_kernel_is_the_dense_formula(block_size, masked):
 
 
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("block_size", BLOCK_SIZES)
+@pytest.mark.parametrize("block_size", ["auto", 5])
 def test_hardmax_averages_over_the_tokens_within_tolerance(block_size, masked):
     pairs, values = random_problem(masked=masked, tokens=40)
     scores = dense_scores(pairs)
@@ -188,6 +188,17 @@ def test_queries_that_see_nothing_get_minus_infinity_and_zero(count):
         mass, moment = sums.kernel(only_absent, values, jnp.exp)
         np.testing.assert_array_equal(mass[3:5], 0)
         np.testing.assert_array_equal(moment[3:5], 0)
+
+
+def test_no_queries_get_no_answers():
+    pairs, values = random_problem(0, 5)
+    for first, second in (
+        Blocked().softmax(pairs, values),
+        Blocked().kernel(pairs, values, jnp.exp),
+        Blocked().hardmax(pairs, values, 0.0),
+    ):
+        assert first.shape == (0,)
+        assert second.shape == (0, 2)
 
 
 def test_a_cloud_without_weight_is_seen_as_nothing():

@@ -10,7 +10,6 @@ from pair_problems import random_problem, traceable_softmax
 from meanformer.numerics.pair_sums import Blocked
 from meanformer.numerics.pairs import Pairs
 
-BLOCK_SIZES = ["auto", 1, 5, 8]
 PROFILES = {"tanh": jnp.tanh, "exp": jnp.exp}
 
 
@@ -56,7 +55,7 @@ def inner(left, right):
 
 
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("block_size", BLOCK_SIZES)
+@pytest.mark.parametrize("block_size", ["auto", 1, 5])
 def test_the_gradient_of_softmax_is_that_of_the_dense_formula(block_size, masked):
     floats, ranges = split(random_problem(masked=masked))
     ours = jax.grad(scalar(Blocked(block_size).softmax, ranges))(floats)

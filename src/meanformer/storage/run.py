@@ -1,6 +1,7 @@
 """A run on disk: the trajectory while it is computed, and all it takes to redo it."""
 
 import fcntl
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -43,6 +44,8 @@ class RunStore(AbstractRecorder):
         self._depths, self._cloud = depths, cloud
         folder = self.path / TRAJECTORY
         if not is_readable(folder):
+            # Killed before the first depth was planned: nothing is lost.
+            shutil.rmtree(folder, ignore_errors=True)
             self._arrays = None
             return []
         self._arrays = GrowingArrays(folder)
@@ -69,15 +72,13 @@ class RunStore(AbstractRecorder):
     def _create(self, rows: dict[str, np.ndarray]) -> GrowingArrays:
         arrays = GrowingArrays(self.path / TRAJECTORY)
         for name, row in rows.items():
-            if name not in arrays.names():
-                attributes = STATUS_FLAGS if name == "status" else {}
-                arrays.create_growing(
-                    name, len(self._depths), row, _AXES[name], attributes
-                )
+            attributes = STATUS_FLAGS if name == "status" else {}
+            arrays.create_growing(name, len(self._depths), row, _AXES[name], attributes)
         fixed = {"weights": self._cloud.weights, "position": self._cloud.positions}
         for name, array in fixed.items():
-            if array is not None and name not in arrays.names():
+            if array is not None:
                 arrays.create_fixed(name, np.asarray(array), ("token",))
+        arrays.commit(0)
         return arrays
 
     def _acquire(self) -> None:
