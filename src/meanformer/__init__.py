@@ -110,7 +110,6 @@ _HOMES = {
 }
 _ROOMS = (*_HOMES, "experiments", "observables", "plotting")
 _ROOM_OF = {name: room for room, names in _HOMES.items() for name in names}
-__all__ = sorted(_ROOM_OF)
 
 
 def __getattr__(name: str) -> Any:
@@ -128,4 +127,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return [*__all__, *_ROOMS]
+    return [*_ROOM_OF, *_ROOMS]

@@ -110,7 +110,7 @@ def run(parameters: Parameters, *, progress) -> Outcome:
             ),
             CONSTANT.close_to(
                 [
-                    rate.fitted_constant / rate.predicted_constant
+                    rate.fitted_constant / np.float64(rate.predicted_constant)
                     for rate in rates.values()
                 ],
                 1.0,
