@@ -9,20 +9,22 @@ from benchmarks.measure import alternate, python, run
 from benchmarks.result import Result
 
 ROUNDS = 7
+# The front door loads its rooms on first use: ask for what every script needs.
+USED = "from meanformer import Softmax, TokenCloud, solve"
 ALLOWED = 1.0
 
 
 def results() -> Iterator[Result]:
     seconds = alternate(
         {
-            "ours": lambda: python("import meanformer"),
+            "ours": lambda: python(USED),
             "theirs": lambda: python("import jax, equinox, diffrax"),
             "help": lambda: run([command(), "--help"]),
         },
         ROUNDS,
     )
     yield Result(
-        "import meanformer",
+        "import Softmax, TokenCloud, solve",
         "jax, equinox, diffrax",
         seconds["ours"],
         seconds["theirs"],

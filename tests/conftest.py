@@ -1,5 +1,7 @@
 """Settings and fixtures shared by all tests."""
 
+import itertools
+
 import jax
 import jax.random as jr
 import pytest
@@ -8,8 +10,21 @@ jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
+# Compiled programs stay mapped, and Linux allows a process 65530 mappings: thousands of
+# tests in one process would pass that.
+TESTS_BETWEEN_CLEARINGS = 250
+_tests_so_far = itertools.count(1)
+
 
 @pytest.fixture
 def key():
     """A fixed random key; a test that needs several splits it."""
     return jr.key(2024)
+
+
+@pytest.fixture(autouse=True)
+def forget_compiled_programs():
+    """Let go of all compiled programs from time to time."""
+    yield
+    if next(_tests_so_far) % TESTS_BETWEEN_CLEARINGS == 0:
+        jax.clear_caches()

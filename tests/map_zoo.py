@@ -128,9 +128,13 @@ QUERIES = np.array([[0.3, -0.2], [-1.0, 0.7], [0.8, 1.3], [-0.4, -0.9]])
 QUERY_PLACES = np.array([0.2, 0.5, 0.7, 1.0])
 
 
-def every_map(names=MAPS):
-    """Parametrise a test over maps by name."""
-    return pytest.mark.parametrize("name", list(names))
+def every_map(names=MAPS, *, slow=()):
+    """Parametrise a test over maps by name, marking those that compile long."""
+    cases = [
+        pytest.param(name, marks=pytest.mark.slow if name in slow else ())
+        for name in names
+    ]
+    return pytest.mark.parametrize("name", cases)
 
 
 def cloud_of(points=TOKENS, weights=MASSES, places=PLACES, dtype=jnp.float64):

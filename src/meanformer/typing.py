@@ -4,6 +4,12 @@ The axis letters of shapes mean the same everywhere: `n` tokens, `m` queries, `d
 dimension, `e` dimension of the output, `k` key dimension, `h` heads, `t` saved depths.
 """
 
+from typing import Any
+
+import numpy.typing as npt
 from jaxtyping import PRNGKeyArray
 
 Key = PRNGKeyArray
+
+# NumPy's protocol of nested sequences leaves tuples out when it is checked at run time.
+ArrayLike = npt.ArrayLike | tuple[Any, ...]

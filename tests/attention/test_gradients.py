@@ -15,6 +15,7 @@ from map_zoo import (
     PLACES,
     QUERIES,
     QUERY_PLACES,
+    SINKHORNS,
     TOKENS,
     cast,
     cloud_of,
@@ -65,7 +66,7 @@ def shifted(inputs, direction, amount):
     return jax.tree.map(lambda leaf, move: leaf + amount * move, inputs, direction)
 
 
-@every_map(DIFFERENTIABLE)
+@every_map(DIFFERENTIABLE, slow=SINKHORNS)
 def test_derivatives_agree_with_finite_differences_and_each_other(name):
     values, inputs = problem(name)
     direction = direction_of(inputs)
@@ -85,7 +86,7 @@ def test_derivatives_agree_with_finite_differences_and_each_other(name):
     np.testing.assert_allclose(paired, jnp.vdot(probe, tangents), rtol=1e-9, atol=1e-10)
 
 
-@every_map()
+@every_map(slow=SINKHORNS)
 def test_batched_values_are_the_plain_ones(name):
     values, inputs = problem(name)
     direction = direction_of(inputs)
@@ -270,6 +271,7 @@ def test_half_precision_is_computed_in_single_precision(name):
     np.testing.assert_allclose(half, single, rtol=2**-8, atol=0)
 
 
+@pytest.mark.slow
 def test_sinkhorn_attention_is_the_gradient_of_the_entropic_energy():
     form = np.array([[0.8, 0.3], [0.3, -0.4]])
     cloud = reference_cloud()

@@ -53,7 +53,9 @@ def test_an_old_terminal_does_not_break_the_output():
 
 @pytest.mark.slow
 def test_the_atlas_runs_in_parallel_and_survives_accidents(tmp_path):
-    done = meanformer("atlas", "--only", "toy-[chfu]*", "--out", tmp_path, "--jobs", 2)
+    done = meanformer(
+        "atlas", "--only", "toy-cr*|toy-[hfu]*", "--out", tmp_path, "--jobs", 2
+    )
     assert done.returncode == 1
     assert done.stderr == ""
     lines = done.stdout.splitlines()
@@ -94,3 +96,23 @@ def test_stopping_the_atlas_keeps_the_page_and_ends_the_workers(tmp_path, number
     assert not psutil.wait_procs(workers, timeout=10)[1]
     assert "Traceback" not in complaints
     assert "stopped before its turn" in page.read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
+)
+def test_a_computation_can_be_stopped(number, code):
+    command = [sys.executable, "-m", "meanformer", "run", "toy-computes"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    watched = psutil.Process(process.pid)
+    deadline = time.monotonic() + 120
+    while sum(watched.cpu_times()[:2]) < 12:  # well into the computation
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    process.send_signal(number)
+    output, complaints = process.communicate(timeout=30)
+    assert process.returncode == code
+    assert (output, complaints) == ("", "")

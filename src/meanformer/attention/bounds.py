@@ -1,12 +1,11 @@
 """A priori constants: what is known of a map on a ball before it is computed."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
-from numpy.typing import ArrayLike
 
 from meanformer.attention.abstract import AbstractInContextMap
 from meanformer.attention.adversarial import adversarial_cloud, lower_bound
@@ -16,6 +15,7 @@ from meanformer.attention.softmax import Softmax
 from meanformer.errors import Overflow, Unsupported, check, is_concrete
 from meanformer.measures import TokenCloud
 from meanformer.measures.checks import checked_weights
+from meanformer.typing import ArrayLike
 
 Bound = Float[Array, ""]
 
@@ -60,7 +60,7 @@ def lipschitz_bounds(
     radius: float | Float[Array, ""],
     count: int,
     *,
-    weights: ArrayLike | Sequence[float] | None = None,
+    weights: ArrayLike | None = None,
     order: float = 2.0,
 ) -> LipschitzBounds:
     r"""Bounds on the Lipschitz constant over all clouds of a size in a ball.

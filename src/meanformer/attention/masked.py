@@ -98,13 +98,7 @@ class Masked(AbstractInContextMap):
         if positions is None:
             positions = jnp.ones((x.shape[0],), mu.positions.dtype)
         places = checked_places(x, positions).astype(mu.positions.dtype)
-        order = jnp.argsort(mu.positions, stable=True)
-        cloud = eqx.tree_at(
-            lambda c: (c.points, c.weights, c.positions),
-            mu,
-            (mu.points[order], mu.weights[order], mu.positions[order]),
-        )
-        stretch = self.mask.stretch(cloud.positions, places)
+        cloud, order, stretch = _sorted(mu, places, self.mask)
         return MaskedCloud(cloud, *stretch, divide=self.divide), order
 
     def _check_sight(self, sees: Bool[Array, " m"]) -> None:
@@ -115,6 +109,18 @@ class Masked(AbstractInContextMap):
             f"query {int(sees.argmin())} sees no token through "
             f'{type(self.mask).__name__}; pass empty="zero" to give it the value 0.'
         )
+
+
+@eqx.filter_jit
+def _sorted(mu: TokenCloud, places: Float[Array, " m"], mask: AbstractMask):
+    """Return the tokens in the order of their places, and what each query sees."""
+    order = jnp.argsort(mu.positions, stable=True)
+    cloud = eqx.tree_at(
+        lambda c: (c.points, c.weights, c.positions),
+        mu,
+        (mu.points[order], mu.weights[order], mu.positions[order]),
+    )
+    return cloud, order, mask.stretch(cloud.positions, places)
 
 
 def in_order(cloud: TokenCloud) -> TokenCloud:

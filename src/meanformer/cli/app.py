@@ -10,7 +10,6 @@ import importlib
 import importlib.metadata
 import io
 import pkgutil
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +17,8 @@ from typing import Annotated, Any, cast
 
 import typer
 from typer.core import TyperGroup
+
+from meanformer.cli import signals
 
 # Typer exports only this subclass of what it raises for a wrong command line.
 UsageError = cast(type[typer.BadParameter], typer.BadParameter.__bases__[0])
@@ -29,6 +30,7 @@ PANELS = (EXPERIMENTS, SIMULATIONS, HELP)
 
 BAD_INPUT = 2
 INTERRUPTED = 130
+TERMINATED = 143
 
 
 class Commands(TyperGroup):
@@ -108,13 +110,13 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
-    signal.signal(signal.SIGTERM, _leave)
-    app()
-
-
-def _leave(number: int, frame: Any) -> None:
-    """End in order, worker processes included, when asked to terminate."""
-    sys.exit(128 + number)
+    signals.heed()
+    try:
+        app()
+    except SystemExit as leaving:
+        if leaving.code in (INTERRUPTED, TERMINATED):
+            signals.abandon(leaving.code)
+        raise
 
 
 def load_commands() -> None:

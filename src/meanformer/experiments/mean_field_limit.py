@@ -147,7 +147,7 @@ def other_rate(name: str, counts, parameters: Parameters):
         flow = mf.Flow(reference_attention())
         limit, steps = mf.quadrature(law(), 24), mf.FixedStep(0.25)
         options = {"reference": limit, "solver": steps}
-        return convergence(flow, law(), [PROBE], counts[:-1], parameters, **options)
+        return convergence(flow, law(), [PROBE], counts[::2], parameters, **options)
     measure = mf.Gaussian(jnp.zeros(16), jnp.eye(16))
     layer = mf.identity_attention("softmax", 16, 0.5)
     probe = jnp.ones((1, 16)) / 4

@@ -40,9 +40,9 @@ from meanformer.plotting import style
 class Parameters:
     """Sizes of the random trials."""
 
-    trials: int = setting(16, full=200, help="random clouds per kind", at_least=1)
-    count: int = setting(12, full=64, help="tokens in a cloud, $n$", at_least=1)
-    dimension: int = setting(3, full=8, help="dimension, $d$", at_least=1)
+    trials: int = setting(16, full=64, help="random clouds per kind", at_least=1)
+    count: int = setting(12, full=24, help="tokens in a cloud, $n$", at_least=1)
+    dimension: int = setting(3, full=4, help="dimension, $d$", at_least=1)
     depth: float = setting(1.0, full=2.0, help="depth of the random flows", above=0)
     beta: float = setting(1.0, help=r"inverse temperature, $\beta$", at_least=0)
     seed: int = setting(0, help="seed of the clouds and matrices", at_least=0)

@@ -170,12 +170,12 @@ def contraction() -> tuple[np.ndarray, float, np.ndarray]:
     """Ratios of the oscillation per round, their ceiling, and the errors themselves."""
     layer, cloud = reference_attention(mf.Sinkhorn), reference_cloud()
     problem = SelfTransport(cloud.points, cloud.weights, 2 * layer.score, cloud.sums)
-    start = jnp.zeros(cloud.count)
-    limit = alternate(problem, start, half_steps=401).f
-    errors = []
-    for rounds in range(9):
-        f = alternate(problem, start, half_steps=2 * rounds + 1).f
+    limit = alternate(problem, jnp.zeros(cloud.count), half_steps=401).f
+    g, errors = jnp.zeros(cloud.count), []
+    for _ in range(9):
+        f = problem.row_step(g)
         errors.append(float(jnp.ptp(f - limit)))
+        g = problem.column_step(f)
     ceiling = float(jnp.tanh(oscillation(problem) / 4) ** 2)
     return np.array(errors[1:]) / np.array(errors[:-1]), ceiling, np.array(errors)
 
@@ -222,10 +222,7 @@ def maximised_energy() -> float:
 def dissipation_finding(layer, path: mf.Trajectory, profile):
     """The identity for the rate against differences of the energy in depth."""
     cloud, step = path.cloud(len(path) // 2), 1e-3
-    ahead, behind = (
-        mf.solve(mf.Flow(layer), cloud, sign * step, save=2, rtol=1e-11, atol=1e-13)
-        for sign in (1, -1)
-    )
+    ahead, behind = (solve(layer, cloud, sign * step) for sign in (1, -1))
     energies = [mf.observables.energy(layer, end.cloud(-1)) for end in (ahead, behind)]
     slope = float(energies[0] - energies[1]) / (2 * step)
     rate = float(profile.rates[len(path) // 2])

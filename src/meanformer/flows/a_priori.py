@@ -1,11 +1,10 @@
 """Bounds on a flow before it is solved: how far it spreads, how fast flows part."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
-from numpy.typing import ArrayLike
 
 from meanformer.attention import AbstractInContextMap
 from meanformer.attention.bounds import speed_bound, stability_constant
@@ -16,6 +15,7 @@ from meanformer.flows.schedule import (
     Schedule,
 )
 from meanformer.geometry import Euclidean, Sphere
+from meanformer.typing import ArrayLike
 
 ACCURACY = 1e-12
 
@@ -23,7 +23,7 @@ ACCURACY = 1e-12
 def radius_bound(
     flow: Flow | AbstractInContextMap,
     radius: float,
-    depth: ArrayLike | Sequence[float],
+    depth: ArrayLike,
 ) -> float | np.ndarray:
     r"""Bound on the radius of the tokens at a depth, from the radius at the start.
 
@@ -47,7 +47,7 @@ def radius_bound(
 def stability_bound(
     flow: Flow | AbstractInContextMap,
     radius: float,
-    depth: ArrayLike | Sequence[float],
+    depth: ArrayLike,
     *,
     order: float = 2.0,
 ) -> float | np.ndarray:

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
-from numpy.typing import ArrayLike
 
 from meanformer.errors import (
     InvalidInput,
@@ -19,6 +18,7 @@ from meanformer.errors import (
 from meanformer.flows.flow import Flow
 from meanformer.flows.status import AbstractStop, EscapeRadius, StepBudget
 from meanformer.measures import TokenCloud
+from meanformer.typing import ArrayLike
 
 
 def check_flow(flow: Flow, mu: TokenCloud) -> None:

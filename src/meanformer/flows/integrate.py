@@ -29,8 +29,8 @@ class Problem(eqx.Module):
     probe_positions: Float[Array, " p"] | None
     integrator: AbstractIntegrator
     stops: tuple[AbstractStop, ...]
-    rtol: float = eqx.field(static=True)
-    atol: float = eqx.field(static=True)
+    rtol: Float[Array, ""]
+    atol: Float[Array, ""]
     max_steps: int = eqx.field(static=True)
     key: Key | None = None
 

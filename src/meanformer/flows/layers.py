@@ -5,7 +5,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
-from numpy.typing import ArrayLike
 
 from meanformer.errors import check, is_concrete
 from meanformer.flows.flow import Flow
@@ -16,6 +15,7 @@ from meanformer.flows.state import State, initial_state
 from meanformer.flows.status import Status
 from meanformer.flows.trajectory import Trajectory, as_trajectory
 from meanformer.measures import TokenCloud
+from meanformer.typing import ArrayLike
 
 
 def run_layers(

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
-from numpy.typing import ArrayLike
 
 from meanformer.attention import AbstractInContextMap
 from meanformer.errors import (
@@ -19,6 +18,7 @@ from meanformer.errors import (
     is_concrete,
 )
 from meanformer.measures import AbstractContext
+from meanformer.typing import ArrayLike
 
 
 class AbstractSchedule(eqx.Module):

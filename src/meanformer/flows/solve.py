@@ -6,7 +6,6 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
-from numpy.typing import ArrayLike
 
 from meanformer.errors import InvalidInput, check, is_concrete
 from meanformer.flows.flow import Flow
@@ -23,7 +22,7 @@ from meanformer.flows.state import State, initial_state
 from meanformer.flows.status import AbstractStop, Status, StepBudget
 from meanformer.flows.trajectory import Trajectory, as_trajectory
 from meanformer.measures import TokenCloud
-from meanformer.typing import Key
+from meanformer.typing import ArrayLike, Key
 
 
 def solve(
@@ -97,11 +96,11 @@ def _scan(
     @eqx.filter_checkpoint
     def stretch(state: State, target: Float[Array, ""]):
         moved = advance(problem, state, target)
-        return moved, _snapshot(problem, moved)
+        return moved, moved
 
     _, later = jax.lax.scan(stretch, state, depths[1:])
-    first = _snapshot(problem, state)
-    return jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), first, later)
+    states = jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), state, later)
+    return jax.lax.map(lambda state: _snapshot(problem, state), states)
 
 
 def _walk(
@@ -160,7 +159,8 @@ def _set_up(flow, mu, depth, save, solver, rtol, atol, probes, stop, key):
         )
     passive, places = checked_probes(mu, probes)
     budget, stops = sorted_stops(stop, mu.points.dtype)
+    tolerances = (jnp.asarray(tol, mu.points.dtype) for tol in (rtol, atol))
     problem = Problem(
-        flow, mu, places, integrator, stops, rtol, atol, budget.count, key
+        flow, mu, places, integrator, stops, *tolerances, budget.count, key
     )
     return problem, initial_state(depths[0], mu.points, passive), depths

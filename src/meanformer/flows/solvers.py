@@ -34,8 +34,8 @@ class AbstractIntegrator(eqx.Module):
 class StepSettings(eqx.Module):
     """What an adaptive choice of steps goes by."""
 
-    rtol: float
-    atol: float
+    rtol: Float[Array, ""]
+    atol: Float[Array, ""]
     smallest: Float[Array, ""]
     norm: object
     jumps: Float[Array, " j"] | None

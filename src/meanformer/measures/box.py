@@ -9,7 +9,6 @@ import jax.random as jr
 import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float
-from numpy.typing import ArrayLike
 
 from meanformer.errors import (
     Unsupported,
@@ -22,7 +21,7 @@ from meanformer.errors import (
 from meanformer.measures.abstract import AbstractMeasure
 from meanformer.numerics.interval import quadratic_moments
 from meanformer.numerics.interval_draws import draw_quadratic
-from meanformer.typing import Key
+from meanformer.typing import ArrayLike, Key
 
 
 class AbstractBox(AbstractMeasure):

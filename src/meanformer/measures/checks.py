@@ -3,7 +3,6 @@
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
-from numpy.typing import ArrayLike
 
 from meanformer.errors import (
     as_float_array,
@@ -12,6 +11,7 @@ from meanformer.errors import (
     check_shape,
     is_concrete,
 )
+from meanformer.typing import ArrayLike
 
 WEIGHT_TOLERANCE = 1e-6
 

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import jax.random as jr
 from jax import lax
 from jaxtyping import Array, Float
-from numpy.typing import ArrayLike
 
 from meanformer.errors import InvalidInput, as_float_array, check, check_finite
 from meanformer.measures.abstract import AbstractContext, AbstractMeasure, FeatureMap
@@ -16,7 +15,7 @@ from meanformer.measures.checks import checked_positions, checked_weights
 from meanformer.numerics.dense import kernel_shares
 from meanformer.numerics.pair_sums import AbstractPairSums, Auto
 from meanformer.numerics.pairs import Pairs
-from meanformer.typing import Key
+from meanformer.typing import ArrayLike, Key
 
 
 class AbstractCloud(AbstractContext):

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float
-from numpy.typing import ArrayLike
 
 from meanformer.errors import (
     Unsupported,
@@ -19,7 +18,7 @@ from meanformer.errors import (
 )
 from meanformer.measures.abstract import AbstractMeasure
 from meanformer.numerics.matrices import checked_covariance, sqrt_psd
-from meanformer.typing import Key
+from meanformer.typing import ArrayLike, Key
 
 
 class Gaussian(AbstractMeasure):

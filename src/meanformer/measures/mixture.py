@@ -6,13 +6,12 @@ import equinox as eqx
 import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Float
-from numpy.typing import ArrayLike
 
 from meanformer.errors import InvalidInput, check
 from meanformer.measures.abstract import AbstractMeasure
 from meanformer.measures.checks import checked_weights
 from meanformer.numerics.softmax import weighted_logsumexp
-from meanformer.typing import Key
+from meanformer.typing import ArrayLike, Key
 
 
 class Mixture(AbstractMeasure):

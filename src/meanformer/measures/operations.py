@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
-from numpy.typing import ArrayLike
 
 from meanformer.errors import check
 from meanformer.measures.abstract import AbstractMeasure
 from meanformer.measures.checks import checked_weights
 from meanformer.measures.cloud import TokenCloud
 from meanformer.measures.mixture import Mixture
+from meanformer.typing import ArrayLike
 
 
 def merge(cloud: TokenCloud, tolerance: float = 0.0) -> TokenCloud:

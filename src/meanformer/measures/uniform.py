@@ -8,7 +8,6 @@ import equinox as eqx
 import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Float, ScalarLike
-from numpy.typing import ArrayLike
 
 from meanformer.errors import (
     InvalidInput,
@@ -29,7 +28,7 @@ from meanformer.measures.box import (
 )
 from meanformer.numerics.bessel import sphere_transform
 from meanformer.numerics.interval import uniform_transform
-from meanformer.typing import Key
+from meanformer.typing import ArrayLike, Key
 
 
 class UniformSphere(AbstractMeasure):

@@ -9,14 +9,13 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float
-from numpy.typing import ArrayLike
 
 from meanformer.attention import AbstractInContextMap
 from meanformer.errors import InvalidInput, Unsupported, as_float_array, check
 from meanformer.flows import AbstractIntegrator, Flow, solve
 from meanformer.measures import AbstractMeasure, TokenCloud
 from meanformer.observables.influence import asymptotic_covariance
-from meanformer.typing import Key
+from meanformer.typing import ArrayLike, Key
 
 Sampler = Callable[[int, Key], Array]
 
@@ -99,7 +98,7 @@ def token_convergence(
     keys = jr.split(key, (len(counts), repeats))
     errors = jnp.stack(
         [
-            _errors(evaluate, _drawing(source, count), exact, row)
+            _errors(evaluate, source, count, exact, row)
             for count, row in zip(counts, keys, strict=True)
         ]
     )
@@ -115,30 +114,50 @@ def token_convergence(
     )
 
 
-def _errors(evaluate, draw, exact, keys) -> Float[Array, " r"]:
+@eqx.filter_jit
+def _errors(evaluate, source, count: int, exact, keys) -> Float[Array, " r"]:
     """Root mean square over the probes, for each repeat."""
+    draw = _drawing(source, count)
 
     def error(key):
         difference = evaluate(TokenCloud(draw(key))) - exact
         return jnp.sqrt(jnp.mean(jnp.sum(difference**2, axis=1)))
 
-    return eqx.filter_jit(lambda keys: jax.lax.map(error, keys))(keys)
+    return jax.lax.map(error, keys)
 
 
-def _evaluation(layer, probes, depth, solver) -> Callable[[AbstractMeasure], Array]:
+class _AtProbes(eqx.Module):
+    """A map, evaluated at the probes; a module, so that one compilation serves all."""
+
+    layer: AbstractInContextMap
+    probes: Float[Array, "p d"]
+
+    def __call__(self, mu: AbstractMeasure) -> Float[Array, "p e"]:
+        return self.layer(mu, self.probes)
+
+
+class _Carried(eqx.Module):
+    """The probes at the end of a flow."""
+
+    flow: Flow
+    probes: Float[Array, "p d"]
+    depth: float
+    solver: AbstractIntegrator | None
+
+    def __call__(self, mu: TokenCloud) -> Float[Array, "p d"]:
+        path = solve(
+            self.flow, mu, self.depth, probes=self.probes, save=2, solver=self.solver
+        )
+        assert path.probes is not None, "they are carried along"
+        return path.probes[-1]
+
+
+def _evaluation(layer, probes, depth, solver) -> Callable[..., Array]:
     if isinstance(layer, AbstractInContextMap):
-        return lambda mu: layer(mu, probes)
-    if not isinstance(layer, Flow):
-        raise InvalidInput(f"layer is {layer!r}; it must be a map or a Flow.")
-    flow = layer
-
-    def carried(mu: AbstractMeasure) -> Array:
-        path = solve(flow, mu, depth, probes=probes, save=2, solver=solver).probes
-        if path is None:
-            raise Unsupported("the solve carries no probes.")
-        return path[-1]
-
-    return carried
+        return _AtProbes(layer, probes)
+    if isinstance(layer, Flow):
+        return _Carried(layer, probes, depth, solver)
+    raise InvalidInput(f"layer is {layer!r}; it must be a map or a Flow.")
 
 
 def _drawing(source, count: int) -> Callable[[Key], Array]:

@@ -1,16 +1,16 @@
 """Distances between the tokens of a cloud: mean, largest, quantiles."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
-from numpy.typing import ArrayLike
 
 from meanformer.errors import as_float_array, check, check_shape, is_concrete
 from meanformer.measures import TokenCloud
+from meanformer.typing import ArrayLike
 
 BLOCK_AREA = 1 << 20
 
@@ -34,7 +34,7 @@ class DistanceStatistics(eqx.Module):
 
 def distance_statistics(
     cloud: TokenCloud,
-    levels: ArrayLike | Sequence[float] = (0.05, 0.25, 0.5, 0.75, 0.95),
+    levels: ArrayLike = (0.05, 0.25, 0.5, 0.75, 0.95),
 ) -> DistanceStatistics:
     r"""Statistics of the distances between the tokens of a cloud.
 

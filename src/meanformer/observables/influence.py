@@ -3,11 +3,11 @@
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
-from numpy.typing import ArrayLike
 
 from meanformer.attention import AbstractInContextMap, Softmax
 from meanformer.errors import Unsupported, as_float_array
 from meanformer.measures import AbstractMeasure, TokenCloud
+from meanformer.typing import ArrayLike
 
 
 def asymptotic_covariance(

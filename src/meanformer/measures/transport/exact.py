@@ -5,6 +5,7 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -31,7 +32,13 @@ def exact_distance(source: Atoms, target: Atoms, order: float) -> Float[Array, "
     The derivative is that of the envelope: in the points the plan is frozen; in the
     masses it is the pair of dual potentials, a subgradient where they are not unique.
     """
-    coupling = exact_coupling(source, target, order)
+    return _cost_of_plan(source, target, exact_coupling(source, target, order), order)
+
+
+@eqx.filter_jit
+def _cost_of_plan(
+    source: Atoms, target: Atoms, coupling: Coupling, order: float
+) -> Float[Array, ""]:
     distances = coupling.distances(source, target)
     unit = largest_or_one(distances)
     moved = coupling.masses @ (distances / unit) ** order

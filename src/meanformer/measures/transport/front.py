@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, ScalarLike
-from numpy.typing import ArrayLike
 
 from meanformer.errors import InvalidInput, Unsupported, check
 from meanformer.measures.abstract import AbstractMeasure
@@ -22,7 +21,7 @@ from meanformer.measures.transport.entropic import sinkhorn_distance
 from meanformer.measures.transport.exact import exact_coupling, exact_distance
 from meanformer.measures.transport.line import line_distance, monotone_coupling
 from meanformer.measures.transport.sliced import sliced_distance, unit_directions
-from meanformer.typing import Key
+from meanformer.typing import ArrayLike, Key
 
 METHODS = ("exact", "sinkhorn", "sliced")
 

@@ -5,7 +5,6 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Float
-from numpy.typing import ArrayLike
 
 from meanformer.errors import (
     InvalidInput,
@@ -18,7 +17,7 @@ from meanformer.errors import (
 from meanformer.measures.transport.atoms import Atoms
 from meanformer.measures.transport.coupling import power_mean
 from meanformer.measures.transport.line import line_distance
-from meanformer.typing import Key
+from meanformer.typing import ArrayLike, Key
 
 DEFAULT_DIRECTIONS = 256
 DIRECTIONS_AT_ONCE = 16
