@@ -22,8 +22,8 @@ atlas: $(INSTALLED)/base ## run every experiment, write atlas/index.html (ARGS="
 test: $(INSTALLED)/tests ## the fast tests (ARGS="-k softmax")
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not browser" $(ARGS)
 
-test-all: $(INSTALLED)/tests ## every test, slow ones too
-	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+test-all: $(INSTALLED)/tests ## every test, slow ones too; in a browser if there is a Chromium
+	$(BIN)/python -m pytest -n $(WORKERS) $(if $(shell command -v chromium),,-m "not browser") $(ARGS)
 
 lint: $(INSTALLED)/dev ## format, style, types, order of the rooms
 	$(BIN)/ruff format --check

@@ -4,6 +4,7 @@ import itertools
 
 import jax
 import jax.random as jr
+import jaxtyping
 import pytest
 
 jax.config.update("jax_enable_x64", True)
@@ -20,6 +21,14 @@ _tests_so_far = itertools.count(1)
 def key():
     """A fixed random key; a test that needs several splits it."""
     return jr.key(2024)
+
+
+@pytest.fixture
+def untyped():
+    """Leave the checks of arguments to the library, as they are for users."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 @pytest.fixture(autouse=True)

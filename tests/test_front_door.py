@@ -16,6 +16,12 @@ def test_the_stub_lists_the_same_names():
     stub = Path(mf.__file__).with_suffix(".pyi").read_text()
     listed = set(re.findall(r"^from meanformer\.\S+ import (\w+) as \w+", stub, re.M))
     assert listed == {name for name in dir(mf) if not ismodule(getattr(mf, name))}
+    rooms = set(re.findall(r"^from meanformer import (\w+) as \w+", stub, re.M))
+    assert rooms == {name for name in dir(mf) if ismodule(getattr(mf, name))}
+
+
+def test_every_name_of_the_front_door_can_be_written():
+    assert all(name.isidentifier() for name in dir(mf))
 
 
 def test_an_unknown_name_is_an_attribute_error():

@@ -73,6 +73,7 @@ _HOMES = {
         "lipschitz_profile",
         "observed_growth",
         "radius_bound",
+        "append_tokens",
         "run_layers",
         "solve",
         "stability_bound",
@@ -86,6 +87,7 @@ _HOMES = {
         "Gaussian",
         "Mixture",
         "TokenCloud",
+        "UniformBall",
         "UniformBox",
         "UniformSphere",
         "batch",
@@ -94,6 +96,7 @@ _HOMES = {
         "mix",
         "pad",
         "quadrature",
+        "resample",
         "sinkhorn_divergence",
         "transport_map",
         "transport_plan",
@@ -108,7 +111,17 @@ _HOMES = {
         "open_run",
     ),
 }
-_ROOMS = (*_HOMES, "experiments", "observables", "plotting")
+_ROOMS = (
+    "attention",
+    "errors",
+    "experiments",
+    "flows",
+    "geometry",
+    "measures",
+    "observables",
+    "plotting",
+    "storage",
+)
 _ROOM_OF = {name: room for room, names in _HOMES.items() for name in names}
 
 

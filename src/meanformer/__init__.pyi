@@ -1,4 +1,9 @@
+from meanformer import attention as attention
+from meanformer import errors as errors
 from meanformer import experiments as experiments
+from meanformer import flows as flows
+from meanformer import geometry as geometry
+from meanformer import measures as measures
 from meanformer import observables as observables
 from meanformer import plotting as plotting
 from meanformer import storage as storage
@@ -56,6 +61,7 @@ from meanformer.flows import StepBudget as StepBudget
 from meanformer.flows import Stiff as Stiff
 from meanformer.flows import StopWhen as StopWhen
 from meanformer.flows import Trajectory as Trajectory
+from meanformer.flows import append_tokens as append_tokens
 from meanformer.flows import growth_factor as growth_factor
 from meanformer.flows import lipschitz_profile as lipschitz_profile
 from meanformer.flows import observed_growth as observed_growth
@@ -69,6 +75,7 @@ from meanformer.measures import AbstractMeasure as AbstractMeasure
 from meanformer.measures import Gaussian as Gaussian
 from meanformer.measures import Mixture as Mixture
 from meanformer.measures import TokenCloud as TokenCloud
+from meanformer.measures import UniformBall as UniformBall
 from meanformer.measures import UniformBox as UniformBox
 from meanformer.measures import UniformSphere as UniformSphere
 from meanformer.measures import batch as batch
@@ -77,6 +84,7 @@ from meanformer.measures import merge as merge
 from meanformer.measures import mix as mix
 from meanformer.measures import pad as pad
 from meanformer.measures import quadrature as quadrature
+from meanformer.measures import resample as resample
 from meanformer.measures import sinkhorn_divergence as sinkhorn_divergence
 from meanformer.measures import transport_map as transport_map
 from meanformer.measures import transport_plan as transport_plan

@@ -5,6 +5,8 @@ checked always, values when they are known. Under `jit` the values are not known
 a failure shows in the status of the solve instead.
 """
 
+import numbers
+import operator
 import warnings
 from typing import Any
 
@@ -53,10 +55,7 @@ def as_float_array(name: str, value: Any) -> Array:
     """
     if value is None or isinstance(value, str):
         raise InvalidInput(f"{name} is {value!r}; it must be an array of numbers.")
-    is_double = (
-        isinstance(value, (np.ndarray, np.generic)) and value.dtype == np.float64
-    )
-    if is_double and not jax.config.read("jax_enable_x64"):
+    if not jax.config.read("jax_enable_x64") and _holds_doubles(value):
         warnings.warn(
             f"{name} is float64 but JAX runs in 32 bits, so digits are lost; call "
             'jax.config.update("jax_enable_x64", True) first, or pass float32.',
@@ -68,7 +67,10 @@ def as_float_array(name: str, value: Any) -> Array:
         array = jnp.asarray(value)
     except (TypeError, ValueError) as error:
         reason = str(error).split(". ")[0].rstrip(".")
-        raise InvalidInput(f"{name} is not an array of numbers: {reason}.") from error
+        raise InvalidInput(
+            f"{name} is not an array of numbers ({reason}); it must hold numbers only, "
+            "with rows of one length."
+        ) from error
     check(
         not jnp.issubdtype(array.dtype, jnp.complexfloating),
         f"{name} is complex ({array.dtype}); it must be real.",
@@ -76,6 +78,36 @@ def as_float_array(name: str, value: Any) -> Array:
     if not jnp.issubdtype(array.dtype, jnp.floating):
         array = array.astype(jnp.result_type(float))
     return array
+
+
+def _holds_doubles(value: Any) -> bool:
+    """Whether a value is a float64 array of numpy, or a list with one inside."""
+    if isinstance(value, list | tuple):
+        return any(_holds_doubles(part) for part in value)
+    return isinstance(value, np.ndarray | np.generic) and value.dtype == np.float64
+
+
+def as_integer(name: str, value: Any, *, least: int) -> int:
+    """Return the value as an integer of Python, or raise if it is none or too small."""
+    try:
+        number = operator.index(value)
+    except (TypeError, jax.errors.JAXTypeError):
+        raise InvalidInput(
+            f"{name} is {value!r}; it must be an integer, {least} or more."
+        ) from None
+    check(number >= least, f"{name} is {value}; it must be {least} or more.")
+    return number
+
+
+def as_number(name: str, value: Any, allowed: str = "a number") -> float:
+    """Return the value as a number of Python, or raise, saying what is allowed."""
+    is_scalar = isinstance(value, numbers.Real | np.ndarray | jax.Array)
+    if isinstance(value, bool) or not is_scalar or np.shape(value) != ():
+        raise InvalidInput(f"{name} is {value!r}; it must be {allowed}.")
+    try:
+        return float(value)
+    except (TypeError, ValueError, jax.errors.JAXTypeError):
+        raise InvalidInput(f"{name} is {value!r}; it must be {allowed}.") from None
 
 
 def check_finite(name: str, array: Array) -> None:

@@ -1,6 +1,7 @@
 """Bad input: one sentence that names the argument, what it was and what is allowed."""
 
 import jax.numpy as jnp
+import jaxtyping
 import numpy as np
 import pytest
 
@@ -15,6 +16,7 @@ from meanformer.attention import (
     Masked,
     MultiHead,
     Perceptron,
+    PointMap,
     Prefix,
     Residual,
     RMSNorm,
@@ -26,13 +28,25 @@ from meanformer.attention import (
     UnitNorm,
     Unnormalised,
     Window,
+    adversarial_cloud,
     compose,
     identity_attention,
+    lipschitz_bounds,
+    local_lipschitz,
     push_forward,
 )
 from meanformer.errors import InvalidInput
 from meanformer.measures import TokenCloud
 from reference import reference_attention, reference_cloud
+
+
+@pytest.fixture(autouse=True)
+def _only_the_library_checks():
+    """Let wrong types through to the library, as they are without the tests' checks."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+
 
 EYE = np.eye(2)
 HOLED = np.array([[1.0, np.nan], [0.0, 1.0]])
@@ -142,7 +156,19 @@ CONSTRUCTIONS = {
     ),
     "sinkhorn steps": (
         lambda: sink(max_steps=0),
-        "max_steps is 0; it must be positive",
+        "max_steps is 0; it must be 1 or more",
+    ),
+    "sinkhorn steps in words": (
+        lambda: sink(max_steps="many"),
+        "max_steps is 'many'; it must be an integer, 1 or more",
+    ),
+    "sinkhorn tolerance in words": (
+        lambda: sink(tolerance="small"),
+        "tolerance is 'small'; it must be a number",
+    ),
+    "half-steps in words": (
+        lambda: sink(half_steps="three"),
+        "half_steps is 'three'; it must be an integer, 1 or more",
     ),
     "sinkhorn start": (
         lambda: sink(start=[0.0, np.nan]),
@@ -174,7 +200,15 @@ CONSTRUCTIONS = {
     ),
     "no dimension": (
         lambda: identity_attention("softmax", 0),
-        "dimension is 0; it must be positive",
+        "dimension is 0; it must be 1 or more",
+    ),
+    "half a dimension": (
+        lambda: identity_attention("softmax", 2.5),
+        r"dimension is 2\.5; it must be an integer",
+    ),
+    "kind a number": (
+        lambda: identity_attention(3, 2),
+        r"kind is 3; it must be one of .*, or a class of attention",
     ),
     "empty": (
         lambda: Masked(soft(), empty="nan"),
@@ -183,6 +217,14 @@ CONSTRUCTIONS = {
     "masked residual": (
         lambda: Masked(Residual(soft())),
         "attention is a Residual; mask the attentions inside it instead",
+    ),
+    "masked number": (
+        lambda: Masked(3),
+        "attention is a int; it must be an in-context map",
+    ),
+    "mask in words": (
+        lambda: Masked(soft(), "causal"),
+        r"mask is 'causal'; it must be a mask, for instance Causal\(\)",
     ),
     "masked mask": (lambda: Masked(Masked(soft())), "attention is a Masked; mask the"),
     "causal tolerance": (
@@ -218,6 +260,10 @@ CONSTRUCTIONS = {
         lambda: MultiHead(soft()),
         "heads is a Softmax; it must be a list",
     ),
+    "outputs a number": (
+        lambda: MultiHead([soft()], 3),
+        "outputs is 3; it must be a list of matrices, one for each head",
+    ),
     "outputs too many": (
         lambda: MultiHead([soft()], [EYE, EYE]),
         "outputs holds 2 matrices for 1 heads; there must be one for each",
@@ -232,7 +278,23 @@ CONSTRUCTIONS = {
         r"the input dimensions are \[2, 3\]; they must agree",
     ),
     "no terms": (lambda: Sum([]), "maps is empty; at least one map is needed"),
-    "nothing to compose": (lambda: compose(), "compose needs at least one map"),
+    "nothing to compose": (lambda: compose(), "maps is empty; at least one map"),
+    "a number to compose": (
+        lambda: compose(3),
+        "maps holds a int; it must hold in-context maps",
+    ),
+    "function a number": (
+        lambda: PointMap(3),
+        "function is 3; it must be a function of an array",
+    ),
+    "features a number": (
+        lambda: Linear(EYE, EYE, EYE, feature_map=3),
+        "feature_map is 3; it must be a function of an array",
+    ),
+    "activation in words": (
+        lambda: Perceptron(EYE, np.ones(2), EYE, activation="relu"),
+        "activation is 'relu'; it must be a function of an array",
+    ),
     "step not a number": (lambda: Residual(soft(), np.nan), "step holds nan"),
     "step in words": (lambda: Residual(soft(), "one"), "step is 'one'"),
     "steps": (lambda: Residual(soft(), np.ones(2)), r"step has shape \(2,\)"),
@@ -319,6 +381,30 @@ CALLS = {
     "warm start too short": (
         lambda: sink(start=np.zeros(3))(reference_cloud(), jnp.ones((1, 2))),
         r"start has shape \(3,\); it must be \(4,\)",
+    ),
+    "push by a number": (
+        lambda: push_forward(3, reference_cloud()),
+        "gamma is 3; it must be a function of an array",
+    ),
+    "slope of a number": (
+        lambda: local_lipschitz(3, reference_cloud()),
+        "gamma is a int; it must be an in-context map",
+    ),
+    "radius in words": (
+        lambda: lipschitz_bounds(soft(), "a", 2),
+        "radius is 'a'; it must be a number",
+    ),
+    "half a token": (
+        lambda: lipschitz_bounds(soft(), 1.0, 2.5),
+        r"count is 2\.5; it must be an integer, 1 or more",
+    ),
+    "half an adversary": (
+        lambda: adversarial_cloud(soft(), 2.5, 1.0),
+        r"count is 2\.5; it must be an integer, 2 or more",
+    ),
+    "error too large": (
+        lambda: sink().predicted_half_steps(reference_cloud(), 2.0),
+        r"error is 2\.0; it must lie between 0 and 1",
     ),
     "image of another count": (
         lambda: push_forward(lambda points: points[:2], reference_cloud()),

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from map_zoo import cast
 from meanformer.attention import (
     L2,
     Blocks,
@@ -48,7 +49,7 @@ TALL = np.array([[0.3, -0.4], [0.8, 0.1], [0.2, 0.5]])
 BIASED = {"query_bias": np.array([0.4, -0.7]), "value_bias": np.array([0.2, 0.3])}
 
 
-def test_the_bounds_of_the_specification_are_reproduced():
+def test_the_bounds_in_the_table_are_reproduced():
     bounds = lipschitz_bounds(SOFTMAX, RADIUS, 4)
     close = {"atol": 1e-10, "rtol": 0}
     np.testing.assert_allclose(bounds.by_count, 3.353160065626017, **close)
@@ -57,6 +58,19 @@ def test_the_bounds_of_the_specification_are_reproduced():
     np.testing.assert_allclose(bounds.mean_field_loose, 6.537343161349541, **close)
     np.testing.assert_allclose(bounds.upper, bounds.by_count, **close)
     assert bounds.lower is None
+
+
+def test_the_bounds_in_single_precision_have_five_digits():
+    bounds = lipschitz_bounds(cast(SOFTMAX, jnp.float32), RADIUS, 4)
+    expected = {
+        "by_count": 3.353160065626017,
+        "by_count_published": 4.314759969199783,
+        "mean_field": 5.634562259378124,
+        "mean_field_loose": 6.537343161349541,
+    }
+    for name, value in expected.items():
+        assert getattr(bounds, name).dtype == jnp.float32
+        np.testing.assert_allclose(getattr(bounds, name), value, rtol=0, atol=1e-5)
 
 
 def test_the_stability_constant_is_the_sum_of_its_two_parts():
@@ -93,7 +107,7 @@ def test_with_weights_the_count_is_replaced_by_the_smallest_weight():
     np.testing.assert_allclose(bounds.by_count, expected, rtol=1e-12)
 
 
-def test_the_constants_of_l2_are_those_of_the_specification():
+def test_the_constants_of_l2_are_the_tabulated_ones():
     for gamma, beta in (
         (L2(QUERY, KEY, VALUE), 1.0),
         (L2(QUERY, KEY, VALUE, half=True), 0.5),
@@ -175,6 +189,29 @@ def test_a_mask_multiplies_the_second_term_by_hardys_factor():
         np.testing.assert_allclose(masked.by_count, plain.by_count, rtol=1e-12)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 5, 12])
+def test_random_causal_layers_stay_well_below_their_bound(count):
+    random = np.random.default_rng(count)
+    places = np.arange(1, count + 1) / count
+
+    @jax.jit
+    @jax.vmap
+    def ratio(points, weights, query, value):
+        causal = Masked(Softmax(query, np.eye(3), value))
+        cloud = TokenCloud(points, weights, positions=places)
+        bound = lipschitz_bounds(causal, cloud.radius(), count).mean_field
+        return local_lipschitz(causal, cloud, method="svd") / bound
+
+    ratios = ratio(
+        random.normal(size=(150, count, 3)) * random.uniform(size=(150, 1, 1)),
+        random.dirichlet(np.ones(count), size=150),
+        random.normal(size=(150, 3, 3)),
+        random.normal(size=(150, 3, 3)),
+    )
+    assert np.max(ratios) <= 0.75
+
+
 def test_at_order_one_the_masked_bound_fails_like_a_logarithm():
     assert lipschitz_bounds(Masked(SOFTMAX), RADIUS, 4, order=1.0).mean_field is None
     count = 50
@@ -245,6 +282,25 @@ def test_a_bound_too_large_for_the_type_is_never_infinite():
     np.testing.assert_allclose(bounds.upper, bounds.by_count)
     with pytest.raises(Overflow, match="radius 50"):
         stability_constant(SOFTMAX, 50.0)
+    steep = Unnormalised(QUERY, KEY, VALUE)
+    assert lipschitz_bounds(steep, 100.0, 3).in_query is None
+    with pytest.raises(Overflow, match="the speed of Unnormalised at radius 100"):
+        speed_bound(steep, 100.0)
+
+
+def test_bounds_can_be_compiled_in_the_radius():
+    gamma = Softmax(QUERY, QUERY, 2 * np.eye(2))
+
+    @jax.jit
+    def bounds(radius):
+        found = lipschitz_bounds(gamma, radius, 4)
+        assert found.lower is None
+        assert found.lower_cloud is None
+        return found.by_count, found.mean_field
+
+    plain = lipschitz_bounds(gamma, RADIUS, 4)
+    assert plain.lower_cloud is not None
+    np.testing.assert_allclose(bounds(RADIUS), [plain.by_count, plain.mean_field])
 
 
 def test_the_stability_constant_is_differentiable_and_keeps_its_type():

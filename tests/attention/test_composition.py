@@ -21,7 +21,6 @@ from meanformer.attention import (
     Sigmoid,
     Softmax,
     Sum,
-    attention_matrix,
     compose,
     in_order,
     push_forward,
@@ -165,7 +164,7 @@ def test_push_forward_into_another_dimension_changes_the_dimension():
 
 def test_push_forward_of_a_gaussian_by_a_sigmoid_is_refused_with_advice():
     gaussian = Gaussian([0.0, 0.0], np.eye(2))
-    with pytest.raises(Unsupported, match="push forward quadrature"):
+    with pytest.raises(Unsupported, match="use quadrature"):
         push_forward(reference_attention(Sigmoid), gaussian)
 
 
@@ -237,38 +236,3 @@ def test_dimensions_are_known_before_any_call():
 def test_incompatible_dimensions_fail_at_construction(build, message):
     with pytest.raises(InvalidInput, match=message):
         build()
-
-
-MATRIX_MAPS = [
-    "softmax",
-    "l2",
-    "sinkhorn",
-    "linear with features",
-    "normalised linear",
-    "hardmax",
-]
-
-
-@pytest.mark.parametrize("name", MATRIX_MAPS)
-def test_the_attention_matrix_gives_the_values(name):
-    gamma, cloud = MAPS[name], cloud_of()
-    matrix = np.asarray(attention_matrix(gamma, cloud))
-    bias = 0 if gamma.value_bias is None else np.asarray(gamma.value_bias)
-    values = np.asarray(cloud.points) @ ref.VALUE.T + bias
-    moved = push_forward(gamma, cloud).points
-    np.testing.assert_allclose(matrix @ values, moved, atol=1e-13)
-    if name != "linear with features":
-        np.testing.assert_allclose(matrix.sum(axis=1), 1, atol=1e-14)
-
-
-def test_heads_have_one_matrix_each():
-    heads, cloud = MAPS["two heads"], cloud_of()
-    matrices = attention_matrix(Residual(heads), cloud)
-    assert matrices.shape == (2, 5, 5)
-    for head, matrix in zip(heads.heads, matrices, strict=True):
-        np.testing.assert_array_equal(matrix, attention_matrix(head, cloud))
-
-
-def test_a_perceptron_has_no_attention_matrix():
-    with pytest.raises(Unsupported, match="Perceptron has no attention matrix"):
-        attention_matrix(MAPS["perceptron"], cloud_of())

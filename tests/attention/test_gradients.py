@@ -66,7 +66,7 @@ def shifted(inputs, direction, amount):
     return jax.tree.map(lambda leaf, move: leaf + amount * move, inputs, direction)
 
 
-@every_map(DIFFERENTIABLE, slow=SINKHORNS)
+@every_map(DIFFERENTIABLE, slow=SINKHORNS - {"tied sinkhorn"})
 def test_derivatives_agree_with_finite_differences_and_each_other(name):
     values, inputs = problem(name)
     direction = direction_of(inputs)
@@ -99,10 +99,7 @@ def test_batched_values_are_the_plain_ones(name):
         np.testing.assert_allclose(found, moved(amount), atol=1e-10)
 
 
-COMPILED = ["normalised linear", "mixed heads", "network"]
-
-
-@every_map(COMPILED)
+@every_map(slow=SINKHORNS)
 def test_compiled_values_are_the_plain_ones(name):
     values, inputs = problem(name)
     found, expected = jax.jit(values)(inputs), values(inputs)

@@ -19,7 +19,7 @@ from meanformer.attention import (
     attention_matrix,
     in_order,
 )
-from meanformer.errors import Overflow
+from meanformer.errors import Overflow, PrecisionWarning
 from meanformer.measures import TokenCloud
 from reference import reference_attention, reference_cloud
 
@@ -87,10 +87,12 @@ def test_at_large_beta_l2_finds_the_nearest_key():
 def test_at_large_beta_sinkhorn_with_identities_leaves_each_token_to_itself():
     cloud, eye = reference_cloud(), np.eye(2)
     attention = Sinkhorn(eye, eye, ref.VALUE, beta=100.0)
-    np.testing.assert_allclose(
-        attention(cloud, cloud.points), ref.POINTS @ ref.VALUE.T, atol=1e-10
-    )
-    np.testing.assert_allclose(attention_matrix(attention, cloud), np.eye(4), atol=1e-9)
+    with pytest.warns(PrecisionWarning, match="oscillates by up to 1.6e"):
+        values = attention(cloud, cloud.points)
+    np.testing.assert_allclose(values, ref.POINTS @ ref.VALUE.T, atol=1e-10)
+    with pytest.warns(PrecisionWarning, match="more than 200"):
+        matrix = attention_matrix(attention, cloud)
+    np.testing.assert_allclose(matrix, np.eye(4), atol=1e-9)
 
 
 def test_hardmax_ties_are_averaged_with_their_weights():
@@ -163,6 +165,7 @@ def test_the_first_token_of_a_sequence_gets_its_own_value():
 
 @pytest.mark.parametrize("kind", AVERAGES)
 @pytest.mark.parametrize("beta", [1e8, 1e200])
+@pytest.mark.filterwarnings("ignore:the score of Sinkhorn attention oscillates")
 def test_huge_scores_stay_finite(kind, beta):
     values = evaluate(reference_attention(kind, beta=beta), cloud_of())
     assert np.isfinite(values).all()
@@ -188,3 +191,10 @@ def test_normalised_linear_attention_raises_where_the_total_vanishes():
     cloud = TokenCloud([[1.0, 0.0], [-1.0, 0.0]])
     with pytest.raises(ValueError, match="total weight seen by query 0 is 0.0"):
         attention(cloud, jnp.array([[1.0, 0.0]]))
+
+
+def test_normalised_linear_attention_is_zero_there_under_jit():
+    attention = reference_attention(Linear, normalized=True)
+    cloud = TokenCloud([[1.0, 0.0], [-1.0, 0.0]])
+    compiled = jax.jit(lambda x: attention(cloud, x))
+    np.testing.assert_array_equal(compiled(jnp.array([[1.0, 0.0]])), 0)

@@ -6,6 +6,7 @@ import jax.random as jr
 import numpy as np
 import pytest
 
+from map_zoo import cast
 from meanformer.attention import (
     L2,
     Hardmax,
@@ -60,10 +61,32 @@ def test_sinkhorn_is_at_least_as_steep_as_its_values(key):
 
 @pytest.mark.parametrize("method", ["power", "svd"])
 @pytest.mark.parametrize("name", REFERENCE)
-def test_the_constants_of_the_specification_are_reproduced(name, method):
+def test_the_constants_in_the_table_are_reproduced(name, method):
     gamma, cloud, expected = REFERENCE[name]
     found = local_lipschitz(gamma, cloud, method=method)
     np.testing.assert_allclose(found, expected, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", REFERENCE)
+def test_in_single_precision_they_are_reproduced_to_five_digits(name):
+    gamma, cloud, expected = REFERENCE[name]
+    found = local_lipschitz(*cast((gamma, cloud), jnp.float32), method="svd")
+    assert found.dtype == jnp.float32
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_sinkhorn_in_single_precision_is_as_steep_as_its_values():
+    problem = cast((Sinkhorn(QUERY, KEY, VALUE), EQUAL), jnp.float32)
+    np.testing.assert_allclose(local_lipschitz(*problem), VALUE_NORM, atol=1e-5)
+
+
+def test_half_precision_is_computed_in_single():
+    gamma, cloud = cast((SOFTMAX, EQUAL), jnp.bfloat16)
+    found = local_lipschitz(gamma, cloud)
+    assert found.dtype == jnp.bfloat16
+    wide = local_lipschitz(*cast((gamma, cloud), jnp.float32))
+    np.testing.assert_allclose(float(found), wide, rtol=2**-8)
 
 
 def test_the_weighted_norm_agrees_with_a_dense_matrix():

@@ -260,9 +260,10 @@ def test_many_tokens_in_half_precision_keep_their_order():
 
 def test_masked_sinkhorn_is_refused_with_the_reason():
     for options in ({}, {"half_steps": 3}, {"half_steps": 2, "end_on": "column"}):
-        masked = Masked(reference_attention(Sinkhorn, **options))
-        with pytest.raises(Unsupported, match="cannot be masked: with distinct pos"):
-            evaluate(masked, cloud_of())
+        attention = reference_attention(Sinkhorn, **options)
+        for inner in (attention, MultiHead([reference_attention(), attention])):
+            with pytest.raises(Unsupported, match="cannot be masked: with distinct"):
+                Masked(inner)
 
 
 def test_masks_need_a_cloud_with_positions():

@@ -6,8 +6,16 @@ import numpy as np
 import pytest
 
 from map_zoo import QUERIES, cloud_of, evaluate
-from meanformer.attention import LayerNorm, Perceptron, PointMap, RMSNorm, UnitNorm
-from meanformer.measures import Gaussian
+from meanformer.attention import (
+    LayerNorm,
+    MultiHead,
+    Perceptron,
+    PointMap,
+    RMSNorm,
+    Softmax,
+    UnitNorm,
+)
+from meanformer.measures import Gaussian, TokenCloud
 
 NORMS = [LayerNorm, RMSNorm, UnitNorm]
 W_IN = np.array([[0.3, -0.4], [0.8, 0.1], [0.2, 0.5]])
@@ -95,3 +103,38 @@ def test_norms_of_integer_points_are_not_truncated(kind):
     integers = np.array([[1, 2], [0, -3]])
     values = kind().apply(jnp.asarray(integers, float))
     np.testing.assert_allclose(values, normalised(kind, integers, 1e-5), atol=1e-15)
+
+
+@pytest.mark.parametrize("kind", NORMS)
+def test_norms_of_large_points_do_not_overflow(kind):
+    point = np.array([[300.0, -300.0, 200.0, 100.0]])
+    norm = kind()
+    expected = norm.apply(jnp.asarray(point))
+    half = norm(cloud_of(), jnp.asarray(point, jnp.float16))
+    assert half.dtype == jnp.float16
+    np.testing.assert_allclose(half.astype(jnp.float64), expected, rtol=1e-3)
+    for size in (1e20, 1e36):
+        single = norm(cloud_of(), jnp.asarray(size * point, jnp.float32))
+        np.testing.assert_allclose(single, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", NORMS)
+def test_the_derivative_of_a_norm_does_not_know_how_it_was_scaled(kind):
+    point, direction = np.array([5.0, -300.0, 200.0]), np.array([0.3, 2.0, -1.0])
+
+    def value(amount):
+        return kind()(cloud_of(), jnp.asarray(point + amount * direction)[None])[0]
+
+    expected = (value(1e-3) - value(-1e-3)) / 2e-3
+    np.testing.assert_allclose(jax.jacfwd(value)(0.0), expected, rtol=1e-7)
+
+
+def test_results_have_the_type_of_the_points():
+    matrices = [[1.0, 2.0], [0.5, 1.0]]
+    point = jnp.ones((1, 2), jnp.float32)
+    perceptron = Perceptron(matrices, [0.0, 1.0], matrices)
+    single = jnp.eye(2, dtype=jnp.float32)
+    heads = MultiHead([Softmax(single, single, single)], [matrices])
+    with jax.numpy_dtype_promotion("standard"):
+        assert perceptron(TokenCloud(point), point).dtype == jnp.float32
+        assert heads(TokenCloud(point), point).dtype == jnp.float32

@@ -1,4 +1,4 @@
-"""The numbers of the specification: sections 0 to 3, 7 and 9."""
+"""The reference problem: every tabulated number of every attention."""
 
 import jax
 import jax.numpy as jnp
@@ -43,7 +43,7 @@ TABLE = {
 
 @PRECISIONS
 @pytest.mark.parametrize("name", TABLE)
-def test_attention_has_the_value_of_the_specification(name, dtype):
+def test_attention_has_the_tabulated_value(name, dtype):
     kind, options, expected = TABLE[name]
     cloud = reference_cloud(dtype)
     values = reference_attention(kind, dtype, **options)(cloud, cloud.points)
@@ -52,7 +52,7 @@ def test_attention_has_the_value_of_the_specification(name, dtype):
 
 
 @PRECISIONS
-def test_two_heads_have_the_value_of_the_specification(dtype):
+def test_two_heads_have_the_tabulated_value(dtype):
     key, query, value = (
         jnp.asarray(matrix, dtype) for matrix in (ref.KEY, ref.QUERY, ref.SECOND_HEAD)
     )
@@ -62,7 +62,7 @@ def test_two_heads_have_the_value_of_the_specification(dtype):
 
 
 @PRECISIONS
-def test_causal_attention_has_the_value_of_the_specification(dtype):
+def test_causal_attention_has_the_tabulated_value(dtype):
     cloud = reference_cloud(dtype, positions=ref.PLACES)
     causal = Masked(reference_attention(dtype=dtype))
     assert_matches(push_forward(causal, cloud).points, ref.CAUSAL)
@@ -76,7 +76,7 @@ def test_ties_change_only_the_second_row_of_causal_attention(dtype):
 
 
 @PRECISIONS
-def test_attention_on_the_sphere_has_the_value_of_the_specification(dtype):
+def test_attention_on_the_sphere_has_the_tabulated_value(dtype):
     unit = ref.POINTS / np.linalg.norm(ref.POINTS, axis=1, keepdims=True)
     cloud = TokenCloud(jnp.asarray(unit, dtype), jnp.asarray(ref.WEIGHTS, dtype))
     values = reference_attention(dtype=dtype)(cloud, cloud.points)
@@ -92,7 +92,7 @@ def test_softmax_at_large_beta_is_hardmax():
     np.testing.assert_allclose(values, ref.HARDMAX, rtol=0, atol=1e-12)
 
 
-def test_moments_and_norms_are_those_of_the_specification():
+def test_moments_and_norms_are_the_tabulated_ones():
     cloud, attention = reference_cloud(), reference_attention()
     np.testing.assert_allclose(cloud.mean(), ref.MEAN, atol=1e-15)
     np.testing.assert_allclose(cloud.radius(), ref.RADIUS, atol=1e-15)
@@ -120,14 +120,14 @@ def test_sinkhorn_attention_keeps_the_mean_up_to_the_value_matrix():
 
 
 @pytest.mark.parametrize(("half_steps", "error"), [(5, 1.545e-3), (21, 1.755e-11)])
-def test_marginal_error_of_half_steps_is_that_of_the_specification(half_steps, error):
+def test_marginal_error_of_half_steps_is_the_tabulated_one(half_steps, error):
     attention = reference_attention(Sinkhorn, half_steps=half_steps)
     measured = attention.potentials(reference_cloud()).marginal_error
     # The second error is measured against rounding of sums near one.
     np.testing.assert_allclose(measured, error, rtol=1e-3, atol=2e-15)
 
 
-def test_oscillation_of_the_score_is_that_of_the_specification():
+def test_oscillation_of_the_score_is_the_tabulated_one():
     cloud, attention = reference_cloud(), reference_attention(Sinkhorn)
     problem = SelfTransport(cloud.points, cloud.weights, attention.form, cloud.sums)
     eta = oscillation(problem)
@@ -135,7 +135,7 @@ def test_oscillation_of_the_score_is_that_of_the_specification():
     np.testing.assert_allclose(np.tanh(eta / 4) ** 2, 0.4372, atol=5e-5)
 
 
-def test_each_round_contracts_the_potential_as_much_as_the_specification_says():
+def test_each_round_contracts_the_potential_as_much_as_tabulated():
     cloud = reference_cloud()
 
     def potential(half_steps):

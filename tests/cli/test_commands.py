@@ -1,12 +1,19 @@
 """The commands: what they print, and the codes with which they leave."""
 
+import html
 import json
+import re
+import shlex
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from meanformer.cli import app
+from meanformer.cli.atlas import summary
+from meanformer.experiments import run
 
+TOYS = Path(__file__).parents[1] / "experiments" / "toys"
 KEYS = {"id", "statement", "measured", "expected", "tolerance", "holds", "status"}
 
 
@@ -91,6 +98,11 @@ def test_the_full_profile_starts_from_full_values(meanformer):
             ["run", "toy-fails", "--set", "depth=-1"],
             "depth is -1.0; it must be positive",
         ),
+        (
+            ["run", "wasserstein-stability", "--set", "depth=12"],
+            "smaller",
+        ),
+        (["run", "radius-bound", "--set", "seed=1e20"], "must be smaller than 2^63"),
         (["run", "nowhere.py"], "There is no file 'nowhere.py'"),
         (["run"], "Missing argument"),
         (["cite", "toy-hold"], "did you mean toy-holds"),
@@ -124,6 +136,38 @@ def test_run_writes_a_report_on_request(meanformer, tmp_path):
     numbers = json.loads((tmp_path / "results.json").read_text())
     assert numbers["holds"] is True
     assert (tmp_path / "figures" / "toy-holds-1.svg").is_file()
+
+
+def test_the_command_on_the_card_of_a_file_runs_that_file(
+    meanformer, tmp_path, monkeypatch
+):
+    monkeypatch.delenv("MEANFORMER_EXPERIMENTS")
+    source = (TOYS / "toy_holds.py").read_text()
+    (tmp_path / "toy_holds.py").write_text(source)
+    monkeypatch.chdir(tmp_path)
+    meanformer("run", "toy_holds.py", "--set", "count=9", "--out", "report")
+    page = (tmp_path / "report" / "index.html").read_text()
+    command = re.search(r"Run it again: <code>meanformer (.*?)</code>", page)
+    monkeypatch.chdir("/")
+    again = meanformer(*shlex.split(html.unescape(command[1])), "--json")
+    assert again.exit_code == 0
+    assert json.loads(again.stdout)["parameters"]["count"] == 9
+
+
+@pytest.mark.parametrize(
+    ("experiments", "line"),
+    [
+        (["toy-fails"], "0 of 1 claim holds, 1 experiment, 3 s. Report: p"),
+        (["toy-holds"], "2 of 2 claims hold, 1 experiment, 3 s. Report: p"),
+        (
+            ["toy-fails", "toy-holds"],
+            "2 of 3 claims hold, 2 experiments, 3 s. Report: p",
+        ),
+    ],
+)
+def test_the_last_line_of_the_atlas_counts(experiments, line):
+    records = [run(name) for name in experiments]
+    assert summary(records, 3.2, Path("p")) == line
 
 
 def test_the_list_names_claims_papers_and_rooms(meanformer):

@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from meanformer.experiments import Progress
 from meanformer.experiments.framework import citations, registry
 from meanformer.experiments.framework.text import to_html, to_plain
 
@@ -59,3 +60,11 @@ def test_its_profiles_are_valid(experiment):
     for profile in ("quick", "full"):
         settings = experiment.settings(profile)
         assert experiment.settings(profile, **dataclasses.asdict(settings)) == settings
+
+
+@pytest.mark.slow
+def test_it_holds_with_something_to_look_at(experiment):
+    outcome = experiment.run(experiment.settings("quick"), progress=Progress())
+    experiment.check_complete(outcome)
+    assert [f.claim.id for f in outcome.findings if not f.holds] == []
+    assert outcome.pictures

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,7 @@ from meanformer.experiments.framework import atlas as atlases
 from meanformer.experiments.framework.records import attempt
 from meanformer.experiments.framework.report import render
 from meanformer.experiments.framework.report.card import LARGEST_DRAWING, rerun_command
+from meanformer.experiments.framework.report.overview import STATUSES
 from meanformer.plotting import style
 
 VOID = {"meta", "link", "br", "hr", "img"}
@@ -233,3 +235,10 @@ def test_two_drawings_share_no_identifier():
         axes.plot([0, height])
         drawings.append(set(re.findall(r'id="([^"]+)"', style.to_svg(figure))))
     assert drawings[0].isdisjoint(drawings[1])
+
+
+def test_the_page_and_the_documentation_say_alike_what_a_theorem_is():
+    page = Path(__file__).parents[2] / "docs" / "atlas.md"
+    words = "proved in the work cited, or derived on the"
+    assert words in STATUSES
+    assert words in page.read_text()

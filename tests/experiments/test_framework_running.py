@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from meanformer.errors import InvalidInput
+from meanformer.errors import InvalidInput, Overflow
 from meanformer.experiments import (
     Claim,
     Experiment,
@@ -120,6 +120,22 @@ def test_a_wrong_parameter_is_the_users_mistake_only_if_the_user_chose_it():
     assert "depth is -1.0" in attempt(toy, settings).error
     with pytest.raises(InvalidInput, match="depth is -1.0"):
         attempt(toy, settings, is_users_choice=True)
+
+
+def test_an_overflow_is_the_users_mistake_only_if_the_user_chose_the_parameters():
+    def measure(parameters, *, progress):
+        raise Overflow("the bound is e^800; choose a smaller depth.")
+
+    toy = Experiment("toy", "Toy", "numerics", (ONE,), NoParameters, measure)
+    assert attempt(toy, NoParameters()).error.startswith("Overflow: the bound")
+    with pytest.raises(Overflow, match="smaller depth"):
+        attempt(toy, NoParameters(), is_users_choice=True)
+
+
+def test_a_run_by_path_remembers_the_path(toys):
+    path = toys / "toy_holds.py"
+    assert run(str(path)).path == str(path)
+    assert run("toy-holds").path == ""
 
 
 def test_json_is_strict_even_without_numbers():

@@ -24,6 +24,7 @@ class Parameters:
     kind: Literal["softmax", "l2"] = setting("softmax", help="attention")
     is_causal: bool = setting(False, help="mask")
     limit: float | None = setting(None, help="stop there")
+    seed: int = setting(0, help="seed")
 
 
 def test_profiles_differ_where_a_full_value_is_given():
@@ -62,6 +63,7 @@ def test_texts_are_read_by_the_type_of_the_field(name, text, value):
         ("depth", "inf", "depth is inf; it must be finite."),
         ("count", "2.5", "count is '2.5'; it must be a whole number."),
         ("count", "inf", "count is 'inf'; it must be a whole number."),
+        ("seed", "1e20", f"seed is {10**20}; it must be smaller than 2^63."),
         ("count", "0", "count is 0; it must be at least 1."),
         ("count", "1001", "count is 1001; it must be at most 1000."),
         ("betas", "1,x", "betas is 'x'; it must be a number."),

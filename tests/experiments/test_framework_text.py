@@ -23,6 +23,9 @@ from meanformer.experiments.framework.text import to_html, to_plain
         (r"n^{-1/2}, A^\top", "n^(−1/2), Aᵀ"),
         (r"\sqrt{n-1}, \hat{x}, \bar{x}", "√(n−1), x̂, x̄"),
         (r"\operatorname{Lip}_x(F) \log n", "Lipₓ(F)log n"),
+        (r"e^{tV}x_1, e^{tn}, \frac{1}{tV}", "e^(tV)x₁, eᵗⁿ, 1/(tV)"),
+        (r"\frac{x_i}{\hat{x}}, \sqrt{x_j}", "xᵢ/x̂, √xⱼ"),
+        (r"\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}", "(1 2; 3 4)"),
     ],
 )
 def test_formulas_become_one_line_of_unicode(latex, text):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import meanformer as mf
+from meanformer.errors import InvalidInput
 from meanformer.experiments import reference_attention, reference_cloud
 
 
@@ -267,10 +268,10 @@ def test_bad_input_is_refused_in_one_sentence(change, message):
         mf.solve(softmax_flow(), reference_cloud(), depth, **change)
 
 
-def test_a_gaussian_is_refused_with_advice():
+def test_a_gaussian_is_refused_with_advice(untyped):
     gaussian = mf.Gaussian(jnp.zeros(2), jnp.eye(2))
     with pytest.raises(mf.Unsupported, match="quadrature"):
-        mf.push_forward(reference_attention(), gaussian)
+        mf.solve(softmax_flow(), gaussian, 1.0)
 
 
 def test_tokens_off_the_sphere_are_refused():
@@ -285,3 +286,29 @@ def test_noise_without_a_key_or_fixed_steps_is_refused():
         mf.solve(noisy, reference_cloud(), 1.0)
     with pytest.raises(mf.InvalidInput, match="fixed steps"):
         mf.solve(noisy, reference_cloud(), 1.0, key=jr.key(0))
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("run", [mf.solve, mf.run_layers])
+def test_a_velocity_of_another_dimension_is_refused(rows, run):
+    layer = mf.Softmax(np.eye(2), np.eye(2), np.ones((rows, 2)))
+    for velocity in (layer, mf.Schedule([layer]), lambda depth: layer):
+        with pytest.raises(InvalidInput, match=f"dimension {rows}; a velocity must"):
+            run(mf.Flow(velocity), reference_cloud(), 1)
+
+
+def test_equal_steps_are_counted_right_in_single_precision():
+    single = np.eye(2, dtype=np.float32)
+    flow = mf.Flow(mf.Softmax(single, single, single))
+    path = mf.solve(flow, mf.TokenCloud(single), 1.0, solver=mf.FixedStep(0.1))
+    np.testing.assert_array_equal(path.accepted_steps, np.arange(11))
+
+
+def test_a_stop_without_progress_repeats_no_depth():
+    stop = mf.EscapeRadius(0.5)
+    with pytest.warns(mf.errors.StoppedEarly):
+        path = mf.solve(
+            mf.Flow(reference_attention()), reference_cloud(), 1.0, stop=stop
+        )
+    assert len(np.unique(path.depths)) == len(path)
+    assert bool(path.status == mf.Status.escaped)

@@ -117,7 +117,7 @@ def test_the_a_priori_growth_is_enormous():
     np.testing.assert_allclose(logarithm, 242.17, atol=0.005)
 
 
-def test_the_observed_growth_is_that_of_the_specification(paths):
+def test_the_observed_growth_is_the_tabulated_one(paths):
     ratios = observed_growth(*paths)
     np.testing.assert_allclose(ratios[0], 1, rtol=1e-12)
     np.testing.assert_allclose(ratios[-1], 1.488, atol=5e-4)

@@ -66,10 +66,35 @@ def test_distance_is_symmetric_and_satisfies_the_triangle_inequality():
     assert space.distance(a, c) <= space.distance(a, b) + space.distance(b, c)
 
 
-@pytest.mark.xfail(strict=True, reason="the norm in spaces.py has no derivative at 0")
 @pytest.mark.parametrize("space", [Euclidean(), Sphere()])
 def test_the_distance_of_a_point_to_itself_has_a_finite_derivative(space):
     gradient = jax.grad(lambda x: space.distance(x, UNIT).sum())(UNIT)
+    assert np.isfinite(gradient).all()
+
+
+def test_the_distance_of_opposite_points_has_a_finite_derivative():
+    gradient = jax.grad(lambda x: Sphere().distance(x, -UNIT).sum())(UNIT)
+    assert np.isfinite(gradient).all()
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e30])
+def test_distances_and_directions_survive_squares_out_of_range(scale):
+    x = (scale * UNIT).astype(jnp.float32)
+    np.testing.assert_allclose(Euclidean().distance(x, -x), 2 * scale, rtol=1e-6)
+    np.testing.assert_allclose(Sphere().retract(x), UNIT, atol=1e-6)
+
+
+def test_the_origin_cannot_be_brought_back_to_the_sphere():
+    points = UNIT.at[1].set(0.0)
+    for step in (Sphere().retract, lambda x: Sphere().project(x, VELOCITIES)):
+        with pytest.raises(InvalidInput, match="row 1 of x is zero; a point must be"):
+            step(points)
+
+
+def test_a_traced_origin_stays_where_it_is_with_a_finite_derivative():
+    points = UNIT.at[1].set(0.0)
+    np.testing.assert_allclose(jax.jit(Sphere().retract)(points), points, atol=1e-15)
+    gradient = jax.jit(jax.grad(lambda x: Sphere().retract(x).sum()))(points)
     assert np.isfinite(gradient).all()
 
 

@@ -7,10 +7,18 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
+from scipy.spatial.distance import pdist
 from scipy.special import logsumexp
 
 from meanformer.errors import InvalidInput, PrecisionWarning
-from meanformer.measures import TokenCloud, tilt
+from meanformer.measures import (
+    Gaussian,
+    Mixture,
+    TokenCloud,
+    UniformBox,
+    UniformSphere,
+    tilt,
+)
 from meanformer.numerics.pair_sums import Blocked
 from reference import POINTS, RADIUS, WEIGHTS, reference_cloud
 
@@ -194,7 +202,10 @@ BAD = {
         lambda: TokenCloud([[1.0], [np.inf]]),
         r"points holds inf at index \(1,",
     ),
-    "ragged": (lambda: TokenCloud([[1.0], [1.0, 2.0]]), "points is not an array"),
+    "ragged": (
+        lambda: TokenCloud([[1.0], [1.0, 2.0]]),
+        "points is not an array .*it must hold numbers only, with rows of one length",
+    ),
     "words": (lambda: TokenCloud("abc"), "points is 'abc'; it must be an array of"),
     "complex": (lambda: TokenCloud([[1j]]), r"points is complex \(complex128\)"),
     "negative weight": (
@@ -269,3 +280,77 @@ def test_double_precision_input_in_single_precision_mode_warns_how_to_keep_it():
             warnings.simplefilter("error")
             assert TokenCloud(POINTS.astype(np.float32)).count == 4
             assert TokenCloud([[1.0, 2.0]]).count == 1
+        with pytest.warns(PrecisionWarning, match="points is float64"):
+            assert TokenCloud(list(POINTS)).points.dtype == jnp.float32
+
+
+@pytest.mark.parametrize("count", [1, 2, 300])
+def test_the_diameter_is_the_largest_distance_of_all_pairs(key, count):
+    points = 100 + jr.normal(key, (count, 3))
+    expected = pdist(points).max(initial=0.0)
+    np.testing.assert_allclose(TokenCloud(points).diameter(), expected, rtol=1e-15)
+
+
+def test_absent_tokens_do_not_widen_the_diameter():
+    points = jnp.concatenate([jnp.asarray(POINTS), jnp.full((1, 2), 1e6)])
+    weights = jnp.asarray([*WEIGHTS, 0.0])
+    diameter, slope = jax.value_and_grad(
+        lambda points: TokenCloud(points, weights).diameter()
+    )(points)
+    np.testing.assert_allclose(diameter, pdist(POINTS).max(), rtol=1e-15)
+    assert (slope[-1] == 0).all()
+    # Moving one of the farthest pair straight away from the other widens it.
+    np.testing.assert_allclose(jnp.linalg.norm(slope, axis=1).max(), 1.0)
+
+
+def test_a_diameter_in_blocks_is_that_of_all_pairs(key, monkeypatch):
+    import meanformer.numerics.farthest as farthest
+
+    monkeypatch.setattr(farthest, "PAIRS_AT_ONCE", 1000)
+    points = jr.normal(key, (137, 2))
+    diameter = TokenCloud(points).diameter()
+    np.testing.assert_allclose(diameter, pdist(points).max(), rtol=1e-15)
+
+
+def test_other_measures_know_their_diameter_or_say_why_not():
+    np.testing.assert_allclose(UniformSphere(3, radius=1.5).diameter(), 3.0)
+    np.testing.assert_allclose(UniformBox([0.0, 1.0], [3.0, 5.0]).diameter(), 5.0)
+    gaussian = Gaussian([0.0], [[1.0]])
+    with pytest.raises(InvalidInput, match="a Gaussian has no diameter"):
+        gaussian.diameter()
+    with pytest.raises(InvalidInput, match="Mixture has no closed form for its diam"):
+        Mixture([1.0], [gaussian]).diameter()
+
+
+MEASURES = {
+    "cloud": reference_cloud(),
+    "Gaussian": Gaussian([0.0, 0.0], np.eye(2)),
+    "mixture": Mixture([1.0], [Gaussian([0.0, 0.0], np.eye(2))]),
+    "sphere": UniformSphere(2),
+    "box": UniformBox([0.0, 0.0], [1.0, 1.0]),
+    "truncated": UniformBox([0.0, 0.0], [1.0, 1.0]).quadratic_tilt(jnp.eye(2))[1],
+}
+
+
+@pytest.mark.parametrize("name", MEASURES)
+def test_every_measure_takes_lists_of_tilts_and_refuses_others(untyped, name):
+    measure = MEASURES[name]
+    for question in (measure.log_laplace, measure.tilted_mean):
+        expected = question(jnp.array([[0.3, -0.2]]))
+        np.testing.assert_array_equal(question([[0.3, -0.2]]), expected)
+        with pytest.raises(InvalidInput, match=r"u has shape \(2,\); it must be \(any"):
+            question(jnp.ones(2))
+        with pytest.raises(InvalidInput, match=r"u has shape \(1, 3\); it must be"):
+            question(jnp.ones((1, 3)))
+        with pytest.raises(InvalidInput, match=r"u has shape \(\); it must be"):
+            question(np.nan)
+        with pytest.raises(InvalidInput, match="u holds nan at index"):
+            question(jnp.full((1, 2), jnp.nan))
+
+
+@pytest.mark.parametrize("name", MEASURES)
+def test_every_measure_refuses_an_impossible_number_of_samples(untyped, key, name):
+    with pytest.raises(InvalidInput, match="count is -1; it must be 0 or more"):
+        MEASURES[name].sample(-1, key=key)
+    with pytest.raises(InvalidInput, match="count is 2.5; it must be an integer"):
+        MEASURES[name].sample(2.5, key=key)

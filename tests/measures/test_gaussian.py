@@ -1,12 +1,13 @@
 """Gaussian measures: moments, tilts, the entropic self-plan, sampling, bad input."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from meanformer.errors import InvalidInput, PrecisionWarning, Unsupported
-from meanformer.measures import Gaussian, entropic_covariance
+from meanformer.measures import Gaussian, entropic_covariance, quadrature
 
 MEAN, SPREAD = np.array([0.3, -0.4]), np.array([[1.0, 0.3], [0.3, 0.6]])
 LINE = np.outer([0.8, -0.6], [0.8, -0.6])
@@ -178,3 +179,44 @@ def test_a_gaussian_has_no_largest_score():
 def test_a_kernel_mean_needs_a_cloud():
     with pytest.raises(Unsupported, match="Gaussian has no closed form for sigmoid"):
         Gaussian(MEAN, SPREAD).kernel_mean(TILTS, jax.nn.sigmoid)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_half_precision_is_computed_in_single(key, dtype):
+    half = Gaussian(jnp.asarray(MEAN, dtype), jnp.asarray(SPREAD, dtype))
+    single = Gaussian(
+        half.mean().astype(jnp.float32), half.covariance().astype(jnp.float32)
+    )
+    for read in (lambda g: g.sample(5, key=key), lambda g: quadrature(g, 3).points):
+        assert read(half).dtype == dtype
+        np.testing.assert_array_equal(read(half), read(single).astype(dtype))
+
+
+@pytest.mark.parametrize("scale", [-0.3, 0.0, 2.0])
+def test_a_compiled_factor_is_that_of_the_plain_call(scale):
+    gaussian, precision = Gaussian(MEAN, SPREAD), scale * jnp.asarray(PRECISION)
+    log_mass, rest = gaussian.quadratic_tilt(precision)
+    compiled = eqx.filter_jit(Gaussian.quadratic_tilt)(gaussian, precision)
+    np.testing.assert_allclose(compiled[0], log_mass, rtol=1e-12)
+    np.testing.assert_allclose(compiled[1].mean(), rest.mean(), rtol=1e-12)
+
+
+def test_a_factor_that_is_not_integrable_fails_also_when_compiled():
+    gaussian, precision = Gaussian(MEAN, SPREAD), -2 * jnp.asarray(PRECISION)
+    message = "not integrable against this Gaussian"
+    with pytest.raises(Unsupported, match=message):
+        gaussian.quadratic_tilt(precision)
+    with pytest.raises(RuntimeError, match=message):
+        eqx.filter_jit(Gaussian.quadratic_tilt)(gaussian, precision)
+
+
+def test_the_check_of_a_compiled_factor_can_be_batched_and_differentiated():
+    gaussian = Gaussian(MEAN, SPREAD)
+
+    def mass(scale):
+        return gaussian.quadratic_tilt(scale * jnp.asarray(PRECISION))[0]
+
+    scales = jnp.array([-0.3, 0.5])
+    slopes = jax.jit(jax.vmap(jax.grad(mass)))(scales)
+    expected = (jax.vmap(mass)(scales + 1e-6) - jax.vmap(mass)(scales - 1e-6)) / 2e-6
+    np.testing.assert_allclose(slopes, expected, rtol=1e-8)

@@ -101,7 +101,10 @@ def test_many_components_in_single_precision_keep_total_one():
 
 
 BAD = {
-    "no component": (lambda: Mixture([], []), "components is empty; a mixture needs"),
+    "no component": (
+        lambda: Mixture([], []),
+        "components is empty; it must hold at least one",
+    ),
     "two dimensions": (
         lambda: Mixture([0.5, 0.5], [TokenCloud([[1.0]]), reference_cloud()]),
         r"components have dimensions \[1, 2\]; they must agree",

@@ -126,16 +126,20 @@ def test_a_translation_costs_its_length(weights, method):
     np.testing.assert_allclose(wasserstein(mu, nu, method=method), 0.5, rtol=1e-9)
 
 
-def test_common_motions_change_nothing(key, options):
-    if "key" in options:
-        pytest.skip("finitely many directions are not invariant under rotation")
+@pytest.mark.parametrize("method", METHODS)
+def test_common_motions_change_nothing(method):
     rotation = jnp.array([[0.6, -0.8], [0.8, 0.6]])
     shift = jnp.array([[30.0, -20.0]])
-    distance = wasserstein(TokenCloud(X, W), TokenCloud(Y, V), **options)
+    still = turned = METHODS[method]
+    if method == "sliced":
+        lines = jr.normal(jr.key(7), (32, 2))
+        still = {"method": method, "directions": lines}
+        turned = {"method": method, "directions": lines @ rotation.T}
+    distance = wasserstein(TokenCloud(X, W), TokenCloud(Y, V), **still)
     moved = wasserstein(
         TokenCloud(X @ rotation.T + shift, W),
         TokenCloud(Y @ rotation.T + shift, V),
-        **options,
+        **turned,
     )
     np.testing.assert_allclose(moved, distance, rtol=1e-10)
 
@@ -150,6 +154,95 @@ def test_order_and_splitting_of_tokens_do_not_matter(options):
     for same in (shuffled, split):
         again = wasserstein(same, TokenCloud(Y, V), **options)
         np.testing.assert_allclose(again, distance, rtol=1e-10)
+
+
+SPLITTING = [
+    (dimension, method, order)
+    for dimension in (1, 2)
+    for method, orders in {"exact": (1, 2, 4, 10), "sliced": (2, 10)}.items()
+    for order in orders
+]
+SPLITTING = [(*case, jnp.float64) for case in [*SPLITTING, (2, "sinkhorn", 2)]]
+SPLITTING += [(1, "exact", 10, jnp.float32), (2, "exact", 10, jnp.float32)]
+
+
+@pytest.mark.parametrize(("dimension", "method", "order", "dtype"), SPLITTING)
+def test_a_cloud_with_split_atoms_is_at_distance_zero(dimension, method, order, dtype):
+    points = jr.normal(jr.key(3), (10, dimension), dtype)
+    weights = jnp.full(10, 0.1, dtype)
+    parts = jnp.concatenate([0.3 * weights, 0.7 * weights])
+    split = TokenCloud(jnp.concatenate([points, points]), parts)
+    options = {} if method == "exact" else METHODS[method]
+    distance = wasserstein(TokenCloud(points, weights), split, order=order, **options)
+    np.testing.assert_allclose(distance, 0, atol=5 * jnp.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("order", [2, 10])
+@pytest.mark.parametrize("dimension", [1, 2])
+def test_light_atoms_far_away_still_count(dimension, order):
+    points = jnp.zeros((2, dimension)).at[1].set(1.0)
+    light = TokenCloud(points, jnp.array([1 - 1e-12, 1e-12]))
+    expected = np.sqrt(dimension) * 1e-12 ** (1 / order)
+    distance = wasserstein(TokenCloud(points[:1]), light, order=order)
+    np.testing.assert_allclose(distance, expected, rtol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_half_precision_is_computed_in_single(options, dtype):
+    half = [TokenCloud(p.astype(dtype)) for p in (X, Y)]
+    single = [TokenCloud(p.points.astype(jnp.float32)) for p in half]
+    distance = wasserstein(*half, **options)
+    assert distance.dtype == dtype
+    np.testing.assert_array_equal(
+        distance, wasserstein(*single, **options).astype(dtype)
+    )
+
+
+def test_numbers_of_numpy_are_numbers(untyped):
+    mu, nu = TokenCloud(X, W), TokenCloud(Y, V)
+    lines = {"method": "sliced", "key": jr.key(7)}
+    np.testing.assert_array_equal(
+        wasserstein(mu, nu, order=np.int64(2)), wasserstein(mu, nu)
+    )
+    np.testing.assert_array_equal(
+        wasserstein(mu, nu, directions=np.int64(8), **lines),
+        wasserstein(mu, nu, directions=8, **lines),
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"order": "2"}, "order is '2'; it must be a finite number, at least 1"),
+        ({"order": True}, "order is True; it must be a finite number"),
+        (
+            {"method": "sliced", "directions": 2.5, "key": jr.key(0)},
+            "directions is 2.5; it must be an integer, 1 or more",
+        ),
+        (
+            {"method": "sinkhorn", "epsilon": "a"},
+            "epsilon is 'a'; it must be one positive number",
+        ),
+        (
+            {"method": "sinkhorn", "epsilon": np.ones(2)},
+            "epsilon is .*; it must be one positive number",
+        ),
+    ],
+)
+def test_options_that_are_no_numbers_are_refused(untyped, options, message):
+    with pytest.raises(InvalidInput, match=message):
+        wasserstein(TokenCloud(X), TokenCloud(Y), **options)
+
+
+@pytest.mark.parametrize(
+    ("order", "uniform", "weighted"),
+    [(1, 1.040147743733, 1.121547697746), (2, 1.061838029080, 1.196662024132)],
+)
+def test_reference_distances_in_single_precision(order, uniform, weighted):
+    x, y, w, v = (array.astype(jnp.float32) for array in (X, Y, W, V))
+    equal = wasserstein(TokenCloud(x), TokenCloud(y), order=order)
+    unequal = wasserstein(TokenCloud(x, w), TokenCloud(y, v), order=order)
+    np.testing.assert_allclose([equal, unequal], [uniform, weighted], atol=1e-5)
 
 
 def test_absent_tokens_change_neither_value_nor_gradient(options):
@@ -267,11 +360,11 @@ def test_single_precision_is_kept(options):
     np.testing.assert_allclose(distance, wasserstein(*double, **lines), rtol=2e-5)
 
 
-def test_clouds_of_one_token_are_as_far_as_their_points(options):
-    if "key" in options:
-        pytest.skip("a sliced distance is smaller")
+@pytest.mark.parametrize("method", ["exact", "sinkhorn"])
+def test_clouds_of_one_token_are_as_far_as_their_points(method):
     mu, nu = TokenCloud(jnp.array([[1.0, 2.0]])), TokenCloud(jnp.array([[4.0, 6.0]]))
-    np.testing.assert_allclose(wasserstein(mu, nu, **options), 5.0, rtol=1e-12)
+    distance = wasserstein(mu, nu, **METHODS[method])
+    np.testing.assert_allclose(distance, 5.0, rtol=1e-12)
 
 
 def test_clouds_of_different_sizes_are_compared():
@@ -313,7 +406,7 @@ def test_the_pairwise_matrix_holds_all_distances(key):
         ({"method": "sliced"}, "needs a key"),
         (
             {"method": "sliced", "directions": 0},
-            "directions is 0; it must be a positive",
+            "directions is 0; it must be 1 or more",
         ),
         ({"method": "sliced", "directions": jnp.zeros((2, 2))}, "zero row"),
         ({"method": "sliced", "directions": jnp.ones((2, 3))}, r"shape \(2, 3\)"),

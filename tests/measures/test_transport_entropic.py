@@ -51,6 +51,20 @@ def test_reference_costs_and_divergences(epsilon, cost, divergence):
     np.testing.assert_allclose(measured[1], divergence, rtol=0, atol=1e-11)
 
 
+@pytest.mark.parametrize(
+    ("epsilon", "cost", "divergence"),
+    [(1.0, 2.055257279319, 0.976967650344), (0.1, 1.505211105449, 1.377225848994)],
+)
+def test_reference_values_in_single_precision(epsilon, cost, divergence):
+    mu, nu = (
+        TokenCloud(points.astype(jnp.float32), weights.astype(jnp.float32))
+        for points, weights in ((X, W), (Y, V))
+    )
+    measured = entropic_cost(mu, nu, epsilon), sinkhorn_divergence(mu, nu, epsilon)
+    assert measured[0].dtype == measured[1].dtype == jnp.float32
+    np.testing.assert_allclose(measured, [cost, divergence], rtol=0, atol=1e-5)
+
+
 def test_the_cost_is_that_of_the_plan_found_by_plain_rounds():
     expected = reference_cost(X, W, Y, V, 0.5, rounds=500)
     np.testing.assert_allclose(entropic_cost(MU, NU, 0.5), expected, rtol=1e-11)
@@ -200,5 +214,5 @@ def test_a_temperature_that_is_not_positive_is_refused(function, epsilon):
 def test_other_measures_and_counts_are_refused():
     with pytest.raises(Unsupported, match="nu is a Gaussian"):
         entropic_cost(MU, Gaussian(jnp.zeros(2), jnp.eye(2)), 0.1)
-    with pytest.raises(InvalidInput, match="rounds is 0; it must be positive"):
+    with pytest.raises(InvalidInput, match="rounds is 0; it must be 1 or more"):
         entropic_cost(MU, NU, 0.1, rounds=0)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from pair_problems import dense_scores, dense_softmax, random_problem
 
 from meanformer.errors import InvalidInput
+from meanformer.numerics.dense import hardmax_shares
 from meanformer.numerics.pair_sums import Auto, Blocked
 from meanformer.numerics.pairs import Pairs
 from meanformer.numerics.tiles import tile_shape
@@ -287,3 +288,32 @@ def test_automatic_tiles_are_small_and_waste_little(queries, tokens):
     assert rows * columns <= 1.05 * 2**20
     assert (-queries % rows) / queries < 0.05
     assert (-tokens % columns) / tokens < 0.05
+
+
+def test_a_best_score_that_cancels_still_has_its_ties():
+    query, points = [[0.1, 0.2, -0.3]], [[1.0, 1, 1], [0, 0, 0], [-1, -1, -1]]
+    for dtype in (np.float64, np.float32):
+        tilts, tokens = jnp.asarray(query, dtype), jnp.asarray(points, dtype)
+        pairs = Pairs(tilts, tokens, jnp.asarray([0.25, 0.5, 0.25], dtype))
+        for block_size in (1, "auto"):
+            mean = Blocked(block_size).hardmax(pairs, tokens, 0.0)[1]
+            np.testing.assert_allclose(mean, np.zeros((1, 3)), atol=1e-7)
+        shares = hardmax_shares(pairs, 0.0)
+        np.testing.assert_allclose(shares, [[0.25, 0.5, 0.25]], rtol=1e-6)
+
+
+@pytest.mark.parametrize("count", [4, 300])
+def test_norms_that_overflow_do_not_spoil_scores_that_do_not(count):
+    points = np.random.default_rng(3).normal(size=(count, 2)).astype(np.float32)
+    points[0] = 3e38
+    weights = np.full(count, 1 / (count - 1), np.float32)
+    weights[0] = 0
+    tilts = jnp.asarray(points[1:3].repeat(150, axis=0))
+    pairs = Pairs(tilts, jnp.asarray(points), jnp.asarray(weights))
+    log_mass, mean = Blocked().softmax(pairs, pairs.points)
+    present = Pairs(tilts, pairs.points[1:], pairs.weights[1:])
+    expected = Blocked().softmax(present, present.points)
+    np.testing.assert_allclose(log_mass, expected[0], atol=1e-5)
+    np.testing.assert_allclose(mean, expected[1], atol=1e-5)
+    flat = Pairs(0 * tilts, 1e20 * present.points, present.weights)
+    assert np.isfinite(Blocked().softmax(flat, flat.points)[1]).all()

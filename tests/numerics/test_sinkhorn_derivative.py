@@ -151,7 +151,7 @@ def test_the_gradient_of_the_energy_is_attention(form):
     def energy(points):
         problem = transport(form=form)
         problem = eqx.tree_at(lambda p: p.points, problem, points)
-        return entropic_energy(problem, balance(problem))
+        return entropic_energy(problem.weights, balance(problem))
 
     velocity = jax.grad(energy)(jnp.asarray(POINTS)) / (2 * WEIGHTS[:, None])
     attention = transport(form=form).row_average(
@@ -166,7 +166,7 @@ def test_without_symmetry_the_gradient_of_the_energy_is_two_averages():
 
     def energy(points):
         moved = eqx.tree_at(lambda p: p.points, problem, points)
-        return entropic_energy(moved, balance(moved))
+        return entropic_energy(moved.weights, balance(moved))
 
     found = jax.grad(energy)(problem.points) / WEIGHTS[:, None]
     rows = problem.row_average(potentials.g, problem.points)

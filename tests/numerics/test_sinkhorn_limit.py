@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 from sinkhorn_cases import POINTS, WEIGHTS, dense_rounds, random_transport, transport
 
+from meanformer.numerics.contraction import round_ratio
+from meanformer.numerics.self_transport import oscillation
 from meanformer.numerics.sinkhorn import alternate, balance
 from meanformer.numerics.sinkhorn_limit import ALTERNATING_ROUNDS
 
@@ -25,6 +27,29 @@ def test_rounds_of_plain_alternation(beta, rounds):
     before = alternate(problem, start, half_steps=2 * rounds - 1)
     after = alternate(problem, start, half_steps=2 * rounds + 1)
     assert after.marginal_error <= 1e-10 < before.marginal_error
+
+
+def test_plain_alternation_stalls_near_the_identity():
+    problem = transport(form=20 * np.eye(2))
+    left = alternate(problem, problem.resting_potential(), half_steps=40_001)
+    assert left.marginal_error > 1e-10
+    assert not left.converged
+    potentials = balance(problem, tolerance=1e-10)
+    assert potentials.iterations == 1
+    assert round_ratio(problem, potentials) > 1 - 1e-4
+
+
+@pytest.mark.parametrize("beta", [0.5, 1.0])
+def test_the_ratio_of_a_round_is_the_one_observed(beta):
+    problem = transport(form=2 * beta * np.eye(2))
+    start, limit = problem.resting_potential(), balance(problem, tolerance=1e-14)
+    before, after = (
+        np.ptp(alternate(problem, start, half_steps=count).g - limit.g)
+        for count in (41, 43)
+    )
+    ratio = round_ratio(problem, limit)
+    np.testing.assert_allclose(ratio, after / before, rtol=1e-4)
+    assert ratio <= np.tanh(oscillation(problem) / 4) ** 2
 
 
 def test_the_averaged_iteration_finds_the_limit_of_alternation():

@@ -19,7 +19,7 @@ SOFTMAX = Softmax(QUERY, KEY, VALUE)
 COVARIANCE = [[0.401052047, 0.1920585076], [0.1920585076, 0.3877374997]]
 
 
-def test_the_gaussian_covariance_of_the_specification_is_reproduced():
+def test_the_gaussian_covariance_tabulated_is_reproduced():
     found = asymptotic_covariance(SOFTMAX, LAW, PROBE)[0]
     np.testing.assert_allclose(found, COVARIANCE, atol=1e-9)
     spread = np.asarray(LAW.covariance())

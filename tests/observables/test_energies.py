@@ -98,7 +98,7 @@ def test_a_form_that_is_not_symmetric_gives_two_half_flows():
 
 
 @pytest.mark.parametrize("options", [{"kernel": "dot"}, {"beta": 0.5}, {"half": True}])
-def test_the_energy_of_the_specification_is_reproduced_for_each_kernel(options):
+def test_the_energy_tabulated_is_reproduced_for_each_kernel(options):
     layer = Sinkhorn(FORM, IDENTITY, FORM, **options)
     np.testing.assert_allclose(layer.form, FORM, rtol=1e-12)
     np.testing.assert_allclose(energy(layer, CLOUD), 0.13647165486171767, atol=1e-10)

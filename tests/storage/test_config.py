@@ -17,6 +17,9 @@ depth = 1.0
 """
 
 
+SAMPLE = "[tokens]\nlaw = 'box'\ndimension = 2\ncount = 3\n"
+
+
 def run_of(text, folder):
     return build(tomllib.loads(text), folder)
 
@@ -110,13 +113,61 @@ def test_a_longer_grid_of_depths_begins_with_the_shorter_one():
         ("[tokens]\npoints = [[1.0]]\n", "solve.depth is missing"),
         ("[tokens]\n[solve]\ndepth = 1.0\n", "exactly one of points"),
         ("[tokens]\nlaw = 'cube'\n[solve]\ndepth = 1.0\n", "tokens.law is 'cube'"),
+        ("[tokens]\nlaw = 'gausian'\n[solve]\ndepth = 1.0\n", "did you mean gaussian"),
         ("tokens = 3\n", "must be a table"),
+        (SAMPLE + "seed = 100000000000000000000\n", "tokens.seed is 1000"),
+        (SAMPLE.replace("3", "-3"), "tokens.count is -3; it must be positive"),
+        (SAMPLE.replace("3", "10000000000000"), "tokens.count is 1000"),
+        (
+            "[tokens]\npoints = [[1.0], [1.0, 2.0]]\n",
+            "tokens.points is .* equal length",
+        ),
+        ("[tokens]\npoints = [['a']]\n", "tokens.points is .* finite numbers"),
+        ("[tokens]\npoints = [[inf]]\n", "tokens.points is .* finite numbers"),
+        ("[tokens]\npoints = [[1.0]]\nweights = [2.0]\n", "tokens.weights sum to 2"),
+        (BASE.replace("1.0\n", "inf\n"), "solve.depth is inf; .* a finite number"),
+        (BASE + "save_every = 1e-13\n", "save_every is 1e-13; it must be at least"),
+        (BASE + "save_every = 0.3\n", "the nearest are 0.9 and 1.2"),
+        (BASE + "rtol = -1.0\n", "solve.rtol is -1.0; it must be positive"),
+        (BASE + "atol = 0\n", "solve.atol is 0.0; it must be positive"),
+        (BASE + "solver = 'fixed'\nstep = 0.0\n", "solve.step is 0.0"),
+        (BASE + "[stop]\nstep_budget = -1\n", "stop.step_budget is -1"),
+        (BASE + "[stop]\nescape_radius = 0.0\n", "stop.escape_radius is 0.0"),
+        (BASE + "[attention]\nheads = 3\n", "attention.heads is 3; .* list of tables"),
+        (BASE + "[attention]\nheads = []\n", "attention.heads is"),
+        (BASE + "[attention]\nheads = [3]\n", r"heads\[0\]\] is 3; it must be a table"),
+        (BASE + "[attention]\nquery = [[1.0], [1.0, 2.0]]\n", "attention.query is"),
+        (BASE + "[attention]\nquery = [['a', 'b']]\n", "attention.query is"),
+        (BASE + "[attention]\nquery = {seed=5, rows=-2}\n", "query.rows is -2"),
+        (
+            BASE + "[attention]\nkind = 'l2'\nhalf = 'yes'\n",
+            "half is 'yes'; .* true or",
+        ),
+        (
+            BASE + "[attention]\nkind = 'sinkhorn'\ntolerance = 'x'\n",
+            "attention.tolerance is 'x'; it must be a finite number",
+        ),
+        (
+            BASE + "[attention]\nkind = 'sinkhorn'\nmax_steps = 2.5\n",
+            "attention.max_steps is 2.5; it must be a whole number",
+        ),
+        (BASE + "[attention]\nvalue_bias = 'x'\n", "attention.value_bias is 'x'"),
+        (BASE + "[attention]\nmask = 'causal'\n", "tokens.in_order = true"),
+        (BASE + "[attention]\nmask = {kind='blocks'}\n", "boundaries is missing"),
+        (BASE + "[perceptron]\nweights_in = [['a']]\n", "perceptron.weights_in is"),
+        (BASE + "[flow]\nnoise = 0.1\n", 'solve.solver = "fixed"'),
         ("[tokens]\nfile = 'none.npy'\n[solve]\ndepth = 1.0\n", "not a .npy array"),
     ],
 )
 def test_a_mistake_is_told_in_one_sentence(text, message, tmp_path):
-    with pytest.raises(mf.InvalidInput, match=message):
+    with pytest.raises(mf.InvalidInput, match=message) as caught:
         run_of(text, tmp_path)
+    assert str(caught.value).count("\n") == 0
+
+
+@pytest.mark.parametrize("depth", [0.3, 1.1, 7.0, 123.4])
+def test_the_depth_is_the_last_one_saved(depth):
+    assert float(depth_grid(depth, 0.1)[-1]) == pytest.approx(depth, rel=1e-12)
 
 
 def test_a_file_that_is_missing_or_no_toml_is_refused(tmp_path):

@@ -1,7 +1,12 @@
 """Runs on disk: written depth by depth, readable at any moment, restartable."""
 
+import fcntl
 import json
+import os
+import re
+from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
@@ -11,7 +16,7 @@ import xarray
 import meanformer as mf
 from meanformer import storage
 from meanformer.experiments import reference_attention, reference_cloud
-from meanformer.storage.format import METADATA
+from meanformer.storage.format import METADATA, replace_file
 from meanformer.storage.run import TRAJECTORY, RunStore
 
 STEPS = {"solver": mf.FixedStep(0.1)}
@@ -23,12 +28,11 @@ def flow():
 
 def solve_into(folder, **options):
     return mf.solve(
-        flow(),
-        reference_cloud(),
+        options.pop("flow", flow()),
+        options.pop("cloud", reference_cloud()),
         1.0,
-        save=6,
         store=RunStore(folder),
-        **STEPS | options,
+        **{"save": 6} | STEPS | options,
     )
 
 
@@ -137,29 +141,109 @@ def test_a_run_that_stopped_is_not_taken_further(tmp_path):
     assert bool(mf.open_run(tmp_path).status == mf.Status.blow_up_suspected)
 
 
-def test_another_run_in_the_same_folder_is_refused(tmp_path):
+def test_a_run_with_other_depths_in_the_same_folder_is_refused(tmp_path):
     solve_into(tmp_path)
-    with pytest.raises(mf.InvalidInput, match="other tokens"):
-        mf.solve(
-            flow(),
-            mf.TokenCloud(2 * reference_cloud().points),
-            1.0,
-            save=6,
-            store=RunStore(tmp_path),
-        )
     with pytest.raises(mf.InvalidInput, match="other saved depths"):
-        mf.solve(flow(), reference_cloud(), 1.0, save=11, store=RunStore(tmp_path))
+        solve_into(tmp_path, save=11)
     with pytest.raises(mf.InvalidInput, match="more than"):
-        mf.solve(flow(), reference_cloud(), 1.0, save=3, store=RunStore(tmp_path))
+        solve_into(tmp_path, save=3)
+
+
+OTHERS = {
+    "flow": {"flow": mf.Flow(reference_attention(beta=2.0))},
+    "tokens": {"cloud": mf.TokenCloud(2 * reference_cloud().points)},
+    "weights": {"cloud": mf.TokenCloud(reference_cloud().points)},
+    "probes": {"probes": [[0.0, 1.0]]},
+    "solver": {"solver": mf.FixedStep(0.05)},
+    "tolerances": {"rtol": 1e-3},
+    "stop conditions": {"stop": mf.EscapeRadius(9.0)},
+}
+
+
+@pytest.mark.parametrize("part", OTHERS)
+def test_points_of_one_run_are_never_given_out_as_those_of_another(tmp_path, part):
+    solve_into(tmp_path)
+    with pytest.raises(mf.InvalidInput, match=f"a run with other .*{part}"):
+        solve_into(tmp_path, **OTHERS[part])
+
+
+def test_a_run_with_noise_is_refused_another_key(tmp_path):
+    noisy = mf.Flow(reference_attention(), noise=0.3)
+    solve_into(tmp_path, flow=noisy, key=jr.key(7))
+    with pytest.raises(mf.InvalidInput, match="a run with other key"):
+        solve_into(tmp_path, flow=noisy, key=jr.key(8))
+
+
+def test_a_function_is_known_by_its_name_and_what_it_encloses(tmp_path):
+    def cooling(rate):
+        return mf.Flow(lambda depth: reference_attention(beta=1 + rate * depth))
+
+    solve_into(tmp_path, flow=cooling(1.0))
+    assert len(solve_into(tmp_path, flow=cooling(1.0))) == 6
+    with pytest.raises(mf.InvalidInput, match="a run with other flow"):
+        solve_into(tmp_path, flow=cooling(2.0))
+
+
+def test_a_trajectory_saved_by_hand_is_not_overwritten(tmp_path):
+    path = mf.solve(flow(), reference_cloud(), 1.0, save=6, **STEPS)
+    path.save(tmp_path / TRAJECTORY)
+    with pytest.raises(mf.InvalidInput, match="not written by a run"):
+        solve_into(tmp_path)
+    assert len(mf.open_run(tmp_path)) == 6
+
+
+@pytest.mark.parametrize(
+    ("chunk", "left"),
+    [("points/3.0.0", 3), ("status/5", 5), ("accepted_steps/0", 0), ("weights/0", 0)],
+)
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_a_row_that_the_disk_lost_is_computed_again(tmp_path, chunk, left, is_cut):
+    whole = solve_into(tmp_path)
+    lost = tmp_path / TRAJECTORY / chunk
+    lost.unlink()
+    if is_cut:
+        lost.touch()
+    if left > 0:
+        np.testing.assert_array_equal(mf.open_run(tmp_path).points, whole.points[:left])
+    else:
+        with pytest.raises(mf.InvalidInput, match="no finished depth"):
+            mf.open_run(tmp_path)
+    np.testing.assert_array_equal(solve_into(tmp_path).points, whole.points)
+    np.testing.assert_array_equal(mf.open_run(tmp_path).points, whole.points)
+
+
+def test_what_is_announced_has_reached_the_disk(tmp_path, monkeypatch):
+    flushed, flush = set(), os.fsync
+
+    def watch(handle):
+        flushed.add(os.path.realpath(f"/proc/self/fd/{handle}"))
+        flush(handle)
+
+    def announce(temporary, path):
+        if path.name == METADATA:
+            on_disk = path.parent.rglob("*")
+            written = {str(p) for p in on_disk if not p.name.startswith(METADATA)}
+            assert written <= flushed
+        os.replace(temporary, path)
+
+    monkeypatch.setattr(os, "fsync", watch)
+    monkeypatch.setattr(Path, "replace", announce)
+    solve_into(tmp_path)
+    assert str(tmp_path / TRAJECTORY / METADATA) + ".new" in flushed
 
 
 def test_two_writers_at_once_are_refused(tmp_path):
-    first, second = RunStore(tmp_path), RunStore(tmp_path)
-    first.begin(jnp.arange(3.0), reference_cloud())
-    with pytest.raises(mf.InvalidInput, match="another process"):
-        second.begin(jnp.arange(3.0), reference_cloud())
-    second.end()
-    first.end()
+    class Intruder(RunStore):
+        """A store that finds a second writer at its side."""
+
+        def append(self, index, state, velocities):
+            with pytest.raises(mf.InvalidInput, match="another process"):
+                solve_into(self.path)
+            super().append(index, state, velocities)
+
+    store = Intruder(tmp_path)
+    mf.solve(flow(), reference_cloud(), 1.0, save=6, store=store, **STEPS)
+    assert len(solve_into(tmp_path)) == 6
 
 
 def test_a_folder_without_a_run_is_refused_in_one_sentence(tmp_path):
@@ -201,8 +285,170 @@ def test_a_used_folder_is_refused_for_a_new_simulation(config, tmp_path):
         storage.simulate(config, tmp_path)
 
 
-def test_metadata_is_replaced_in_one_step(tmp_path):
+def edited(config, **changes):
+    """Write other values of some keys into a configuration file."""
+    text = config.read_text()
+    for name, value in changes.items():
+        text = re.sub(rf"(?m)^{name} = .*$", f"{name} = {value}", text)
+    config.write_text(text)
+    return config
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        "rtol = -1.0",
+        "atol = 0",
+        "[tokens]\npoints = [[2.0, 0.0]]",
+        "[flow]\nspace = 'sphere'\nnoise = 0.1",
+        "[attention]\nmask = 'causal'",
+        "[attention]\nbeta = -1.0",
+        "[attention]\nvalue = [[1.0, 0.0, 0.0]]",
+    ],
+)
+def test_bad_input_leaves_no_folder_behind(extra, config, tmp_path):
+    text = config.read_text()
+    if extra.startswith("["):
+        table = extra.partition("\n")[0]
+        before, _, after = text.partition(table)
+        text = before + extra + "\n\n[" + after.partition("\n\n[")[2]
+    else:
+        text += extra
+    config.write_text(text)
+    with pytest.raises(mf.InvalidInput) as caught:
+        storage.simulate(config, tmp_path / "out")
+    assert not re.search(r"\w\(|\w=", str(caught.value))  # nothing of Python
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_flow_that_cannot_be_traced_leaves_no_folder_behind(tmp_path):
+    masked = mf.Flow(mf.Masked(reference_attention()))
+    with pytest.raises(mf.InvalidInput):
+        solve_into(tmp_path / "out", flow=masked)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "names", [(".lock",), ("run.json.new", ".lock"), ("run.json.new", "tokens.npy")]
+)
+def test_a_run_killed_before_its_record_was_whole_starts_anew(names, config, tmp_path):
+    folder = tmp_path / "out"
+    folder.mkdir()
+    for name in names:
+        (folder / name).touch()
+    with pytest.raises(mf.InvalidInput, match="start one with simulate"):
+        storage.resume(folder)
+    edited(config, depth=0.2)
+    np.save(tmp_path / "points.npy", np.eye(3))
+    text = config.read_text().partition("[attention]")
+    config.write_text(f"[tokens]\nfile = 'points.npy'\n{''.join(text[1:])}")
+    assert len(storage.simulate(config, folder)) == 3
+    (tmp_path / "points.npy").unlink()
+    assert len(storage.resume(folder)) == 3
+
+
+def test_a_file_of_the_users_own_makes_a_folder_used(config, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "tokens.npy").touch()
+    with pytest.raises(mf.InvalidInput, match="not empty"):
+        storage.simulate(config, tmp_path / "out")
+
+
+def test_extending_waits_for_the_lock_and_keeps_the_versions(
+    config, tmp_path, monkeypatch
+):
+    folder = tmp_path / "out"
+    storage.simulate(edited(config, depth=0.2), folder)
+    record = (folder / "run.json").read_text()
+    with (folder / ".lock").open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(mf.InvalidInput, match="another process"):
+            storage.extend(folder, 0.4)
+    assert (folder / "run.json").read_text() == record
+    monkeypatch.setattr("meanformer.storage.simulation.version", lambda name: "9.9")
+    assert len(storage.extend(folder, 0.4)) == 5
+    longer, then = json.loads((folder / "run.json").read_text()), json.loads(record)
+    assert longer["versions"] == then["versions"]
+    (line,) = longer["history"]
+    assert (line["action"], line["depth"]) == ("extend", 0.4)
+    assert line["versions"]["jax"] == "9.9"
+
+
+def test_a_run_is_resumed_by_other_versions(config, tmp_path, monkeypatch):
+    folder = tmp_path / "out"
+    path = storage.simulate(edited(config, depth=0.2), folder)
+    monkeypatch.setattr("meanformer.storage.simulation.version", lambda name: "9.9")
+    np.testing.assert_array_equal(storage.resume(folder).points, path.points)
+    record = json.loads((folder / "run.json").read_text())
+    assert [line["action"] for line in record["history"]] == ["resume"]
+    assert storage.changed_versions(folder)["jax"] == (record["versions"]["jax"], "9.9")
+
+
+def test_an_edited_record_is_refused_rather_than_mixed(config, tmp_path):
+    folder = tmp_path / "out"
+    storage.simulate(edited(config, depth=0.2), folder)
+    record = folder / "run.json"
+    record.write_text(record.read_text().replace('"beta": 4.0', '"beta": 2.0'))
+    with pytest.raises(mf.InvalidInput, match="a run with other flow"):
+        storage.resume(folder)
+
+
+@pytest.mark.parametrize("depth", [0.25, float("inf"), float("nan"), 0.1])
+def test_a_depth_that_would_not_be_reached_is_refused(depth, config, tmp_path):
+    folder = tmp_path / "out"
+    storage.simulate(edited(config, depth=0.2), folder)
+    record = (folder / "run.json").read_text()
+    with pytest.raises(mf.InvalidInput, match="depth is"):
+        storage.extend(folder, depth)
+    assert (folder / "run.json").read_text() == record
+
+
+def test_a_run_in_32_bits_goes_on_in_32_bits(config, tmp_path):
+    folder = tmp_path / "out"
+    edited(config, depth=0.2, save_every="0.1\\nsolver = 'fixed'\\nstep = 0.1")
+    with jax.enable_x64(False):
+        short = storage.simulate(config, folder)
+    assert short.points.dtype == jnp.float32
+    longer = storage.extend(folder, 0.4)
+    assert longer.points.dtype == jnp.float32
+    np.testing.assert_array_equal(longer.points[:3], short.points)
+    np.testing.assert_array_equal(storage.resume(folder).points, longer.points)
+    assert jax.config.read("jax_enable_x64")
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "{}", "3", '{"config": {}, "versions": {}}', '{"config": []}', "{"]
+)
+def test_a_damaged_record_is_told_in_one_sentence(text, tmp_path):
+    (tmp_path / "run.json").write_text(text)
+    with pytest.raises(mf.InvalidInput, match="no run that can be resumed"):
+        storage.resume(tmp_path)
+    with pytest.raises(mf.InvalidInput, match="no run that can be resumed"):
+        storage.changed_versions(tmp_path)
+
+
+def test_a_run_without_a_finished_depth_is_told_in_one_sentence(tmp_path):
+    store = PullThePlug(tmp_path, 0, after_rows=True)
+    with pytest.raises(OSError, match="no space left"):
+        mf.solve(flow(), reference_cloud(), 1.0, save=6, store=store, **STEPS)
+    with pytest.raises(mf.InvalidInput, match="no finished depth yet"):
+        mf.open_run(tmp_path)
+
+
+def test_metadata_is_replaced_in_one_step(tmp_path, monkeypatch):
+    metadata, seen = tmp_path / TRAJECTORY / METADATA, []
+
+    def look(handle):
+        # Whatever is being flushed, a reader finds the old document or the new one.
+        if metadata.exists():
+            document = json.loads(metadata.read_text())["metadata"]
+            seen.append(document["points/.zarray"]["shape"][0])
+
+    monkeypatch.setattr(os, "fsync", look)
     solve_into(tmp_path)
-    assert not (tmp_path / TRAJECTORY / (METADATA + ".new")).exists()
-    document = json.loads((tmp_path / TRAJECTORY / METADATA).read_text())
-    assert document["metadata"]["points/.zarray"]["shape"] == [6, 4, 2]
+    assert seen == sorted(seen)
+    assert set(seen) == set(range(7))
+    monkeypatch.setattr(Path, "replace", lambda *names: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        replace_file(metadata, "half of a docu")
+    assert len(mf.open_run(tmp_path)) == 6

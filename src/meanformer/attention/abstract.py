@@ -4,19 +4,23 @@ import abc
 import math
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PyTree
+import numpy as np
+from jaxtyping import Array, Float
 
 from meanformer.errors import (
     InvalidInput,
+    Overflow,
     as_float_array,
+    as_number,
     check,
     check_finite,
     is_concrete,
 )
 from meanformer.measures import AbstractContext
 from meanformer.measures.cloud import AbstractCloud
+from meanformer.numerics.matrices import matmul
+from meanformer.numerics.precision import widened
 
 
 class AbstractInContextMap(eqx.Module):
@@ -73,11 +77,7 @@ def number(name: str, **options):
     """Return a static module field holding one finite number, converted from input."""
 
     def convert(value):
-        try:
-            converted = float(value)
-        except (TypeError, ValueError) as error:
-            message = f"{name} is {value!r}; it must be a number."
-            raise InvalidInput(message) from error
+        converted = as_number(name, value)
         check(math.isfinite(converted), f"{name} is {value}; it must be finite.")
         return converted
 
@@ -133,7 +133,7 @@ class AbstractAttention(AbstractInContextMap):
     @property
     def score(self) -> Float[Array, "d d"]:
         r"""The matrix $A = K^\top Q$ of the score $y^\top A x$."""
-        return self.key.T @ self.query
+        return matmul(self.key.T, self.query)
 
     @property
     def temperature(self) -> Float[Array, ""]:
@@ -142,20 +142,21 @@ class AbstractAttention(AbstractInContextMap):
 
     def queries(self, x: Float[Array, "m d"]) -> Float[Array, "m k"]:
         r"""Return $Qx + b_Q$."""
-        projected = x @ self.query.T
+        projected = matmul(x, self.query.T)
         return (
             projected if self.query_bias is None else projected + self.query_bias[None]
         )
 
     def tilts(self, x: Float[Array, "m d"]) -> Float[Array, "m d"]:
         r"""Return $\beta K^\top(Qx + b_Q)$: the gradient of the score in the token."""
-        return self.temperature * self.queries(x) @ self.key
+        tilts = matmul(self.temperature * self.queries(x), self.key)
+        return checked_range(self, tilts)
 
     def values(
         self, mass: Float[Array, " m"] | None, moment: Float[Array, "m d"]
     ) -> Float[Array, "m e"]:
         r"""Return $V\!\int y + b_V\!\int 1$ from mass (`None`: one) and moment."""
-        projected = moment @ self.value.T
+        projected = matmul(moment, self.value.T)
         if self.value_bias is None:
             return projected
         share = self.value_bias[None]
@@ -168,10 +169,17 @@ class AbstractAttention(AbstractInContextMap):
         *,
         positions: Float[Array, " m"] | None = None,
     ) -> Float[Array, "m e"]:
-        """Return what each query makes of the context; half precision in single."""
+        """Return what each query makes of the context; half precision in single.
+
+        A result too large for the floating-point type raises `Overflow`; under `jit`
+        it is not finite, and a flow stops with the status of a failed solve.
+        """
         x = checked_queries(self, mu, x)
-        wide, context, queries = _widened((self, mu, x))
-        return wide.attend(context, queries).astype(x.dtype)
+        if len(x) == 0:
+            return jnp.zeros((0, self.output_dimension), x.dtype)
+        wide, context, queries = widened((self, mu, x))
+        output = wide.attend(context, queries).astype(x.dtype)
+        return checked_range(self, output)
 
     @abc.abstractmethod
     def attend(
@@ -220,14 +228,33 @@ def checked_points(
     return x
 
 
-def _widened(tree: PyTree) -> PyTree:
-    """Replace arrays of half precision by arrays of single precision."""
+def checked_range(
+    gamma: AbstractInContextMap, rows: Float[Array, "m c"]
+) -> Float[Array, "m c"]:
+    """Return what was computed for each query, or raise if it is known to overflow."""
+    if is_concrete(rows):
+        finite = np.isfinite(np.asarray(rows, np.float64)).all(axis=1)
+        if not finite.all():
+            raise Overflow(
+                f"{type(gamma).__name__} overflows {rows.dtype} at query "
+                f"{int(finite.argmin())}; lower beta, rescale the tokens, or use a "
+                "wider floating-point type."
+            )
+    return rows
 
-    def widen(leaf):
-        is_half = eqx.is_inexact_array(leaf) and jnp.finfo(leaf.dtype).bits < 32
-        return leaf.astype(jnp.float32) if is_half else leaf
 
-    return jax.tree.map(widen, tree)
+def check_function(name: str, value: object) -> None:
+    """Raise unless the value can be called."""
+    check(callable(value), f"{name} is {value!r}; it must be a function of an array.")
+
+
+def check_map(name: str, value: object) -> None:
+    """Raise unless the value is an in-context map."""
+    if not isinstance(value, AbstractInContextMap):
+        raise InvalidInput(
+            f"{name} is a {type(value).__name__}; it must be an in-context map, for "
+            "instance Softmax(query, key, value)."
+        )
 
 
 def _check_projections(attention: AbstractAttention) -> None:

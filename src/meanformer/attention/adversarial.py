@@ -15,7 +15,13 @@ from meanformer.attention.constants import parameter_dtype
 from meanformer.attention.lipschitz import checked_cloud, local_lipschitz
 from meanformer.attention.masked import Masked, in_order
 from meanformer.attention.softmax import Softmax
-from meanformer.errors import Unsupported, check, is_concrete
+from meanformer.errors import (
+    Unsupported,
+    as_integer,
+    as_number,
+    check,
+    is_concrete,
+)
 from meanformer.measures import TokenCloud
 from meanformer.typing import Key
 
@@ -177,8 +183,9 @@ def _onto_sphere(points: Array, radius: float) -> Array:
 
 
 def _check_size(count: int, radius) -> None:
-    check(count >= 2, f"count is {count}; at least two tokens are needed.")
-    check(float(radius) > 0, f"radius is {float(radius)}; it must be positive.")
+    as_integer("count", count, least=2)
+    size = as_number("radius", radius)
+    check(size > 0, f"radius is {size}; it must be positive.")
 
 
 def _tilted_score(gamma: Softmax) -> np.ndarray:

@@ -12,7 +12,7 @@ from meanformer.attention.adversarial import adversarial_cloud, lower_bound
 from meanformer.attention.constants import constants
 from meanformer.attention.sinkhorn import Sinkhorn
 from meanformer.attention.softmax import Softmax
-from meanformer.errors import Overflow, Unsupported, check, is_concrete
+from meanformer.errors import Overflow, Unsupported, as_integer, is_concrete
 from meanformer.measures import TokenCloud
 from meanformer.measures.checks import checked_weights
 from meanformer.typing import ArrayLike
@@ -33,7 +33,8 @@ class LipschitzBounds(eqx.Module):
         mean_field_loose: its looser published form, for softmax.
         in_query: bound on the derivative in the query, $\mathrm{Lip}_x$.
         in_measure: bound in the measure for $W_1$, $\mathrm{Lip}_\mu$.
-        lower: some cloud in the ball has at least this constant.
+        lower: some cloud in the ball has at least this constant; not known for
+            softmax while the radius is traced.
         lower_cloud: that cloud.
     """
 
@@ -91,7 +92,7 @@ def lipschitz_bounds(
     Returns:
         All bounds; `upper` is the smaller of the upper ones.
     """
-    check(count > 0, f"count is {count}; it must be positive.")
+    count = as_integer("count", count, least=1)
     known = constants(gamma, radius, order)
     if known.in_query is None:
         raise Unsupported(
@@ -100,11 +101,11 @@ def lipschitz_bounds(
     effective = _effective_count(known.in_query, count, weights)
     lower, cloud = _lower(gamma, radius, count, weights)
     return LipschitzBounds(
-        _evaluated(known.by_count, effective),
-        _evaluated(known.by_count_published, effective),
+        _finite(_evaluated(known.by_count, effective)),
+        _finite(_evaluated(known.by_count_published, effective)),
         _finite(known.mean_field),
         _finite(known.mean_field_published),
-        known.in_query,
+        _finite(known.in_query),
         _finite(known.in_measure),
         lower,
         cloud,
@@ -135,12 +136,7 @@ def stability_constant(
             f"no stability constant of {type(gamma).__name__} is known; measure it "
             "with local_lipschitz or maximise_lipschitz."
         )
-    if is_concrete(constant) and not np.isfinite(constant):
-        raise Overflow(
-            f"L(R) of {type(gamma).__name__} at radius {float(radius):.6g} is too "
-            f"large for {constant.dtype}; use a smaller radius or beta."
-        )
-    return constant
+    return _in_range("L(R)", constant, gamma, radius)
 
 
 def speed_bound(
@@ -156,7 +152,18 @@ def speed_bound(
         gamma: the map.
         radius: the radius $R$.
     """
-    return constants(gamma, radius).speed
+    return _in_range("the speed", constants(gamma, radius).speed, gamma, radius)
+
+
+def _in_range(
+    name: str, constant: Array, gamma: AbstractInContextMap, radius
+) -> Float[Array, ""]:
+    if is_concrete(constant) and not np.isfinite(constant):
+        raise Overflow(
+            f"{name} of {type(gamma).__name__} at radius {float(radius):.6g} is too "
+            f"large for {constant.dtype}; use a smaller radius or beta."
+        )
+    return constant
 
 
 def _effective_count(like: Array, count: int, weights) -> Array:
@@ -182,6 +189,8 @@ def _lower(gamma, radius, count, weights) -> tuple[Array | None, TokenCloud | No
     if isinstance(gamma, Sinkhorn) and gamma.half_steps is None:
         return jnp.linalg.norm(gamma.value, 2), None
     if not isinstance(gamma, Softmax) or weights is not None or count < 2:
+        return None, None
+    if not is_concrete(radius):
         return None, None
     bound = lower_bound(gamma, radius, count)
     return bound, None if bound is None else adversarial_cloud(gamma, count, radius)

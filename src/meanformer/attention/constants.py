@@ -16,7 +16,13 @@ from meanformer.attention.masked import Masked
 from meanformer.attention.masks import AbstractMask, StrictCausal
 from meanformer.attention.sinkhorn import Sinkhorn
 from meanformer.attention.softmax import L2, Softmax
-from meanformer.errors import Unsupported, check, is_concrete
+from meanformer.errors import (
+    Unsupported,
+    as_number,
+    check,
+    is_concrete,
+)
+from meanformer.numerics.matrices import matmul
 
 Bound = Float[Array, ""]
 CountBound = Callable[[Array], Array]
@@ -72,11 +78,12 @@ def constants(
         radius: the radius of the ball.
         order: the order $p$ of the distance $d_p$, for masked maps.
     """
+    order = as_number("order", order)
     check(order >= 1, f"order is {order}; it must be at least 1.")
-    radius = jnp.asarray(radius, parameter_dtype(gamma))
     if is_concrete(radius):
-        value = float(radius)
+        value = as_number("radius", radius)
         check(0 <= value < jnp.inf, f"radius is {value}; it must be finite and >= 0.")
+    radius = jnp.asarray(radius, parameter_dtype(gamma))
     return _constants(gamma, radius, order)
 
 
@@ -113,7 +120,9 @@ def _of_softmax(gamma, radius, order):
 def _of_l2(gamma, radius, order):
     value, key = gamma.value, _size(gamma.key)
     if gamma.value_map == "kim":
-        value = value @ gamma.score / jnp.sqrt(len(gamma.key)).astype(value.dtype)
+        value = matmul(value, gamma.score) / jnp.sqrt(len(gamma.key)).astype(
+            value.dtype
+        )
     sharpness = jnp.abs(gamma.sharpness)
     reach = (_size(gamma.query) + key) * radius + _bias(gamma.query_bias)
     slope, twist = sharpness * key * reach, sharpness * _size(gamma.score)
@@ -164,8 +173,6 @@ def _of_masked(gamma, radius, order):
             eqx.tree_at(lambda g: g.attention, gamma, head) for head in inner.heads
         ]
         return _constants(MultiHead(heads, inner.outputs), radius, order)
-    if isinstance(inner, Sinkhorn):
-        raise Unsupported("Sinkhorn attention cannot be masked, so it has no bound.")
     known = _constants(inner, radius, order)
     if not (isinstance(inner, Softmax | L2) or gamma.divide):
         return known
@@ -282,8 +289,8 @@ def _after(output: Array, head: AbstractInContextMap) -> AbstractInContextMap:
         raise Unsupported(
             f"no a priori bound is known for a {type(head).__name__} head."
         )
-    bias = None if head.value_bias is None else output @ head.value_bias
-    return replace(head, value=output @ head.value, value_bias=bias)
+    bias = None if head.value_bias is None else matmul(output, head.value_bias)
+    return replace(head, value=matmul(output, head.value), value_bias=bias)
 
 
 def _size(matrix: Array) -> Bound:
@@ -293,7 +300,7 @@ def _size(matrix: Array) -> Bound:
 def _bias(bias: Array | None, matrix: Array | None = None) -> Bound | float:
     if bias is None:
         return 0.0
-    return jnp.linalg.norm(bias if matrix is None else bias @ matrix)
+    return jnp.linalg.norm(bias if matrix is None else matmul(bias, matrix))
 
 
 def _sum(first, second):

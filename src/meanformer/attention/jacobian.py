@@ -10,7 +10,13 @@ from jaxtyping import Array, Bool, Float, PyTree
 
 from meanformer.attention.abstract import AbstractInContextMap
 from meanformer.attention.kernels import Hardmax
-from meanformer.errors import StoppedEarly, Unsupported, check, is_concrete
+from meanformer.errors import (
+    StoppedEarly,
+    Unsupported,
+    as_number,
+    check,
+    is_concrete,
+)
 from meanformer.measures import TokenCloud
 from meanformer.numerics.eigen import Eigenpairs, largest_eigenpairs, random_block
 
@@ -35,7 +41,7 @@ class Search(eqx.Module):
             f"method is {self.method!r}; it must be one of {METHODS}.",
         )
         for name in ("tolerance", "vectors", "max_steps"):
-            value = getattr(self, name)
+            value = as_number(name, getattr(self, name))
             check(value > 0, f"{name} is {value}; it must be positive.")
 
     def top(

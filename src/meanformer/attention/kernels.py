@@ -10,6 +10,7 @@ from jaxtyping import Array, Float
 
 from meanformer.attention.abstract import (
     AbstractAttention,
+    check_function,
     number,
     parameter,
 )
@@ -17,7 +18,9 @@ from meanformer.errors import Overflow, check, check_finite, check_shape, is_con
 from meanformer.measures import AbstractContext
 from meanformer.measures.abstract import FeatureMap
 from meanformer.measures.cloud import AbstractCloud
-from meanformer.numerics.dense import hardmax_shares
+from meanformer.numerics.dense import hardmax_shares, softmax_shares
+from meanformer.numerics.kernel_sums import identity
+from meanformer.numerics.matrices import matmul
 
 
 class Linear(AbstractAttention):
@@ -32,7 +35,8 @@ class Linear(AbstractAttention):
     Args:
         query: as for every attention; likewise `key`, `value`, `beta` and the biases.
         feature_map: $\varphi$, applied to each row of $Qx + b_Q$ and $Ky$.
-        normalized: divide by the total weight, which may vanish: then it raises.
+        normalized: divide by the total weight, which may vanish: then it raises, and
+            under `jit` the query gets a mean of zero.
         tolerance: smallest total weight accepted when normalising.
     """
 
@@ -40,13 +44,17 @@ class Linear(AbstractAttention):
     normalized: bool = eqx.field(default=False, kw_only=True, static=True)
     tolerance: float = number("tolerance", default=1e-12, kw_only=True)
 
+    def __check_init__(self):
+        if self.feature_map is not None:
+            check_function("feature_map", self.feature_map)
+
     def attend(
         self, mu: AbstractContext, x: Float[Array, "m d"]
     ) -> Float[Array, "m e"]:
         """Return the linearly weighted values as seen from each query."""
         mass, moment = mu.linear_mean(self._slopes(x), self._token_features)
         if self.normalized:
-            mass, moment = None, moment / self._checked(mass, mu)[:, None]
+            mass, moment = None, self._divided(moment, mass, mu)
         return self.values(mass, moment)
 
     def matrix(self, mu: AbstractCloud, x: Float[Array, "m d"]) -> Float[Array, "m n"]:
@@ -54,7 +62,7 @@ class Linear(AbstractAttention):
         features = self._token_features or identity
         shares = mu.kernel_shares(self._slopes(x), identity, features(mu.points))
         if self.normalized:
-            return shares / self._checked(shares.sum(1), mu)[:, None]
+            return self._divided(shares, shares.sum(1), mu)
         return shares
 
     def _slopes(self, x: Float[Array, "m d"]) -> Float[Array, "m k"]:
@@ -67,11 +75,12 @@ class Linear(AbstractAttention):
         feature_map = self.feature_map
         if feature_map is None:
             return None
-        return lambda points: feature_map(points @ self.key.T)
+        return lambda points: feature_map(matmul(points, self.key.T))
 
-    def _checked(
-        self, mass: Float[Array, " m"], mu: AbstractContext
-    ) -> Float[Array, " m"]:
+    def _divided(
+        self, sums: Float[Array, "m c"], mass: Float[Array, " m"], mu: AbstractContext
+    ) -> Float[Array, "m c"]:
+        """Divide by the mass; zero for a query that sees nothing."""
         mass = jnp.where(mu.seen_by(len(mass)), mass, 1)
         if is_concrete(mass):
             row = int(np.abs(mass).argmin())
@@ -81,7 +90,9 @@ class Linear(AbstractAttention):
                 f"normalising needs at least {self.tolerance} in absolute value; use a "
                 "positive feature_map.",
             )
-        return mass
+        is_enough = jnp.abs(mass) >= self.tolerance
+        safe_mass = jnp.where(is_enough, mass, 1)
+        return jnp.where(is_enough[:, None], sums / safe_mass[:, None], 0)
 
 
 class Unnormalised(AbstractAttention):
@@ -106,7 +117,9 @@ class Unnormalised(AbstractAttention):
 
     def matrix(self, mu: AbstractCloud, x: Float[Array, "m d"]) -> Float[Array, "m n"]:
         """Return weight times exponential of the score for each pair."""
-        return mu.kernel_shares(self.tilts(x), jnp.exp, mu.points)
+        tilts = self.tilts(x)
+        mass = _bounded_exp(mu.log_laplace(tilts))
+        return mass[:, None] * softmax_shares(mu.pairs(tilts))
 
 
 class ShiftedSigmoid(eqx.Module):
@@ -180,16 +193,11 @@ class Hardmax(AbstractAttention):
         return hardmax_shares(pairs, self.tolerance)
 
 
-def identity(values: Array) -> Array:
-    """Return the values: the profile of linear attention, and its feature map."""
-    return values
-
-
 def _bounded_exp(log_mass: Float[Array, " m"]) -> Float[Array, " m"]:
     # Nine tenths of the range leave room for the product with the mean.
     ceiling = 0.9 * math.log(float(jnp.finfo(log_mass.dtype).max))
-    if is_concrete(log_mass) and float(log_mass.max()) > ceiling:
-        row = int(log_mass.argmax())
+    if is_concrete(log_mass) and float(np.max(log_mass)) > ceiling:
+        row = int(np.argmax(log_mass))
         raise Overflow(
             f"unnormalised attention overflows {log_mass.dtype} at query {row}: its "
             f"log-mass is {float(log_mass[row]):.6g}; lower beta or use Softmax."

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from meanformer.attention.abstract import AbstractInContextMap
+from meanformer.attention.abstract import AbstractInContextMap, check_map
 from meanformer.attention.composition import Composition
 from meanformer.attention.jacobian import (
     ScaledJacobian,
@@ -19,6 +19,7 @@ from meanformer.attention.jacobian import (
 )
 from meanformer.errors import Unsupported, is_concrete
 from meanformer.measures import AbstractMeasure, TokenCloud
+from meanformer.numerics.precision import cast, widened
 
 
 class LipschitzReport(eqx.Module):
@@ -116,10 +117,11 @@ def lipschitz_report(
     Arguments and cost are those of `local_lipschitz`; it never warns.
     """
     search = Search(method, tolerance, vectors, max_steps, seed)
-    cloud = checked_cloud(gamma, mu)
+    dtype = checked_cloud(gamma, mu).points.dtype
+    gamma, cloud = widened((gamma, mu))
     # Evaluated once outside of the compiled code, where bad input is told.
     gamma(cloud, cloud.points, positions=cloud.positions)
-    return _report(gamma, cloud, norm, search)
+    return cast(_report(gamma, cloud, norm, search), dtype)
 
 
 def layer_lipschitz(
@@ -149,6 +151,7 @@ def layer_lipschitz(
 
 def checked_cloud(gamma: AbstractInContextMap, mu: AbstractMeasure) -> TokenCloud:
     """Return the measure, or raise unless the map has a Jacobian at its tokens."""
+    check_map("gamma", gamma)
     if not isinstance(mu, TokenCloud):
         raise Unsupported(
             f"mu is {type(mu).__name__}; a local Lipschitz constant is that of a "

@@ -1,15 +1,23 @@
 """Masked attention: each query sees a stretch of the sequence."""
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from meanformer.attention.abstract import AbstractInContextMap, checked_queries
+from meanformer.attention.abstract import (
+    AbstractInContextMap,
+    check_map,
+    checked_queries,
+)
 from meanformer.attention.composition import Composition, Residual
 from meanformer.attention.masks import AbstractMask, Causal
+from meanformer.attention.sinkhorn import Sinkhorn
 from meanformer.errors import InvalidInput, Unsupported, check, is_concrete
 from meanformer.measures import AbstractContext, MaskedCloud, TokenCloud
 from meanformer.measures.checks import checked_places
+from meanformer.measures.cloud import check_cloud
 
 
 class Masked(AbstractInContextMap):
@@ -28,7 +36,8 @@ class Masked(AbstractInContextMap):
         divide: divide by the visible mass, so that the context is a probability again;
             the row-normalised kinds do not see the difference.
         empty: what a query that sees nothing gets: `"error"`, or `"zero"`, which is
-            also what masks that hide a token from itself imply.
+            also what masks that hide a token from itself imply. Under `jit`, where what
+            a query sees is not known in time, it gets zero in either case.
     """
 
     attention: AbstractInContextMap
@@ -41,11 +50,22 @@ class Masked(AbstractInContextMap):
             self.empty in ("error", "zero"),
             f'empty is {self.empty!r}; it must be "error" or "zero".',
         )
+        check_map("attention", self.attention)
+        if not isinstance(self.mask, AbstractMask):
+            raise InvalidInput(
+                f"mask is {self.mask!r}; it must be a mask, for instance Causal()."
+            )
         kind = type(self.attention).__name__
         check(
             not isinstance(self.attention, (Residual, Composition, Masked)),
             f"attention is a {kind}; mask the attentions inside it instead.",
         )
+        if _holds_sinkhorn(self.attention):
+            raise Unsupported(
+                "Sinkhorn attention cannot be masked: with distinct positions the only "
+                "plan with equal marginals on a triangular pattern is the diagonal "
+                "one, so every token would see itself alone; use Softmax or L2."
+            )
 
     @property
     def input_dimension(self) -> int | None:
@@ -72,6 +92,8 @@ class Masked(AbstractInContextMap):
             positions: their places; at the end of the sequence ($s = 1$) by default.
         """
         x = checked_queries(self.attention, mu, x)
+        if len(x) == 0:
+            return self.attention(mu, x)
         view, _ = self.view(mu, x, positions)
         sees = view.seen_by(len(x))
         self._check_sight(sees)
@@ -98,32 +120,45 @@ class Masked(AbstractInContextMap):
         if positions is None:
             positions = jnp.ones((x.shape[0],), mu.positions.dtype)
         places = checked_places(x, positions).astype(mu.positions.dtype)
-        cloud, order, stretch = _sorted(mu, places, self.mask)
+        cloud, order, stretch = _sorted(mu, mu.positions, places, self.mask)
         return MaskedCloud(cloud, *stretch, divide=self.divide), order
 
     def _check_sight(self, sees: Bool[Array, " m"]) -> None:
         allowed = self.empty == "zero" or self.mask.may_be_empty
-        if allowed or not is_concrete(sees) or bool(sees.all()):
+        if allowed or not is_concrete(sees) or np.all(sees):
             return
         raise InvalidInput(
-            f"query {int(sees.argmin())} sees no token through "
+            f"query {int(np.argmin(sees))} sees no token through "
             f'{type(self.mask).__name__}; pass empty="zero" to give it the value 0.'
         )
 
 
+def _holds_sinkhorn(gamma: AbstractInContextMap) -> bool:
+    def is_sinkhorn(node) -> bool:
+        return isinstance(node, Sinkhorn)
+
+    return any(map(is_sinkhorn, jax.tree.leaves(gamma, is_leaf=is_sinkhorn)))
+
+
 @eqx.filter_jit
-def _sorted(mu: TokenCloud, places: Float[Array, " m"], mask: AbstractMask):
+def _sorted(
+    mu: TokenCloud,
+    positions: Float[Array, " n"],
+    places: Float[Array, " m"],
+    mask: AbstractMask,
+):
     """Return the tokens in the order of their places, and what each query sees."""
-    order = jnp.argsort(mu.positions, stable=True)
+    order = jnp.argsort(positions, stable=True)
     cloud = eqx.tree_at(
         lambda c: (c.points, c.weights, c.positions),
         mu,
-        (mu.points[order], mu.weights[order], mu.positions[order]),
+        (mu.points[order], mu.weights[order], positions[order]),
     )
-    return cloud, order, mask.stretch(cloud.positions, places)
+    return cloud, order, mask.stretch(positions[order], places)
 
 
 def in_order(cloud: TokenCloud) -> TokenCloud:
     r"""Give token $i$ of $n$ the place $s_i = i/n$, the order of its row."""
+    check_cloud("cloud", cloud)
     places = jnp.arange(1, cloud.count + 1) / cloud.count
     return TokenCloud(cloud.points, cloud.weights, positions=places, sums=cloud.sums)

@@ -3,11 +3,17 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from meanformer.attention.abstract import AbstractAttention, AbstractInContextMap
+from meanformer.attention.abstract import (
+    AbstractAttention,
+    AbstractInContextMap,
+    checked_range,
+)
 from meanformer.attention.composition import MultiHead, Residual
 from meanformer.attention.masked import Masked
 from meanformer.errors import InvalidInput, Unsupported
 from meanformer.measures import TokenCloud
+from meanformer.measures.cloud import AbstractCloud
+from meanformer.numerics.precision import widened
 
 
 def attention_matrix(
@@ -16,7 +22,8 @@ def attention_matrix(
     r"""Return $P_{ij}$, the weight of token $j$ as seen from token $i$.
 
     The weight $w_j$ is included, so rows sum to one for the row-normalised kinds;
-    $P_{ij}/w_j$ is the density with respect to the context.
+    $P_{ij}/w_j$ is the density with respect to the context. Half precision is computed
+    in single; what is too large for the floating-point type raises `Overflow`.
 
     Args:
         gamma: an attention, masked or not; several heads give a leading axis; a
@@ -37,8 +44,15 @@ def attention_matrix(
     if isinstance(gamma, Masked):
         return _masked_matrix(gamma, mu)
     if isinstance(gamma, AbstractAttention):
-        return gamma.matrix(mu, mu.points)
+        return _matrix(gamma, mu, mu.points)
     raise Unsupported(f"{type(gamma).__name__} has no attention matrix.")
+
+
+def _matrix(
+    attention: AbstractAttention, context: AbstractCloud, x: Float[Array, "m d"]
+) -> Float[Array, "m n"]:
+    wide, context, queries = widened((attention, context, x))
+    return checked_range(attention, wide.matrix(context, queries).astype(x.dtype))
 
 
 def _masked_matrix(gamma: Masked, mu: TokenCloud) -> Array:
@@ -49,5 +63,5 @@ def _masked_matrix(gamma: Masked, mu: TokenCloud) -> Array:
     for head in heads:
         if not isinstance(head, AbstractAttention):
             raise Unsupported(f"{type(head).__name__} has no attention matrix.")
-        matrices.append(head.matrix(view, mu.points)[:, jnp.argsort(order)])
+        matrices.append(_matrix(head, view, mu.points)[:, jnp.argsort(order)])
     return jnp.stack(matrices) if isinstance(inner, MultiHead) else matrices[0]

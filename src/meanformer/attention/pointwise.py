@@ -10,12 +10,15 @@ from jaxtyping import Array, Float
 
 from meanformer.attention.abstract import (
     AbstractInContextMap,
+    check_function,
     checked_points,
     number,
     parameter,
 )
 from meanformer.errors import check, check_finite, check_shape
 from meanformer.measures import AbstractContext
+from meanformer.numerics.matrices import matmul
+from meanformer.numerics.precision import widened
 
 
 class AbstractPointwise(AbstractInContextMap):
@@ -32,8 +35,10 @@ class AbstractPointwise(AbstractInContextMap):
         *,
         positions: Float[Array, " m"] | None = None,
     ) -> Float[Array, "m e"]:
-        """Return the image of each point, without looking at the context."""
-        return self.apply(checked_points(self, x))
+        """Return the image of each point; half precision is computed in single."""
+        x = checked_points(self, x)
+        wide, points = widened((self, x))
+        return wide.apply(points).astype(x.dtype)
 
 
 class Perceptron(AbstractPointwise):
@@ -56,6 +61,7 @@ class Perceptron(AbstractPointwise):
     )
 
     def __check_init__(self):
+        check_function("activation", self.activation)
         check_shape("weights_in", self.weights_in, (None, None))
         width = self.weights_in.shape[0]
         check_shape("bias_in", self.bias_in, (width,))
@@ -78,8 +84,8 @@ class Perceptron(AbstractPointwise):
 
     def apply(self, x: Float[Array, "m d"]) -> Float[Array, "m e"]:
         """Return the perceptron's value at each point."""
-        hidden = self.activation(x @ self.weights_in.T + self.bias_in[None])
-        image = hidden @ self.weights_out.T
+        hidden = self.activation(matmul(x, self.weights_in.T) + self.bias_in[None])
+        image = matmul(hidden, self.weights_out.T)
         return image if self.bias_out is None else image + self.bias_out[None]
 
 
@@ -95,6 +101,9 @@ class PointMap(AbstractPointwise):
     function: Callable[[Array], Array]
     takes: int | None = eqx.field(default=None, kw_only=True, static=True)
     returns: int | None = eqx.field(default=None, kw_only=True, static=True)
+
+    def __check_init__(self):
+        check_function("function", self.function)
 
     @property
     def input_dimension(self) -> int | None:
@@ -167,8 +176,9 @@ class LayerNorm(AbstractNorm):
 
     def normalise(self, x: Float[Array, "m d"]) -> Float[Array, "m d"]:
         """Return the standardised coordinates."""
-        centred = x - x.mean(axis=1, keepdims=True)
-        return _divided(centred, (centred**2).mean(axis=1), self.epsilon)
+        scaled, epsilon = _scaled_down(x, self.epsilon)
+        centred = scaled - scaled.mean(axis=1, keepdims=True)
+        return _divided(centred, (centred**2).mean(axis=1), epsilon)
 
 
 class RMSNorm(AbstractNorm):
@@ -176,7 +186,8 @@ class RMSNorm(AbstractNorm):
 
     def normalise(self, x: Float[Array, "m d"]) -> Float[Array, "m d"]:
         """Return the coordinates over their root mean square."""
-        return _divided(x, (x**2).mean(axis=1), self.epsilon)
+        scaled, epsilon = _scaled_down(x, self.epsilon)
+        return _divided(scaled, (scaled**2).mean(axis=1), epsilon)
 
 
 class UnitNorm(AbstractNorm):
@@ -184,10 +195,25 @@ class UnitNorm(AbstractNorm):
 
     def normalise(self, x: Float[Array, "m d"]) -> Float[Array, "m d"]:
         """Return the points on the unit sphere."""
-        return _divided(x, (x**2).sum(axis=1), self.epsilon)
+        scaled, epsilon = _scaled_down(x, self.epsilon)
+        return _divided(scaled, (scaled**2).sum(axis=1), epsilon)
+
+
+def _scaled_down(
+    x: Float[Array, "m d"], epsilon: float
+) -> tuple[Float[Array, "m d"], Float[Array, " m"]]:
+    """Return large points and epsilon over a scale, so that squares stay in range.
+
+    The scale is a power of two, which rounds nothing, and drops out of the quotient.
+    """
+    largest = jnp.maximum(jax.lax.stop_gradient(jnp.abs(x).max(axis=1)), 1)
+    lowest = int(jnp.finfo(x.dtype).minexp)
+    exponents = jnp.maximum(1 - jnp.frexp(largest)[1], lowest)
+    inverse = jnp.ldexp(jnp.ones_like(largest), exponents)
+    return x * inverse[:, None], epsilon * inverse * inverse
 
 
 def _divided(
-    x: Float[Array, "m d"], square: Float[Array, " m"], epsilon: float
+    x: Float[Array, "m d"], square: Float[Array, " m"], epsilon: Float[Array, " m"]
 ) -> Float[Array, "m d"]:
     return x * jax.lax.rsqrt(square + epsilon)[:, None]

@@ -1,22 +1,26 @@
 """Sinkhorn attention: the doubly stochastic one, entropic transport onto itself."""
 
 import dataclasses
+import warnings
+from collections.abc import Callable
+from functools import partial
 
 import equinox as eqx
-import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Float
 
-from meanformer.attention.abstract import (
-    AbstractAttention,
-    parameter,
-)
-from meanformer.attention.softmax import View
+from meanformer.attention.abstract import checked_range, parameter
+from meanformer.attention.softmax import AbstractTilting, View
 from meanformer.errors import (
-    InvalidInput,
+    PrecisionWarning,
+    StoppedEarly,
     Unsupported,
+    as_integer,
+    as_number,
     check,
     check_finite,
     check_shape,
+    is_concrete,
 )
 from meanformer.measures import (
     AbstractContext,
@@ -24,12 +28,35 @@ from meanformer.measures import (
     TiltedCloud,
     TokenCloud,
 )
-from meanformer.measures.cloud import AbstractCloud, gaussian_log_factor
-from meanformer.numerics.self_transport import SelfTransport
-from meanformer.numerics.sinkhorn import EntropicPotentials, alternate, balance
+from meanformer.measures.cloud import gaussian_log_factor
+from meanformer.numerics.contraction import half_steps_to_reach, round_ratio
+from meanformer.numerics.matrices import matmul
+from meanformer.numerics.precision import cast, widened
+from meanformer.numerics.self_transport import SelfTransport, oscillation_bound
+from meanformer.numerics.sinkhorn import (
+    EntropicPotentials,
+    alternate,
+    balance,
+    check_half_steps,
+    default_tolerance,
+)
+from meanformer.numerics.sinkhorn_limit import LARGE_OSCILLATION
+
+# Calls between a user's line and the warning, counted for a plain evaluation.
+CALLS_TO_USER = 12
 
 
-class Sinkhorn(AbstractAttention):
+def _optional(convert: Callable, name: str):
+    """Return a static module field that is converted unless it is left out."""
+    return eqx.field(
+        default=None,
+        converter=lambda value: None if value is None else convert(name, value),
+        kw_only=True,
+        static=True,
+    )
+
+
+class Sinkhorn(AbstractTilting):
     r"""Attention whose matrix is normalised in rows and columns, the Sinkformer.
 
     $$\Gamma[\mu](x) = V \int y\, e^{y^\top B x + f(x) + g(y)}\,\mathrm{d}\mu(y),
@@ -44,6 +71,11 @@ class Sinkhorn(AbstractAttention):
     by the averaged iteration where $B$ is symmetric and positive, otherwise by
     alternation and Newton's method, and differentiated implicitly. On a `Gaussian` it
     has a closed form.
+
+    A limit that was not reached warns (`StoppedEarly`), and so does a score that
+    oscillates by more than 200 (`PrecisionWarning`), where few digits may be left. Both
+    warn outside of compiled code only: inside a flow or under `jit` nothing is said,
+    and `potentials(mu)` tells the error left on any cloud of the way.
 
     Args:
         query: as for every attention; likewise `key`, `value`, `beta` and the biases.
@@ -60,10 +92,15 @@ class Sinkhorn(AbstractAttention):
 
     half: bool = eqx.field(default=False, kw_only=True, static=True)
     kernel: str = eqx.field(default="l2", kw_only=True, static=True)
-    half_steps: int | None = eqx.field(default=None, kw_only=True, static=True)
+    half_steps: int | None = _optional(partial(as_integer, least=1), "half_steps")
     end_on: str = eqx.field(default="row", kw_only=True, static=True)
-    tolerance: float | None = eqx.field(default=None, kw_only=True, static=True)
-    max_steps: int = eqx.field(default=200, kw_only=True, static=True)
+    tolerance: float | None = _optional(as_number, "tolerance")
+    max_steps: int = eqx.field(
+        default=200,
+        converter=lambda value: as_integer("max_steps", value, least=1),
+        kw_only=True,
+        static=True,
+    )
     start: Float[Array, " _n"] | None = parameter("start", default=None, kw_only=True)
 
     def __check_init__(self):
@@ -71,26 +108,10 @@ class Sinkhorn(AbstractAttention):
             self.kernel in ("l2", "dot"),
             f'kernel is {self.kernel!r}; it must be "l2" or "dot".',
         )
-        check(
-            self.end_on in ("row", "column"),
-            f'end_on is {self.end_on!r}; it must be "row" or "column".',
-        )
-        parity = 1 if self.end_on == "row" else 0
-        check(
-            self.half_steps is None or self.half_steps % 2 == parity,
-            f"half_steps is {self.half_steps}; to end on a {self.end_on} step it must "
-            f"be {'odd' if parity else 'even'}.",
-        )
-        check(
-            self.half_steps is None or self.half_steps > 0,
-            f"half_steps is {self.half_steps}; it must be positive.",
-        )
+        check_half_steps(self.half_steps, self.end_on)
         check(
             self.tolerance is None or self.tolerance > 0,
             f"tolerance is {self.tolerance}; it must be positive.",
-        )
-        check(
-            self.max_steps > 0, f"max_steps is {self.max_steps}; it must be positive."
         )
         if self.start is not None:
             check_finite("start", self.start)
@@ -110,16 +131,6 @@ class Sinkhorn(AbstractAttention):
         r"""The matrix $B$ of the score $y^\top B x$."""
         return self.sharpness * self.score
 
-    def attend(
-        self, mu: AbstractContext, x: Float[Array, "m d"]
-    ) -> Float[Array, "m e"]:
-        """Return the mean value under the plan, conditioned on each query."""
-        if self.end_on == "column" and isinstance(mu, TokenCloud):
-            return self._ended_on_columns(mu, x)
-        context, tilts, origin = self.view(mu, x)
-        mean = context.tilted_mean(tilts)
-        return self.values(None, mean if origin is None else mean + origin[None, :])
-
     def view(self, mu: AbstractContext, x: Float[Array, "m d"]) -> View:
         r"""Return the context times $e^{g}$, and $Bx$."""
         is_measure = isinstance(mu, AbstractMeasure)
@@ -133,10 +144,21 @@ class Sinkhorn(AbstractAttention):
                 "limit has a closed form: leave half_steps out, or use quadrature."
             )
         origin, near = mu.centred()
+        slopes = self._slopes(x, origin)
+        if self.end_on == "column" and isinstance(near, TokenCloud):
+            found = self._potentials(near, origin, None)
+            previous = TiltedCloud(near, found.previous)
+            return View(TiltedCloud(near, found.g), slopes, origin, previous)
         context = near.entropic_tilt(
-            self.form, lambda cloud: self._potentials(cloud, origin, None).g
+            self.form, lambda cloud: self._settled(cloud, origin).g
         )
-        return View(context, self._slopes(x, origin), origin)
+        return View(context, slopes, origin)
+
+    def read(
+        self, mass: Float[Array, " m"] | None, moment: Float[Array, "m d"]
+    ) -> Float[Array, "m e"]:
+        r"""Return $Vy + b_V$."""
+        return self.values(mass, moment)
 
     def potentials(
         self, mu: TokenCloud, start: Float[Array, " n"] | None = None
@@ -147,27 +169,85 @@ class Sinkhorn(AbstractAttention):
             mu: the tokens.
             start: token potential to start from; that of the layer by default.
         """
-        origin, near = mu.centred()
-        found = self._potentials(near, origin, start)
-        f_slope, g_slope = self.form.T @ origin, self.form @ origin
-        half = origin @ g_slope / 2
-        return dataclasses.replace(
-            found,
-            f=found.f - near.points @ f_slope - half,
-            g=found.g - near.points @ g_slope - half,
-            previous=found.previous - near.points @ g_slope - half,
+        wide, cloud, start = widened((self, mu, start))
+        origin, near = cloud.centred()
+        found = wide._potentials(near, origin, start)
+        from_queries, from_tokens = (
+            matmul(near.points, matmul(form, origin))
+            for form in (wide.form.T, wide.form)
         )
+        half = matmul(origin, matmul(wide.form, origin)) / 2
+        found = dataclasses.replace(
+            found,
+            f=found.f - from_queries - half,
+            g=found.g - from_tokens - half,
+            previous=found.previous - from_tokens - half,
+        )
+        return cast(found, mu.points.dtype)
 
-    def matrix(self, mu: AbstractCloud, x: Float[Array, "m d"]) -> Float[Array, "m n"]:
-        """Return the plan's conditional weights of the tokens given each query."""
-        if self.end_on == "column":
-            raise InvalidInput('attention_matrix needs end_on="row".')
-        return self.view(mu, x).shares()
+    def round_ratio(self, mu: TokenCloud) -> Float[Array, ""]:
+        r"""Return $\rho$, by which a round of alternation shrinks the error in the end.
+
+        It is what one would observe in a row step and a column step close to the limit,
+        whichever way the limit was found: close to one, alternation alone stalls.
+        """
+        wide, cloud = widened((self, mu))
+        origin, near = cloud.centred()
+        found = balance(wide._problem(near), max_steps=self.max_steps)
+        return round_ratio(wide._problem(near), found).astype(mu.points.dtype)
+
+    def predicted_half_steps(
+        self, mu: TokenCloud, error: float = 1e-10
+    ) -> Float[Array, ""]:
+        r"""Return how many half-steps of alternation a marginal error takes, about.
+
+        $2\log(1/e)/\log(1/\rho)$ with the ratio $\rho$ of a round.
+
+        Args:
+            mu: the tokens.
+            error: the error $e$, between 0 and 1.
+        """
+        error = as_number("error", error)
+        check(0 < error < 1, f"error is {error}; it must lie between 0 and 1.")
+        return half_steps_to_reach(self.round_ratio(mu), error)
 
     def _slopes(
         self, x: Float[Array, "m d"], origin: Float[Array, " d"] | None
     ) -> Float[Array, "m d"]:
-        return (x if origin is None else x - origin[None, :]) @ self.form.T
+        moved = x if origin is None else x - origin[None, :]
+        return checked_range(self, matmul(moved, self.form.T))
+
+    def _settled(
+        self, near: TokenCloud, origin: Float[Array, " d"]
+    ) -> EntropicPotentials:
+        """Return the potentials, with a warning if they are known to be poor."""
+        found = self._potentials(near, origin, None)
+        if self.half_steps is not None or not is_concrete(found.converged):
+            return found
+        error = float(found.marginal_error)
+        if not bool(found.converged):
+            tolerance = self.tolerance or default_tolerance(near.points.dtype)
+            _warn(
+                f"Sinkhorn attention has not converged: after {int(found.iterations)} "
+                f"steps a column sum is off by {error:.2g}, with tolerance "
+                f"{tolerance:.2g} and max_steps {self.max_steps}; lower "
+                "beta, raise max_steps or tolerance, or use 64-bit numbers.",
+                StoppedEarly,
+            )
+            return found
+        eta = oscillation_bound(lax.stop_gradient(self._problem(near)))
+        if is_concrete(eta) and float(eta) > LARGE_OSCILLATION:
+            _warn(
+                "the score of Sinkhorn attention oscillates by up to "
+                f"{float(eta):.3g}, more than {LARGE_OSCILLATION:.0f}: digits are "
+                f"lost, and the largest error of a column sum is {error:.2g}; lower "
+                "beta or use 64-bit numbers.",
+                PrecisionWarning,
+            )
+        return found
+
+    def _problem(self, near: TokenCloud) -> SelfTransport:
+        return SelfTransport(near.points, near.weights, self.form, near.sums)
 
     def _potentials(
         self,
@@ -176,11 +256,11 @@ class Sinkhorn(AbstractAttention):
         start: Float[Array, " n"] | None,
     ) -> EntropicPotentials:
         r"""Return the potentials for the score $(y-o)^\top B(x-o)$, cloud moved."""
-        problem = SelfTransport(near.points, near.weights, self.form, near.sums)
+        problem = self._problem(near)
         start = self.start if start is None else start
         if start is not None:
             check_shape("start", start, (near.count,))
-            start = start + near.points @ (self.form @ origin)
+            start = start + matmul(near.points, matmul(self.form, origin))
         if self.half_steps is None:
             return balance(
                 problem, start=start, tolerance=self.tolerance, max_steps=self.max_steps
@@ -194,24 +274,15 @@ class Sinkhorn(AbstractAttention):
         # A bias of the queries, like the way from the origin, adds a function of the
         # token to the score: the limit absorbs it, the first potential carries it.
         is_dot = self.kernel == "dot"
-        bias = (self.query if is_dot else self.query - self.key) @ origin
+        bias = matmul(self.query if is_dot else self.query - self.key, origin)
         if self.query_bias is not None:
             bias = bias + self.query_bias
-        first = self.sharpness * near.points @ (self.key.T @ bias)
+        first = matmul(self.sharpness * near.points, matmul(self.key.T, bias))
         if is_dot:
             return first
-        precision = self.sharpness * self.key.T @ self.key
+        precision = matmul(self.sharpness * self.key.T, self.key)
         return first + gaussian_log_factor(near.points, precision)
 
-    def _ended_on_columns(
-        self, mu: TokenCloud, x: Float[Array, "m d"]
-    ) -> Float[Array, "m e"]:
-        origin, near = mu.centred()
-        potentials, tilts = (
-            self._potentials(near, origin, None),
-            self._slopes(x, origin),
-        )
-        log_mass, mean = TiltedCloud(near, potentials.g).tilted_mass_and_mean(tilts)
-        before = TiltedCloud(near, potentials.previous).log_laplace(tilts)
-        mass = jnp.exp(log_mass - before)
-        return self.values(mass, mass[:, None] * (mean + origin[None, :]))
+
+def _warn(message: str, category: type[Warning]) -> None:
+    warnings.warn(message, category, stacklevel=CALLS_TO_USER)

@@ -8,11 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from meanformer.attention.abstract import AbstractAttention
+from meanformer.attention.abstract import AbstractAttention, checked_range
 from meanformer.errors import InvalidInput, Unsupported, is_concrete
 from meanformer.measures import AbstractContext
 from meanformer.measures.cloud import AbstractCloud
 from meanformer.numerics.dense import softmax_shares
+from meanformer.numerics.matrices import matmul
 
 
 class View(NamedTuple):
@@ -21,12 +22,31 @@ class View(NamedTuple):
     context: AbstractContext
     tilts: Float[Array, "m d"]
     origin: Float[Array, " d"] | None
+    divisor: AbstractContext | None = None
+
+    def mass_and_moment(self) -> tuple[Float[Array, " m"] | None, Float[Array, "m d"]]:
+        """Return the mass seen by each query (`None`: one) and the first moment.
+
+        The mass is relative to that of the divisor, by default the context itself.
+        """
+        mean = self.context.tilted_mean(self.tilts)
+        if self.origin is not None:
+            mean = mean + self.origin[None, :]
+        mass = self._mass()
+        return mass, mean if mass is None else mass[:, None] * mean
 
     def shares(self) -> Float[Array, "m n"]:
-        """Return the probability of each token as seen from each query."""
+        """Return the weight of each token as seen from each query."""
         if not isinstance(self.context, AbstractCloud):
             raise Unsupported("an attention matrix needs a context made of tokens.")
-        return softmax_shares(self.context.pairs(self.tilts))
+        shares, mass = softmax_shares(self.context.pairs(self.tilts)), self._mass()
+        return shares if mass is None else mass[:, None] * shares
+
+    def _mass(self) -> Float[Array, " m"] | None:
+        if self.divisor is None:
+            return None
+        ratio = self.context.log_laplace(self.tilts)
+        return jnp.exp(ratio - self.divisor.log_laplace(self.tilts))
 
 
 class AbstractTilting(AbstractAttention):
@@ -42,19 +62,19 @@ class AbstractTilting(AbstractAttention):
         """Return the context as the queries see it, and their tilts."""
 
     @abc.abstractmethod
-    def read(self, mean: Float[Array, "m d"]) -> Float[Array, "m e"]:
-        """Return the value of the tilted mean."""
+    def read(
+        self, mass: Float[Array, " m"] | None, moment: Float[Array, "m d"]
+    ) -> Float[Array, "m e"]:
+        """Return the values of mass and moment."""
 
     def attend(
         self, mu: AbstractContext, x: Float[Array, "m d"]
     ) -> Float[Array, "m e"]:
         """Return the averaged values as seen from each query."""
-        view = self.view(mu, x)
-        mean = view.context.tilted_mean(view.tilts)
-        return self.read(mean if view.origin is None else mean + view.origin[None, :])
+        return self.read(*self.view(mu, x).mass_and_moment())
 
     def matrix(self, mu: AbstractCloud, x: Float[Array, "m d"]) -> Float[Array, "m n"]:
-        """Return the probabilities of the tokens as seen from each query."""
+        """Return the weights of the tokens as seen from each query."""
         return self.view(mu, x).shares()
 
 
@@ -73,9 +93,11 @@ class Softmax(AbstractTilting):
         r"""Return the context itself, and $\beta K^\top(Qx+b_Q)$."""
         return View(mu, self.tilts(x), None)
 
-    def read(self, mean: Float[Array, "m d"]) -> Float[Array, "m e"]:
+    def read(
+        self, mass: Float[Array, " m"] | None, moment: Float[Array, "m d"]
+    ) -> Float[Array, "m e"]:
         r"""Return $Vy + b_V$."""
-        return self.values(None, mean)
+        return self.values(mass, moment)
 
 
 class L2(AbstractTilting):
@@ -113,18 +135,22 @@ class L2(AbstractTilting):
     def view(self, mu: AbstractContext, x: Float[Array, "m d"]) -> View:
         r"""Return the context times $e^{-\beta|Ky|^2}$, and $2\beta K^\top(Qx+b_Q)$."""
         origin, near = mu.centred()
-        tilted = near.quadratic_tilt(self.sharpness * self.key.T @ self.key)[1]
+        tilted = near.quadratic_tilt(matmul(self.sharpness * self.key.T, self.key))[1]
         queries = self.queries(x)
         if origin is not None:
-            moved = (self.query - self.key) @ origin
+            moved = matmul(self.query - self.key, origin)
             queries = self.queries(x - origin[None, :]) + moved[None, :]
-        return View(tilted, self.sharpness * queries @ self.key, origin)
+        tilts = checked_range(self, matmul(self.sharpness * queries, self.key))
+        return View(tilted, tilts, origin)
 
-    def read(self, mean: Float[Array, "m d"]) -> Float[Array, "m e"]:
+    def read(
+        self, mass: Float[Array, " m"] | None, moment: Float[Array, "m d"]
+    ) -> Float[Array, "m e"]:
         r"""Return $Vy + b_V$, or $V(A/\sqrt{k})y + b_V$."""
         if self.value_map == "kim":
-            mean = mean @ self.score.T / jnp.sqrt(self.key.shape[0]).astype(mean.dtype)
-        return self.values(None, mean)
+            root = jnp.sqrt(self.key.shape[0]).astype(moment.dtype)
+            moment = matmul(moment, self.score.T) / root
+        return self.values(mass, moment)
 
 
 def _agree(first: Array, second: Array) -> bool:

@@ -7,7 +7,7 @@ from meanformer.attention.abstract import AbstractAttention
 from meanformer.attention.kernels import Hardmax, Linear, Sigmoid, Unnormalised
 from meanformer.attention.sinkhorn import Sinkhorn
 from meanformer.attention.softmax import L2, Softmax
-from meanformer.errors import InvalidInput, check
+from meanformer.errors import InvalidInput, as_integer
 
 KINDS: dict[str, type[AbstractAttention]] = {
     "softmax": Softmax,
@@ -32,10 +32,13 @@ def identity_attention(
         dimension: dimension of the tokens.
         beta: inverse temperature.
     """
-    check(dimension > 0, f"dimension is {dimension}; it must be positive.")
+    dimension = as_integer("dimension", dimension, least=1)
     if isinstance(kind, str):
-        if kind.lower() not in KINDS:
-            raise InvalidInput(f"kind is {kind!r}; it must be one of {sorted(KINDS)}.")
-        kind = KINDS[kind.lower()]
+        kind = KINDS.get(kind.lower(), kind)
+    if not (isinstance(kind, type) and issubclass(kind, AbstractAttention)):
+        raise InvalidInput(
+            f"kind is {kind!r}; it must be one of {sorted(KINDS)}, or a class of "
+            "attention."
+        )
     identity = jnp.eye(dimension)
     return kind(identity, identity, identity, beta=beta)

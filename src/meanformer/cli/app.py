@@ -3,7 +3,8 @@
 A command is a file in this folder that decorates a function with `@app.command`. It
 imports what is heavy inside that function, so that `meanformer --help` stays instant.
 
-Exit codes: 0 all claims hold, 1 one does not, 2 bad input, 130 interrupted.
+Exit codes: 0 all claims hold, or a simulation ended (also early, with a line that says
+why); 1 a claim does not hold, or writing failed; 2 bad input; 130 interrupted.
 """
 
 import importlib
@@ -132,6 +133,6 @@ def complain(sentence: str) -> None:
 
 def is_users_mistake(error: Exception) -> bool:
     """Whether an exception is the library's way to say that an input was wrong."""
-    from meanformer.errors import InvalidInput
+    from meanformer.errors import InvalidInput, Overflow
 
-    return isinstance(error, InvalidInput)
+    return isinstance(error, (InvalidInput, Overflow))

@@ -111,8 +111,9 @@ def summary(records: Sequence[Any], seconds: float, page: Path) -> str:
     """The last line: how many claims hold, and where the page is."""
     claims = [record.finding(claim) for record in records for claim in record.claims]
     holding = sum(finding is not None and finding.holds for finding in claims)
-    verb = "holds" if len(claims) == 1 else "hold"
+    words = "claim holds" if len(claims) == 1 else "claims hold"
+    plural = "s" * (len(records) != 1)
     return (
-        f"{holding} of {len(claims)} claims {verb}, {len(records)} experiments, "
+        f"{holding} of {len(claims)} {words}, {len(records)} experiment{plural}, "
         f"{seconds:.0f} s. Report: {page}"
     )

@@ -1,5 +1,6 @@
 """`meanformer run`: one experiment, with parameters of one's own."""
 
+import dataclasses
 import json
 import shlex
 import sys
@@ -42,6 +43,7 @@ def run(
     profile = "full" if full else "quick"
     settings = experiment.settings(profile, **split_assignments(changes or []))
     record = _perform(experiment, settings, profile)
+    record = dataclasses.replace(record, path=registry.path_of(name))
     if out is not None:
         _write_report(experiment, record, out)
     if as_json:
@@ -80,8 +82,6 @@ def _perform(experiment: Any, settings: Any, profile: Any) -> Any:
 
 
 def _write_report(experiment: Any, record: Any, folder: Path) -> None:
-    import dataclasses
-
     from meanformer.experiments.framework import atlas
 
     page = atlas.blank([experiment], shlex.join(["meanformer", *sys.argv[1:]]))

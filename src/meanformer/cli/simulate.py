@@ -1,5 +1,6 @@
 """`meanformer simulate`, `resume`, `extend`: runs of one's own, restartable."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +17,11 @@ def simulate(
     config: Annotated[Path, typer.Argument(help="A TOML file that describes the run.")],
     out: Annotated[Path, typer.Option(metavar="DIR", help="New folder for the run.")],
 ) -> None:
-    """Start a run of your own, streamed to disk while it is computed."""
+    """Start a run of your own, streamed to disk while it is computed.
+
+    A run that stops before its depth (blow-up, escape, steps used up) is a result too:
+    the last line says why, the folder keeps it as `status`, and the exit code is 0.
+    """
     from meanformer import storage
 
     work = lambda bar: storage.simulate(config, out, progress=bar)  # noqa: E731
@@ -25,7 +30,10 @@ def simulate(
 
 @app.command(rich_help_panel=SIMULATIONS)
 def resume(folder: Folder) -> None:
-    """Go on with an interrupted run, bit for bit as if it had not been."""
+    """Go on with an interrupted run, bit for bit as if it had not been.
+
+    It computes in the precision in which the run was started.
+    """
     from meanformer import storage
 
     _carry_out(folder, lambda bar: storage.resume(folder, progress=bar))
@@ -34,7 +42,10 @@ def resume(folder: Folder) -> None:
 @app.command(rich_help_panel=SIMULATIONS)
 def extend(
     folder: Folder,
-    depth: Annotated[float, typer.Option(help="The new last depth.")],
+    depth: Annotated[
+        float,
+        typer.Option(help="The new last depth, a multiple of solve.save_every."),
+    ],
 ) -> None:
     """Go on with a run to a larger depth."""
     from meanformer import storage
@@ -47,6 +58,7 @@ def _carry_out(folder: Path, work: Any, *, is_new: bool = False) -> None:
 
     from meanformer.errors import StoppedEarly
     from meanformer.experiments.framework import environment
+    from meanformer.storage.words import in_words_of_a_file
 
     try:
         with environment.computing(), warnings.catch_warnings():
@@ -56,15 +68,24 @@ def _carry_out(folder: Path, work: Any, *, is_new: bool = False) -> None:
             with terminal.progress_bar("solving") as update:
                 trajectory = work(_bar(update))
     except KeyboardInterrupt:
-        complain(f"interrupted; go on with: meanformer resume {folder}")
+        complain("interrupted" + _way_on(folder, "; go on with"))
         raise
     except OSError as error:
-        complain(f"{error}; what was written is kept: meanformer resume {folder}")
+        complain(f"{error}" + _way_on(folder, "; what was written is kept"))
         raise typer.Exit(1) from None
     steps = int(trajectory.accepted_steps[-1])
     typer.echo(
-        f"{trajectory.message} {len(trajectory)} depths, {steps} steps: {folder}"
+        f"{in_words_of_a_file(trajectory.message)} {len(trajectory)} depths, "
+        f"{steps} steps: {folder}"
     )
+
+
+def _way_on(folder: Path, words: str) -> str:
+    """How to go on, if there is something to go on with."""
+    from meanformer.storage.simulation import RECORD
+
+    is_there = (folder / RECORD).is_file()
+    return f"{words}: meanformer resume {shlex.quote(str(folder))}" if is_there else "."
 
 
 def _bar(update: Any) -> Any:

@@ -1,6 +1,7 @@
 """Experiments: theorems and figures as checks that anybody can run again.
 
-One file is one experiment; `CONTRIBUTING.md` shows how to write one.
+One file is one experiment; the page *Extending* of the documentation shows how to
+write one.
 """
 
 from meanformer.experiments.framework.claims import Claim as Claim
@@ -16,6 +17,10 @@ from meanformer.experiments.framework.experiment import Experiment as Experiment
 from meanformer.experiments.framework.experiment import Outcome as Outcome
 from meanformer.experiments.framework.experiment import Picture as Picture
 from meanformer.experiments.framework.experiment import Table as Table
+from meanformer.experiments.framework.independent import dense_flow as dense_flow
+from meanformer.experiments.framework.independent import (
+    dense_velocity as dense_velocity,
+)
 from meanformer.experiments.framework.progress import Progress as Progress
 from meanformer.experiments.framework.records import Record as Record
 from meanformer.experiments.framework.records import run as run

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import jax.numpy as jnp
 import numpy as np
-import scipy.integrate
 
 import meanformer as mf
 from meanformer.experiments import (
@@ -21,13 +20,15 @@ from meanformer.experiments import (
     Outcome,
     Picture,
     Table,
+    dense_flow,
+    dense_velocity,
     other_method,
     reference_attention,
     reference_cloud,
     setting,
     theory,
 )
-from meanformer.plotting import draw_paths, draw_rate, style
+from meanformer.plotting import draw_paths, draw_rate, mark_sizes, style
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,9 @@ class Parameters:
     doublings: int = setting(
         4, full=8, help="numbers of layers: 10, 20, 40, …, so many of them", at_least=3
     )
-    beta: float = setting(1.0, help=r"inverse temperature, $\beta$", at_least=0)
+    beta: float = setting(
+        1.0, help=r"inverse temperature, $\beta$", at_least=0, at_most=8
+    )
 
 
 LAYERS = Claim(
@@ -78,13 +81,14 @@ def run(parameters: Parameters, *, progress) -> Outcome:
     """Refine layers and splittings, and compare both with independent solutions."""
     counts = 10 * 2 ** np.arange(parameters.doublings)
     attention = reference_attention(beta=parameters.beta)
-    exact = independent_flow(attention)
+    exact = dense_flow(attention, reference_cloud(), 1.0)
     layers = {
         int(count): mf.run_layers(mf.Flow(attention), reference_cloud(), int(count))
         for count in progress.over(counts, 0.4)
     }
     errors = [distance(path, exact) for path in layers.values()]
-    split = splitting_errors(attention, counts, progress)
+    coarse = counts[:4]
+    split = splitting_errors(attention, coarse, progress)
     flow = mf.solve(
         mf.Flow(attention), reference_cloud(), 1.0, save=41, rtol=1e-11, atol=1e-13
     )
@@ -103,9 +107,9 @@ def run(parameters: Parameters, *, progress) -> Outcome:
                 source=other_method("the dense formula, solved by SciPy's DOP853"),
             ),
             order_finding(FIRST_ORDER, counts, errors, 1),
-            order_finding(LIE, counts, split["Lie splitting"], 1),
-            order_finding(STRANG, counts, split["Strang splitting"], 2),
-            order_finding(RUNGE_KUTTA, counts, split["Runge-Kutta"], 4),
+            order_finding(LIE, coarse, split["Lie splitting"], 1),
+            order_finding(STRANG, coarse, split["Strang splitting"], 2),
+            order_finding(RUNGE_KUTTA, coarse, split["Runge-Kutta"], 4),
         ],
         pictures=[draw_orders(counts, errors, split), draw_both(flow, layers[10])],
         tables=[
@@ -135,7 +139,7 @@ def order_finding(claim: Claim, counts, errors, order: int):
 
 
 def splitting_errors(attention, counts, progress) -> dict[str, list[float]]:
-    """Errors of integrators for attention plus perceptron, at steps $4/T$."""
+    """Errors of integrators for attention plus perceptron, at steps $2/T$."""
     perceptron = mf.Perceptron(
         jnp.array([[0.7, -0.4], [0.2, 1.1], [-0.8, 0.5]]),
         jnp.array([0.1, -0.3, 0.2]),
@@ -152,43 +156,22 @@ def splitting_errors(attention, counts, progress) -> dict[str, list[float]]:
     return {
         name: [
             distance(
-                mf.solve(flow, cloud, 1.0, save=2, solver=solvers[name](4 / count)),
+                mf.solve(flow, cloud, 1.0, save=2, solver=solvers[name](2 / count)),
                 np.asarray(exact.points[-1]),
             )
-            for count in map(float, counts[:4])
+            for count in map(float, counts)
         ]
         for name in progress.over(solvers, 0.6)
     }
 
 
-def dense_velocity(attention, tokens: np.ndarray) -> np.ndarray:
-    """Softmax attention of the reference weights, written out."""
-    weights = np.asarray(reference_cloud().weights)
-    scores = tokens @ np.asarray(attention.score).T @ tokens.T
-    masses = weights * np.exp(float(attention.beta) * scores)
-    means = masses @ tokens / masses.sum(axis=1, keepdims=True)
-    return means @ np.asarray(attention.value).T
-
-
 def independent_layers(attention, count: int) -> np.ndarray:
     """The output of the layers, in plain NumPy."""
-    tokens = np.asarray(reference_cloud().points)
+    cloud = reference_cloud()
+    tokens, weights = np.asarray(cloud.points), np.asarray(cloud.weights)
     for _ in range(count):
-        tokens = tokens + dense_velocity(attention, tokens) / count
+        tokens = tokens + dense_velocity(attention, weights, tokens) / count
     return tokens
-
-
-def independent_flow(attention) -> np.ndarray:
-    """The tokens at depth 1, by another solver."""
-    solution = scipy.integrate.solve_ivp(
-        lambda _, flat: dense_velocity(attention, flat.reshape(-1, 2)).ravel(),
-        (0, 1),
-        np.asarray(reference_cloud().points).ravel(),
-        method="DOP853",
-        rtol=1e-12,
-        atol=1e-13,
-    )
-    return solution.y[:, -1].reshape(-1, 2)
 
 
 def draw_orders(counts, errors, split) -> Picture:
@@ -197,8 +180,9 @@ def draw_orders(counts, errors, split) -> Picture:
     draw_rate(counts, errors, axes, label="residual layers", slope=-1)
     orders = {"Lie splitting": -1, "Strang splitting": -2, "Runge-Kutta": -4}
     for name, values in split.items():
-        steps = counts[: len(values)] / 4
+        steps = counts[: len(values)] / 2
         draw_rate(steps, values, axes, label=name, slope=orders[name])
+    mark_sizes([counts[0] / 2, *counts], axes)
     axes.set(xlabel="layers $T$ (steps per unit depth)", ylabel="largest error")
     axes.legend()
     return Picture(

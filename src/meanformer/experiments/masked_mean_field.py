@@ -31,7 +31,7 @@ from meanformer.experiments import (
     setting,
     theory,
 )
-from meanformer.plotting import style
+from meanformer.plotting import draw_paths, style
 
 PLACES = (0.25, 0.5, 0.75, 1.0)
 
@@ -80,7 +80,8 @@ HARDY = Claim(
     r"2(1+2\beta aR^2)e^{2\beta aR^2}]$, $a = \|A\|_2$; measured over bound is at "
     r"most $1$.",
     status="theorem",
-    reference="CACP25, masked attention",
+    reference="CACP25, masked attention (the constant with Hardy's factor: theory page "
+    "on attention)",
 )
 HARMONIC = Claim(
     id="p-one",
@@ -89,11 +90,16 @@ HARMONIC = Claim(
     status="observation",
 )
 BOUNDED = Claim(
-    id="p-two-bounded",
-    statement=r"The same move at $p = 2$ is amplified by less than $\pi/\sqrt6$, and "
-    r"no move by more than Hardy's $2$.",
+    id="p-two",
+    statement=r"The same move at $p = 2$ is amplified by $(\sum_{i \le n} "
+    r"i^{-2})^{1/2} < \pi/\sqrt6$.",
+    status="observation",
+)
+HARDY_TWO = Claim(
+    id="hardy-two",
+    statement=r"No move of the tokens is amplified by more than Hardy's $2$ in $d_2$.",
     status="theorem",
-    reference="CACP25, masked attention",
+    reference="CACP25, masked attention (Hardy's inequality: theory page on attention)",
 )
 
 
@@ -124,10 +130,16 @@ def run(parameters: Parameters, *, progress) -> Outcome:
                 relative_tolerance=1e-6,
                 source=closed_form("the harmonic numbers"),
             ),
-            BOUNDED.at_most(
+            BOUNDED.close_to(
                 growth[2],
-                np.pi / np.sqrt(6),
+                [np.sum(1.0 / np.arange(1, n + 1) ** 2) ** 0.5 for n in counts],
+                relative_tolerance=1e-6,
                 source=closed_form(r"$(\sum_i i^{-2})^{1/2}$"),
+            ),
+            HARDY_TWO.at_most(
+                [worst_move(int(n)) for n in counts],
+                2.0,
+                source=theory("the local Lipschitz constant at every size"),
             ),
         ],
         pictures=[draw_growth(counts, growth, ratios), draw_past(path)],
@@ -239,14 +251,26 @@ def hardy_bound(attention: mf.Softmax, radius):
     return jnp.linalg.norm(attention.value, 2) * (spread + hardy)
 
 
+def running_mean() -> mf.Masked:
+    """Causal attention with $A = 0$ and $V = I$ on the line."""
+    return mf.Masked(mf.Softmax([[0.0]], [[0.0]], [[1.0]]))
+
+
+def random_sequence(count: int) -> mf.TokenCloud:
+    """Random tokens of the line, one after the other."""
+    return mf.in_order(mf.TokenCloud(jr.uniform(jr.key(count), (count, 1))))
+
+
+def worst_move(count: int) -> float:
+    """The largest amplification of any move at $p = 2$."""
+    return float(mf.local_lipschitz(running_mean(), random_sequence(count)))
+
+
 def first_move(count: int, order: int) -> float:
     """How much a move of the first token is amplified, in the distance of an order."""
-    gamma = mf.Masked(mf.Softmax([[0.0]], [[0.0]], [[1.0]]))
-    places = jnp.arange(1, count + 1) / count
-    points = jr.uniform(jr.key(count), (count, 1))
-    moved = points.at[0].add(1e-3)
-    before, after = (mf.TokenCloud(x, positions=places) for x in (points, moved))
-    images = [mf.push_forward(gamma, cloud) for cloud in (before, after)]
+    before = random_sequence(count)
+    after = before.moved(before.points.at[0].add(1e-3))
+    images = [mf.push_forward(running_mean(), cloud) for cloud in (before, after)]
     return float(
         mf.conditional_wasserstein(*images, order=order)
         / mf.conditional_wasserstein(before, after, order=order)
@@ -281,8 +305,6 @@ def draw_growth(counts, growth, ratios) -> Picture:
 
 def draw_past(path: mf.Trajectory) -> Picture:
     """Paths under the causal mask."""
-    from meanformer.plotting import draw_paths
-
     figure, axes = style.canvas(panel=(5.0, 4.2))
     draw_paths(path, axes)
     for index, point in enumerate(np.asarray(path.points[-1])):
@@ -302,7 +324,7 @@ experiment = Experiment(
     title="Causal attention is a map of measures with places",
     room="attention",
     about=__doc__,
-    claims=(PREFIX, FIRST, ORDER, TIES, HARDY, HARMONIC, BOUNDED),
+    claims=(PREFIX, FIRST, ORDER, TIES, HARDY, HARMONIC, BOUNDED, HARDY_TWO),
     parameters=Parameters,
     run=run,
     seconds=15,

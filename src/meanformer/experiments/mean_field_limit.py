@@ -27,7 +27,7 @@ from meanformer.experiments import (
     setting,
     theory,
 )
-from meanformer.plotting import draw_rate, style
+from meanformer.plotting import draw_rate, mark_sizes, style
 
 MEAN = (0.3, -0.4)
 COVARIANCE = ((1.0, 0.3), (0.3, 0.6))
@@ -38,11 +38,13 @@ PROBE = (1.0, -0.5)
 class Parameters:
     """Sizes of the samples."""
 
-    smallest: int = setting(128, help="smallest number of tokens", at_least=16)
+    smallest: int = setting(128, help="smallest number of tokens", at_least=64)
     doublings: int = setting(
-        6, full=8, help="sizes, each twice the one before", at_least=3
+        6, full=8, help="sizes, each twice the one before", at_least=5
     )
-    repeats: int = setting(64, full=400, help="independent clouds per size", at_least=8)
+    repeats: int = setting(
+        64, full=400, help="independent clouds per size", at_least=48
+    )
     samples: int = setting(
         2000, full=4000, help="clouds for the covariance of the limit", at_least=100
     )
@@ -53,7 +55,8 @@ RATE = Claim(
     id="rate",
     statement=r"The error of softmax attention on $n$ tokens decays as $n^{-1/2}$.",
     status="theorem",
-    reference="CACP25, mean-field limit",
+    reference="CACP25, mean-field limit (the rate by the central limit theorem: theory "
+    "page on flows)",
 )
 DIMENSION = Claim(
     id="any-dimension",
@@ -203,6 +206,7 @@ def draw(rates, others, parameters: Parameters) -> Picture:
         )
     for name, rate in others.items():
         draw_rate(rate.counts, rate.table, axes, label=name, slope=-0.5)
+    mark_sizes(rates[1.0].counts, axes)
     axes.set(xlabel="tokens $n$", ylabel="root mean square error at the probe")
     axes.legend()
     return Picture(

@@ -16,7 +16,6 @@ import equinox as eqx
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-import scipy.integrate
 
 import meanformer as mf
 from meanformer.errors import check
@@ -27,6 +26,7 @@ from meanformer.experiments import (
     Picture,
     Table,
     closed_form,
+    dense_flow,
     other_method,
     reference_attention,
     reference_cloud,
@@ -232,10 +232,11 @@ def reference_findings(path: mf.Trajectory):
     """The radius at depth 1, against an independent solver and against the bound."""
     final, start = radius(path)[-1], radius(path)[0]
     norm = np.linalg.norm(reference_attention().value, 2)
+    tokens = dense_flow(reference_attention(), reference_cloud(), 1.0)
     return (
         REFERENCE_RADIUS.close_to(
             final,
-            independent_radius(),
+            np.linalg.norm(tokens, axis=1).max(),
             tolerance=1e-8,
             source=other_method("the dense formula in NumPy, solved by SciPy's DOP853"),
         ),
@@ -243,28 +244,6 @@ def reference_findings(path: mf.Trajectory):
             final, np.exp(norm) * start, source=closed_form(r"$e^{\|V\|_2} R_0$")
         ),
     )
-
-
-def independent_radius() -> float:
-    """The reference radius at depth 1, without our attention and our solver."""
-    cloud, attention = reference_cloud(), reference_attention()
-    weights = np.asarray(cloud.weights)
-    query, key, value = (
-        np.asarray(matrix)
-        for matrix in (attention.query, attention.key, attention.value)
-    )
-
-    def velocity(_, flat):
-        tokens = flat.reshape(-1, 2)
-        masses = weights * np.exp(tokens @ query.T @ key @ tokens.T)
-        averages = masses @ tokens / masses.sum(axis=1, keepdims=True)
-        return (averages @ value.T).ravel()
-
-    start = np.asarray(cloud.points).ravel()
-    path = scipy.integrate.solve_ivp(
-        velocity, (0, 1), start, method="DOP853", rtol=1e-12, atol=1e-13
-    )
-    return np.linalg.norm(path.y[:, -1].reshape(-1, 2), axis=1).max()
 
 
 def escape_findings(linear: mf.Trajectory, unnormalised: mf.Trajectory):

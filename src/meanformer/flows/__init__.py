@@ -2,6 +2,7 @@
 
 from meanformer.flows.a_priori import radius_bound as radius_bound
 from meanformer.flows.a_priori import stability_bound as stability_bound
+from meanformer.flows.append import append_tokens as append_tokens
 from meanformer.flows.flow import Flow as Flow
 from meanformer.flows.layers import run_layers as run_layers
 from meanformer.flows.methods import RK4 as RK4

@@ -31,6 +31,13 @@ def check_flow(flow: Flow, mu: TokenCloud) -> None:
             "quadrature(mu, order) or TokenCloud(mu.sample(count, key=key))."
         )
     flow.space.check(mu.points)
+    for gamma in flow.velocity.kinds():
+        check(
+            gamma.output_dimension in (None, mu.dimension),
+            f"{type(gamma).__name__} returns points of dimension "
+            f"{gamma.output_dimension}; a velocity must have that of the tokens, "
+            f"{mu.dimension}.",
+        )
 
 
 def saved_depths(depth, save, dtype) -> Float[Array, " t"]:

@@ -20,6 +20,10 @@ from meanformer.flows.status import AbstractStop, Status
 from meanformer.measures import TokenCloud
 from meanformer.typing import Key
 
+# States kept for the gradient of one stretch. Where there are more steps between two
+# saved depths, they are computed again: 561 steps at most twice.
+CHECKPOINTS = 32
+
 
 class Problem(eqx.Module):
     """Everything that stays the same along depth."""
@@ -29,8 +33,8 @@ class Problem(eqx.Module):
     probe_positions: Float[Array, " p"] | None
     integrator: AbstractIntegrator
     stops: tuple[AbstractStop, ...]
-    rtol: Float[Array, ""]
-    atol: Float[Array, ""]
+    rtol: float | Float[Array, ""]
+    atol: float | Float[Array, ""]
     max_steps: int = eqx.field(static=True)
     key: Key | None = None
 
@@ -98,6 +102,7 @@ def _diffeqsolve(problem: Problem, state: State, end: Float[Array, ""]):
         stepsize_controller=integrator.controller(settings),
         event=diffrax.Event([_event(problem, stop) for stop in problem.stops]),
         max_steps=problem.max_steps,
+        adjoint=diffrax.RecursiveCheckpointAdjoint(checkpoints=CHECKPOINTS),
         throw=False,
     )
 

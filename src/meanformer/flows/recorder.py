@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from jaxtyping import Array, Float
 
+from meanformer.flows.integrate import Problem
 from meanformer.flows.state import State
-from meanformer.measures import TokenCloud
 
 Snapshot = tuple[State, Float[Array, "n d"]]
 
@@ -16,9 +16,12 @@ class AbstractRecorder(abc.ABC):
 
     @abc.abstractmethod
     def begin(
-        self, depths: Float[Array, " t"], cloud: TokenCloud
+        self, depths: Float[Array, " t"], problem: Problem, start: State
     ) -> Sequence[Snapshot]:
-        """Prepare for these depths; return the snapshots that are there already."""
+        """Prepare for these depths; return the snapshots that are there already.
+
+        Raise if they belong to another problem or start.
+        """
 
     @abc.abstractmethod
     def append(self, index: int, state: State, velocities: Float[Array, "n d"]) -> None:

@@ -29,6 +29,10 @@ class AbstractSchedule(eqx.Module):
         """Return the map in force at a depth; the depth must be known, not traced."""
 
     @abc.abstractmethod
+    def kinds(self) -> tuple[AbstractInContextMap, ...]:
+        """Return maps of every kind and shape that occurs, perhaps without numbers."""
+
+    @abc.abstractmethod
     def velocity(
         self,
         depth: Float[Array, ""],
@@ -61,6 +65,10 @@ class Constant(AbstractSchedule):
         """Return the map."""
         return self.gamma
 
+    def kinds(self) -> tuple[AbstractInContextMap, ...]:
+        """Return the map."""
+        return (self.gamma,)
+
     def velocity(self, depth, mu, x, positions):
         """Return the value of the map."""
         return self.gamma(mu, x, positions=positions)
@@ -92,14 +100,17 @@ class FunctionOfDepth(AbstractSchedule):
         gamma = self.function(depth)
         return gamma if self.term is None else summands(gamma)[self.term]
 
+    def kinds(self) -> tuple[AbstractInContextMap, ...]:
+        """Return the shapes of the function's map."""
+        return (eqx.filter_eval_shape(self.at, jnp.zeros(())),)
+
     def velocity(self, depth, mu, x, positions):
         """Return the value of the function's map."""
         return self.at(depth)(mu, x, positions=positions)
 
     def terms(self) -> tuple[AbstractSchedule, ...]:
         """Return one schedule for each summand of the function's `Sum`."""
-        start = jnp.zeros(())
-        count = len(summands(eqx.filter_eval_shape(self.function, start)))
+        count = len(summands(*self.kinds()))
         return tuple(
             FunctionOfDepth(self.function, self.jumps, term) for term in range(count)
         )
@@ -144,6 +155,10 @@ class Schedule(AbstractSchedule):
         if self.interpolate:
             return self._interpolated(depth)
         return self.maps[int(self._index(depth))]
+
+    def kinds(self) -> tuple[AbstractInContextMap, ...]:
+        """Return the maps."""
+        return self.maps
 
     def velocity(self, depth, mu, x, positions):
         """Return the value of the held or interpolated map."""

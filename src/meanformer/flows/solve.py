@@ -111,8 +111,12 @@ def _walk(
     store: AbstractRecorder | None,
 ) -> tuple[State, Array]:
     """Visit the depths one by one, reporting and writing each as it comes."""
+    # A mistake that only tracing shows must be told before the store is touched.
+    eqx.filter_eval_shape(_jitted_advance, problem, state, depths[-1])
     try:
-        snapshots = [] if store is None else list(store.begin(depths, problem.cloud))
+        snapshots = []
+        if store is not None:
+            snapshots += store.begin(depths, problem, state)
         with progress:
             for index in range(len(snapshots), len(depths)):
                 if index > 0:
@@ -161,6 +165,13 @@ def _set_up(flow, mu, depth, save, solver, rtol, atol, probes, stop, key):
     budget, stops = sorted_stops(stop, mu.points.dtype)
     tolerances = (jnp.asarray(tol, mu.points.dtype) for tol in (rtol, atol))
     problem = Problem(
-        flow, mu, places, integrator, stops, *tolerances, budget.count, key
+        flow,
+        mu,
+        places,
+        integrator.prepared(mu.points.dtype),
+        stops,
+        *tolerances,
+        budget.count,
+        key,
     )
     return problem, initial_state(depths[0], mu.points, passive), depths

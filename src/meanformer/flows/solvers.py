@@ -30,12 +30,16 @@ class AbstractIntegrator(eqx.Module):
     ) -> Float[Array, ""] | None:
         """Return the first step of a stretch; `None` lets the controller choose."""
 
+    def prepared(self, dtype: jnp.dtype) -> "AbstractIntegrator":
+        """Return the same with numbers as arrays: one compilation serves them all."""
+        return self
+
 
 class StepSettings(eqx.Module):
     """What an adaptive choice of steps goes by."""
 
-    rtol: Float[Array, ""]
-    atol: Float[Array, ""]
+    rtol: float | Float[Array, ""]
+    atol: float | Float[Array, ""]
     smallest: Float[Array, ""]
     norm: object
     jumps: Float[Array, " j"] | None
@@ -120,6 +124,10 @@ class FixedStep(AbstractIntegrator):
         """Return the equal step of a stretch."""
         return _equal_step(self.step, start, end)
 
+    def prepared(self, dtype):
+        """Return the same with the step as an array."""
+        return _with_array_step(self, dtype)
+
 
 class Splitting(AbstractIntegrator):
     r"""Equal steps that treat the summands of the velocity in turn.
@@ -152,6 +160,10 @@ class Splitting(AbstractIntegrator):
         """Return the equal step of a stretch."""
         return _equal_step(self.step, start, end)
 
+    def prepared(self, dtype):
+        """Return the same with the step as an array."""
+        return _with_array_step(self, dtype)
+
 
 def _adaptive_controller(
     settings: StepSettings,
@@ -168,10 +180,18 @@ def _adaptive_controller(
     return diffrax.ClipStepSizeController(controller, jump_ts=settings.jumps)
 
 
+def _with_array_step(integrator, dtype: jnp.dtype):
+    return eqx.tree_at(
+        lambda i: i.step, integrator, jnp.asarray(integrator.step, dtype)
+    )
+
+
 def _equal_step(
-    step: float, start: Float[Array, ""], end: Float[Array, ""]
+    step: float | Float[Array, ""], start: Float[Array, ""], end: Float[Array, ""]
 ) -> Float[Array, ""]:
     length = end - start
     # A stretch a hair longer than a multiple of the step is not worth another step.
-    count = jnp.ceil(jnp.abs(length) / step * (1 - 1e-9))
+    rounding = 8 * jnp.finfo(end.dtype).eps
+    hair = rounding * jnp.maximum(jnp.abs(start), jnp.abs(end)) / step + 1e-9
+    count = jnp.ceil(jnp.abs(length) / step - hair)
     return jnp.where(length == 0, step, length / jnp.maximum(count, 1))

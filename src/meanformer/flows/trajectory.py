@@ -161,6 +161,9 @@ def _cut_off(trajectory: Trajectory) -> Trajectory:
     stopped = np.asarray(trajectory.status != Status.reached)
     length = int(stopped.argmax()) + 1 if stopped.any() else len(stopped)
     status = jax.tree.map(lambda leaf: leaf[length - 1], trajectory.status)
+    depths = np.asarray(trajectory.depths)
+    if length > 1 and depths[length - 1] == depths[length - 2]:
+        length -= 1  # it stopped where it stood
     short = eqx.tree_at(
         _along_depth,
         trajectory,

@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from meanformer.errors import check, is_concrete
+from meanformer.numerics.norms import safe_norm, unit_rows
 
 SPHERE_TOLERANCE = 1e-4
 
@@ -53,7 +54,7 @@ class Euclidean(AbstractSpace):
         self, x: Float[Array, "m d"], y: Float[Array, "m d"]
     ) -> Float[Array, " m"]:
         """Return the Euclidean distance."""
-        return jnp.linalg.norm(x - y, axis=1)
+        return safe_norm(x - y)
 
     def check(self, points: Float[Array, "n d"]) -> None:
         """Accept all points."""
@@ -70,15 +71,28 @@ class Sphere(AbstractSpace):
         return velocity - jnp.sum(unit * velocity, axis=1, keepdims=True) * unit
 
     def retract(self, x: Float[Array, "m d"]) -> Float[Array, "m d"]:
-        r"""Return $x/|x|$."""
-        return x / jnp.linalg.norm(x, axis=1, keepdims=True)
+        r"""Return $x/|x|$.
+
+        The origin has no nearest point: it is refused if it is known, and stays where
+        it is if its value is traced.
+        """
+        if is_concrete(x):
+            is_zero = (np.asarray(x, np.float64) == 0).all(axis=1)
+            check(
+                not is_zero.any(),
+                f"row {is_zero.argmax()} of x is zero; a point must be nonzero to be "
+                "brought back to the sphere.",
+            )
+        return unit_rows(x)
 
     def distance(
         self, x: Float[Array, "m d"], y: Float[Array, "m d"]
     ) -> Float[Array, " m"]:
-        r"""Return the angle $2\,\mathrm{atan2}(|x-y|, |x+y|)$, exact at any size."""
-        apart = jnp.linalg.norm(x - y, axis=1)
-        together = jnp.linalg.norm(x + y, axis=1)
+        r"""Return the angle $2\,\mathrm{atan2}(|x-y|, |x+y|)$, exact at any size.
+
+        Its derivative is zero where it has none: at equal and at opposite points.
+        """
+        apart, together = safe_norm(x - y), safe_norm(x + y)
         return 2 * jnp.arctan2(apart, together)
 
     def check(self, points: Float[Array, "n d"]) -> None:

@@ -14,6 +14,7 @@ from meanformer.measures.operations import batch as batch
 from meanformer.measures.operations import merge as merge
 from meanformer.measures.operations import mix as mix
 from meanformer.measures.operations import pad as pad
+from meanformer.measures.operations import resample as resample
 from meanformer.measures.quadrature import quadrature as quadrature
 from meanformer.measures.transport import AffineMap as AffineMap
 from meanformer.measures.transport import Coupling as Coupling
@@ -26,5 +27,6 @@ from meanformer.measures.transport import sinkhorn_divergence as sinkhorn_diverg
 from meanformer.measures.transport import transport_map as transport_map
 from meanformer.measures.transport import transport_plan as transport_plan
 from meanformer.measures.transport import wasserstein as wasserstein
+from meanformer.measures.uniform import UniformBall as UniformBall
 from meanformer.measures.uniform import UniformBox as UniformBox
 from meanformer.measures.uniform import UniformSphere as UniformSphere

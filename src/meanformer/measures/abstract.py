@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from meanformer.errors import Unsupported
+from meanformer.numerics.matrices import matmul
 from meanformer.typing import Key
 
 FeatureMap = Callable[[Float[Array, "n d"]], Float[Array, "n k"]]
@@ -123,10 +124,14 @@ class AbstractMeasure(AbstractContext):
         mean = self.mean()
         return self.covariance() + jnp.outer(mean, mean)
 
+    def diameter(self) -> Float[Array, ""]:
+        """Return the largest distance between two points of the support."""
+        raise self._refusal("its diameter")
+
     def linear_mean(
         self, u: Float[Array, "m k"], feature_map: FeatureMap | None = None
     ) -> tuple[Float[Array, " m"], Float[Array, "m d"]]:
         r"""Return $\langle u, m\rangle$ and $M_2 u$ from the first two moments."""
         if feature_map is not None:
             raise self._refusal("linear attention with a feature map")
-        return u @ self.mean(), u @ self.second_moment()
+        return matmul(u, self.mean()), matmul(u, self.second_moment())

@@ -13,14 +13,17 @@ from jaxtyping import Array, Bool, Float
 from meanformer.errors import (
     Unsupported,
     as_float_array,
+    as_integer,
     check,
     check_finite,
     check_shape,
     is_concrete,
 )
 from meanformer.measures.abstract import AbstractMeasure
+from meanformer.measures.checks import checked_tilts
 from meanformer.numerics.interval import quadratic_moments
 from meanformer.numerics.interval_draws import draw_quadratic
+from meanformer.numerics.norms import safe_norm
 from meanformer.typing import ArrayLike, Key
 
 
@@ -42,6 +45,10 @@ class AbstractBox(AbstractMeasure):
     def covariance(self) -> Float[Array, "d d"]:
         """Return the diagonal matrix of the variances."""
         return jnp.diag(self.variances())
+
+    def diameter(self) -> Float[Array, ""]:
+        """Return the length of the diagonal."""
+        return safe_norm((self.high - self.low)[None, :])[0]
 
     def log_laplace(self, u: Float[Array, "m d"]) -> Float[Array, " m"]:
         """Return the log-Laplace transform; $O(d)$ for each tilt."""
@@ -101,6 +108,7 @@ class TruncatedNormalBox(AbstractBox):
         self, u: Float[Array, "m d"]
     ) -> tuple[Float[Array, " m"], Float[Array, "m d"]]:
         """Return the log-Laplace transform and the tilted mean."""
+        u = checked_tilts(self.dimension, u)
         log_masses, means, _ = self._moments(u)
         untilted = self._moments(jnp.zeros_like(self.low))[0]
         return jnp.sum(log_masses - untilted[None, :], axis=1), means
@@ -120,6 +128,7 @@ class TruncatedNormalBox(AbstractBox):
 
     def sample(self, count: int, *, key: Key) -> Float[Array, "count d"]:
         """Draw by inverting the distribution function; not differentiable."""
+        count = as_integer("count", count, least=0)
         shape, dtype = (count, self.dimension), self.low.dtype
         choices, fractions = (jr.uniform(k, shape, dtype) for k in jr.split(key))
         parameters = (self.precision, self.low, self.high, self._origin())

@@ -1,4 +1,4 @@
-"""Checks of weights and positions, shared by all measures made of parts."""
+"""Checks of tilts, weights and positions, shared by all measures."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +14,14 @@ from meanformer.errors import (
 from meanformer.typing import ArrayLike
 
 WEIGHT_TOLERANCE = 1e-6
+
+
+def checked_tilts(dimension: int, tilts: ArrayLike) -> Float[Array, "m d"]:
+    """Return tilts as an array with one row for each, or raise."""
+    array = as_float_array("u", tilts)
+    check_shape("u", array, (None, dimension))
+    check_finite("u", array)
+    return array
 
 
 def checked_weights(

@@ -9,10 +9,23 @@ import jax.random as jr
 from jax import lax
 from jaxtyping import Array, Float
 
-from meanformer.errors import InvalidInput, as_float_array, check, check_finite
+from meanformer.errors import (
+    InvalidInput,
+    as_float_array,
+    as_integer,
+    check,
+    check_finite,
+)
 from meanformer.measures.abstract import AbstractContext, AbstractMeasure, FeatureMap
-from meanformer.measures.checks import checked_positions, checked_weights
+from meanformer.measures.checks import (
+    checked_positions,
+    checked_tilts,
+    checked_weights,
+)
 from meanformer.numerics.dense import kernel_shares
+from meanformer.numerics.farthest import farthest_pair
+from meanformer.numerics.matrices import matmul
+from meanformer.numerics.norms import safe_norm
 from meanformer.numerics.pair_sums import AbstractPairSums, Auto
 from meanformer.numerics.pairs import Pairs
 from meanformer.typing import ArrayLike, Key
@@ -71,6 +84,7 @@ class AbstractCloud(AbstractContext):
         self, u: Float[Array, "m d"]
     ) -> tuple[Float[Array, " m"], Float[Array, "m d"]]:
         """Return the log-Laplace transform and the tilted mean from one pass."""
+        u = checked_tilts(self.dimension, u)
         return self.sums.softmax(self.pairs(u), self.points)
 
     def kernel_mean(
@@ -103,12 +117,12 @@ class AbstractWeightedCloud(AbstractCloud, AbstractMeasure):
 
     def mean(self) -> Float[Array, " d"]:
         """Return the weighted mean of the points."""
-        return self.weights @ self.points
+        return matmul(self.weights, self.points)
 
     def covariance(self) -> Float[Array, "d d"]:
         """Return the weighted covariance of the points (divided by the mass, 1)."""
         centred = self.points - self.mean()[None, :]
-        return (self.weights[:, None] * centred).T @ centred
+        return matmul((self.weights[:, None] * centred).T, centred)
 
     def radius(self) -> Float[Array, ""]:
         """Return the largest norm of a point of positive weight."""
@@ -117,8 +131,21 @@ class AbstractWeightedCloud(AbstractCloud, AbstractMeasure):
         # A root has no derivative at zero: all tokens at the origin give zero instead.
         return jnp.where(largest > 0, jnp.sqrt(jnp.where(largest > 0, largest, 1)), 0)
 
+    def diameter(self) -> Float[Array, ""]:
+        """Return the largest distance between two points of positive weight.
+
+        Cost: $O(n^2 d)$ time, one block of memory. The derivative is that of the
+        distance of one farthest pair.
+        """
+        # An absent point stands where a present one does, which changes no distance.
+        present = self.weights > 0
+        points = jnp.where(present[:, None], self.points, self.points[present.argmax()])
+        first, second = farthest_pair(points - self.mean()[None, :])
+        return safe_norm(points[first][None, :] - points[second][None, :])[0]
+
     def sample(self, count: int, *, key: Key) -> Float[Array, "count d"]:
         """Draw points with their weights as probabilities."""
+        count = as_integer("count", count, least=0)
         return self.points[jr.choice(key, self.count, (count,), p=self.weights)]
 
     def linear_mean(
@@ -126,7 +153,8 @@ class AbstractWeightedCloud(AbstractCloud, AbstractMeasure):
     ) -> tuple[Float[Array, " m"], Float[Array, "m d"]]:
         """Return mass and moment of a linear kernel; $O((m+n)kd)$, no pair formed."""
         weighted = self.weights[:, None] * features_of(self, feature_map)
-        return u @ weighted.sum(0), u @ (weighted.T @ self.points)
+        moments = matmul(weighted.T, self.points)
+        return matmul(u, weighted.sum(0)), matmul(u, moments)
 
 
 class TokenCloud(AbstractWeightedCloud):
@@ -241,6 +269,16 @@ class TiltedCloud(AbstractWeightedCloud):
         return Pairs(u, features, self.weights)
 
 
+def check_cloud(name: str, value: object) -> None:
+    """Raise unless the value is a token cloud."""
+    if isinstance(value, TokenCloud):
+        return
+    raise InvalidInput(
+        f"{name} is a {type(value).__name__}; it must be a TokenCloud: use "
+        "quadrature(measure, order) to turn a measure into one."
+    )
+
+
 def tilt(
     cloud: TokenCloud, log_factor: Float[Array, " n"]
 ) -> tuple[Float[Array, ""], TiltedCloud]:
@@ -271,4 +309,4 @@ def gaussian_log_factor(
     points: Float[Array, "n d"], precision: Float[Array, "d d"]
 ) -> Float[Array, " n"]:
     r"""Return $-\tfrac12 y^\top P y$ for each point."""
-    return -0.5 * jnp.sum((points @ precision) * points, axis=1)
+    return -0.5 * jnp.sum(matmul(points, precision) * points, axis=1)

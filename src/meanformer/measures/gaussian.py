@@ -6,18 +6,22 @@ import equinox as eqx
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from jaxtyping import Array, Float
+from jax import lax
+from jaxtyping import Array, Bool, Float
 
 from meanformer.errors import (
     Unsupported,
     as_float_array,
+    as_integer,
     check,
     check_finite,
     check_shape,
     is_concrete,
 )
 from meanformer.measures.abstract import AbstractMeasure
-from meanformer.numerics.matrices import checked_covariance, sqrt_psd
+from meanformer.measures.checks import checked_tilts
+from meanformer.numerics.matrices import checked_covariance, matmul, sqrt_psd
+from meanformer.numerics.precision import widened
 from meanformer.typing import ArrayLike, Key
 
 
@@ -62,31 +66,43 @@ class Gaussian(AbstractMeasure):
 
     def log_laplace(self, u: Float[Array, "m d"]) -> Float[Array, " m"]:
         r"""Return $\langle u, m\rangle + \tfrac12 u^\top S u$."""
-        return u @ self.location + 0.5 * jnp.sum((u @ self.spread) * u, axis=1)
+        u = checked_tilts(self.dimension, u)
+        moved = matmul(u, self.spread)
+        return matmul(u, self.location) + 0.5 * jnp.sum(moved * u, axis=1)
 
     def tilted_mean(self, u: Float[Array, "m d"]) -> Float[Array, "m d"]:
         r"""Return $m + S u$."""
-        return self.location[None, :] + u @ self.spread
+        u = checked_tilts(self.dimension, u)
+        return self.location[None, :] + matmul(u, self.spread)
+
+    def diameter(self) -> Float[Array, ""]:
+        """Refuse: the support of a Gaussian is unbounded."""
+        raise Unsupported(
+            "a Gaussian has no diameter: its support is unbounded; use a TokenCloud, "
+            "such as TokenCloud(measure.sample(count, key=key))."
+        )
 
     def sample(self, count: int, *, key: Key) -> Float[Array, "count d"]:
         """Draw points through the symmetric square root of the covariance."""
-        noise = jr.normal(key, (count, self.dimension), self.location.dtype)
-        return self.location[None, :] + noise @ sqrt_psd(self.spread)
+        count = as_integer("count", count, least=0)
+        location, spread = widened((self.location, self.spread))
+        noise = jr.normal(key, (count, self.dimension), location.dtype)
+        points = location[None, :] + matmul(noise, sqrt_psd(spread))
+        return points.astype(self.location.dtype)
 
     def quadratic_tilt(
         self, precision: Float[Array, "d d"]
     ) -> tuple[Float[Array, ""], "Gaussian"]:
         r"""Return $\mathcal{N}(Nm, NS)$ with $N = (I + SP)^{-1}$, and its log-mass."""
-        system = (
-            jnp.eye(self.dimension, dtype=precision.dtype) + self.spread @ precision
-        )
-        self._check_integrable(precision)
+        identity = jnp.eye(self.dimension, dtype=precision.dtype)
+        system = identity + matmul(self.spread, precision)
+        system = self._if_integrable(precision, system)
         log_determinant = jnp.linalg.slogdet(system)[1]
         solved = jnp.linalg.solve(
             system, jnp.concatenate([self.location[:, None], self.spread], axis=1)
         )
         location, spread = solved[:, 0], solved[:, 1:]
-        exponent = self.location @ precision @ location
+        exponent = matmul(self.location, matmul(precision, location))
         return -0.5 * (log_determinant + exponent), self._at(location, spread)
 
     def maximal_mean(self, u, tolerance):
@@ -105,7 +121,8 @@ class Gaussian(AbstractMeasure):
         $M + M B S B^\top M = S$; its mean is $m - MBm$.
         """
         conditional = entropic_covariance(self.spread, form)
-        return self._at(self.location - conditional @ form @ self.location, conditional)
+        shift = matmul(conditional, matmul(form, self.location))
+        return self._at(self.location - shift, conditional)
 
     def _at(
         self, location: Float[Array, " d"], spread: Float[Array, "d d"]
@@ -118,17 +135,42 @@ class Gaussian(AbstractMeasure):
             (location, symmetric),
         )
 
-    def _check_integrable(self, precision: Float[Array, "d d"]) -> None:
+    def _if_integrable(
+        self, precision: Float[Array, "d d"], value: Float[Array, "d d"]
+    ) -> Float[Array, "d d"]:
+        """Return the value if the factor is integrable; refuse otherwise.
+
+        What is only known at run time fails when the value is used.
+        """
+        message = (
+            "the repulsive L2 kernel is not integrable against this Gaussian; "
+            "it needs I + 2 beta S K^T K to stay positive: move beta towards zero."
+        )
         if not (is_concrete(self.spread) and is_concrete(precision)):
-            return
+            parameters = lax.stop_gradient((self.spread, precision))
+            return eqx.error_if(value, ~_is_integrable(*parameters), message)
         values, vectors = np.linalg.eigh(np.asarray(self.spread))
         root = vectors * np.sqrt(np.clip(values, 0, None))
         lowest = np.linalg.eigvalsh(root.T @ np.asarray(precision) @ root)[0]
         if not lowest > -1:
-            raise Unsupported(
-                "the repulsive L2 kernel is not integrable against this Gaussian; "
-                "it needs I + 2 beta S K^T K to stay positive: move beta towards zero."
-            )
+            raise Unsupported(message)
+        return value
+
+
+def _is_integrable(
+    covariance: Float[Array, "d d"], precision: Float[Array, "d d"]
+) -> Bool[Array, ""]:
+    r"""Whether $I + S^{1/2} P S^{1/2}$ is positive; an easy yes if $P \ge 0$."""
+
+    def is_positive():
+        root = sqrt_psd(covariance)
+        inner = matmul(root, matmul(precision, root))
+        return jnp.linalg.eigvalsh(inner)[0] > -1
+
+    size = len(precision) * jnp.finfo(precision.dtype).eps * jnp.trace(precision)
+    lifted = precision + jnp.abs(size) * jnp.eye(len(precision), dtype=precision.dtype)
+    is_easy = jnp.isfinite(jnp.linalg.cholesky(lifted)).all()
+    return lax.cond(is_easy, lambda: jnp.array(True), is_positive)
 
 
 def entropic_covariance(
@@ -143,6 +185,6 @@ def entropic_covariance(
     """
     identity = jnp.eye(covariance.shape[0], dtype=covariance.dtype)
     root = sqrt_psd(covariance)
-    half = root @ form @ root
-    inner = sqrt_psd(identity + 4 * half @ half.T)
-    return root @ jnp.linalg.solve((identity + inner) / 2, root)
+    half = matmul(root, matmul(form, root))
+    inner = sqrt_psd(identity + 4 * matmul(half, half.T))
+    return matmul(root, jnp.linalg.solve((identity + inner) / 2, root))

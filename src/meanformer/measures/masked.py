@@ -8,6 +8,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from meanformer.errors import Unsupported
 from meanformer.measures.abstract import FeatureMap
+from meanformer.measures.checks import checked_tilts
 from meanformer.measures.cloud import (
     AbstractCloud,
     TokenCloud,
@@ -15,6 +16,7 @@ from meanformer.measures.cloud import (
     gaussian_log_factor,
 )
 from meanformer.numerics.dense import kernel_shares
+from meanformer.numerics.kernel_sums import identity
 from meanformer.numerics.pair_sums import AbstractPairSums
 from meanformer.numerics.pairs import Pairs
 
@@ -78,6 +80,7 @@ class MaskedCloud(AbstractCloud):
         self, u: Float[Array, "m d"]
     ) -> tuple[Float[Array, " m"], Float[Array, "m d"]]:
         """Return log-mass and mean of the tilt of what each query sees."""
+        u = checked_tilts(self.dimension, u)
         log_mass, mean = self.sums.softmax(self.pairs(u), self.points)
         return log_mass - jnp.log(self._divisor()), mean
 
@@ -91,7 +94,7 @@ class MaskedCloud(AbstractCloud):
         self, u: Float[Array, "m k"], feature_map: FeatureMap | None = None
     ) -> tuple[Float[Array, " m"], Float[Array, "m d"]]:
         """Return mass and moment of a linear kernel over what each query sees."""
-        return self._kernel_mean(u, features_of(self.base, feature_map), _identity)
+        return self._kernel_mean(u, features_of(self.base, feature_map), identity)
 
     def kernel_shares(
         self,
@@ -142,7 +145,3 @@ class MaskedCloud(AbstractCloud):
         if not self.divide:
             return jnp.ones(self.first.shape, self.points.dtype)
         return jnp.where(self.seen_by(len(self.first)), self.visible_mass(), 1)
-
-
-def _identity(score: Array) -> Array:
-    return score

@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Float
 
-from meanformer.errors import InvalidInput, check
+from meanformer.errors import InvalidInput, as_integer, check
 from meanformer.measures.abstract import AbstractMeasure
-from meanformer.measures.checks import checked_weights
+from meanformer.measures.checks import checked_tilts, checked_weights
+from meanformer.numerics.matrices import matmul
 from meanformer.numerics.softmax import weighted_logsumexp
 from meanformer.typing import ArrayLike, Key
 
@@ -26,19 +27,8 @@ class Mixture(AbstractMeasure):
     components: tuple[AbstractMeasure, ...]
 
     def __init__(self, weights: ArrayLike, components: Sequence[AbstractMeasure]):
+        check_measures("components", components)
         self.components = tuple(components)
-        check(len(self.components) > 0, "components is empty; a mixture needs one.")
-        for component in self.components:
-            if not isinstance(component, AbstractMeasure):
-                raise InvalidInput(
-                    f"components holds a {type(component).__name__}; it must hold "
-                    "measures."
-                )
-        dimensions = [component.dimension for component in self.components]
-        check(
-            len(set(dimensions)) == 1,
-            f"components have dimensions {dimensions}; they must agree.",
-        )
         one_each = jnp.stack([component.mean() for component in self.components])
         self.weights = checked_weights(one_each, weights, normalize=False)
 
@@ -49,14 +39,14 @@ class Mixture(AbstractMeasure):
 
     def mean(self) -> Float[Array, " d"]:
         """Return the mean."""
-        return self.weights @ self._means()
+        return matmul(self.weights, self._means())
 
     def covariance(self) -> Float[Array, "d d"]:
         """Return the covariance: that within components plus that between them."""
         within = jnp.stack([component.covariance() for component in self.components])
         deviations = self._means() - self.mean()[None, :]
-        between = (self.weights[:, None] * deviations).T @ deviations
-        return jnp.tensordot(self.weights, within, axes=1) + between
+        between = matmul((self.weights[:, None] * deviations).T, deviations)
+        return jnp.sum(self.weights[:, None, None] * within, axis=0) + between
 
     def log_laplace(self, u: Float[Array, "m d"]) -> Float[Array, " m"]:
         """Return the log-Laplace transform."""
@@ -70,14 +60,16 @@ class Mixture(AbstractMeasure):
         self, u: Float[Array, "m d"]
     ) -> tuple[Float[Array, " m"], Float[Array, "m d"]]:
         """Return the log-Laplace transform and the tilted mean together."""
+        u = checked_tilts(self.dimension, u)
         parts = [component.tilted_mass_and_mean(u) for component in self.components]
         log_masses = jnp.stack([mass for mass, _ in parts], axis=1)
         means = jnp.stack([mean for _, mean in parts], axis=1)
         log_mass, shares = weighted_logsumexp(log_masses, self.weights)
-        return log_mass, jnp.einsum("mk,mkd->md", shares, means)
+        return log_mass, jnp.sum(shares[:, :, None] * means, axis=1)
 
     def sample(self, count: int, *, key: Key) -> Float[Array, "count d"]:
         """Draw a component for each point, then the point."""
+        count = as_integer("count", count, least=0)
         key_choice, *keys = jr.split(key, 1 + len(self.components))
         draws = jnp.stack(
             [
@@ -107,9 +99,28 @@ class Mixture(AbstractMeasure):
         masses = jnp.stack([mass for mass, _ in parts])
         moments = jnp.stack([moment for _, moment in parts])
         return (
-            jnp.tensordot(self.weights, masses, axes=1),
-            jnp.tensordot(self.weights, moments, axes=1),
+            jnp.sum(self.weights[:, None] * masses, axis=0),
+            jnp.sum(self.weights[:, None, None] * moments, axis=0),
         )
 
     def _means(self) -> Float[Array, "k d"]:
         return jnp.stack([component.mean() for component in self.components])
+
+
+def check_measures(name: str, measures: Sequence[AbstractMeasure]) -> None:
+    """Raise unless there are measures, at least one, and all of one dimension."""
+    if not isinstance(measures, Sequence):
+        raise InvalidInput(
+            f"{name} is a {type(measures).__name__}; it must be a list of measures."
+        )
+    check(len(measures) > 0, f"{name} is empty; it must hold at least one measure.")
+    for measure in measures:
+        if not isinstance(measure, AbstractMeasure):
+            raise InvalidInput(
+                f"{name} holds a {type(measure).__name__}; it must hold measures."
+            )
+    dimensions = [measure.dimension for measure in measures]
+    check(
+        len(set(dimensions)) == 1,
+        f"{name} have dimensions {dimensions}; they must agree.",
+    )

@@ -1,18 +1,32 @@
-"""Measures made from measures: merged, mixed, padded, batched."""
+"""Measures made from measures: merged, mixed, padded, resampled, batched."""
 
 from collections.abc import Sequence
+from typing import SupportsIndex
 
 import jax
 import jax.numpy as jnp
+import jax.random as jr
 import numpy as np
 from jaxtyping import Array
 
-from meanformer.errors import check
+from meanformer.errors import (
+    InvalidInput,
+    Unsupported,
+    as_integer,
+    as_number,
+    check,
+    is_concrete,
+)
 from meanformer.measures.abstract import AbstractMeasure
 from meanformer.measures.checks import checked_weights
-from meanformer.measures.cloud import TokenCloud
-from meanformer.measures.mixture import Mixture
-from meanformer.typing import ArrayLike
+from meanformer.measures.cloud import (
+    AbstractWeightedCloud,
+    TokenCloud,
+    check_cloud,
+)
+from meanformer.measures.mixture import Mixture, check_measures
+from meanformer.numerics.precision import widened
+from meanformer.typing import ArrayLike, Key
 
 
 def merge(cloud: TokenCloud, tolerance: float = 0.0) -> TokenCloud:
@@ -30,19 +44,28 @@ def merge(cloud: TokenCloud, tolerance: float = 0.0) -> TokenCloud:
     Returns:
         A cloud with one token for each group, in the order of their first members.
     """
+    check_cloud("cloud", cloud)
+    tolerance = as_number("tolerance", tolerance, "a number, zero or more")
     check(tolerance >= 0, f"tolerance is {tolerance}; it must not be negative.")
+    if not (is_concrete(cloud.points) and is_concrete(cloud.weights)):
+        raise InvalidInput(
+            "merge runs under jit or grad, where values are not known; the number of "
+            "tokens left depends on them, so call it outside."
+        )
     kept = np.flatnonzero(np.asarray(cloud.weights) > 0)
+    # In float64, because many small masses in one group would round away in float32.
+    masses = np.asarray(cloud.weights, np.float64)[kept]
+    points = np.asarray(cloud.points, np.float64)[kept]
     places = None if cloud.positions is None else np.asarray(cloud.positions)[kept]
-    labels = _group_labels(np.asarray(cloud.points)[kept], places, tolerance)
+    labels = _group_labels(points, places, tolerance)
     first = np.unique(labels, return_index=True)[1]
-    masses, points = cloud.weights[kept], cloud.points[kept]
-    totals = jax.ops.segment_sum(masses, labels, len(first))
+    totals = np.bincount(labels, masses)
     # Deviations from the first member: equal points stay what they are, exactly.
     deviations = masses[:, None] * (points - points[first[labels]])
-    moments = jax.ops.segment_sum(deviations, labels, len(first))
+    moments = np.stack([np.bincount(labels, column) for column in deviations.T], axis=1)
     return TokenCloud(
-        points[first] + moments / totals[:, None],
-        totals,
+        jnp.asarray(points[first] + moments / totals[:, None], cloud.points.dtype),
+        jnp.asarray(totals, cloud.weights.dtype),
         positions=None if cloud.positions is None else cloud.positions[kept[first]],
         sums=cloud.sums,
     )
@@ -57,7 +80,7 @@ def mix(
         measures: the measures, of one dimension.
         coefficients: $c_k \ge 0$ of total 1; equal ones by default.
     """
-    check(len(measures) > 0, "measures is empty; there is nothing to mix.")
+    check_measures("measures", measures)
     means = jnp.stack([measure.mean() for measure in measures])
     shares = checked_weights(means, coefficients, normalize=False)
     clouds = [measure for measure in measures if isinstance(measure, TokenCloud)]
@@ -77,6 +100,8 @@ def mix(
 
 def pad(cloud: TokenCloud, count: int) -> TokenCloud:
     """Append tokens of weight zero, copies of the first, until there are `count`."""
+    check_cloud("cloud", cloud)
+    count = as_integer("count", count, least=1)
     check(
         count >= cloud.count,
         f"count is {count}; the cloud already has {cloud.count} tokens.",
@@ -96,14 +121,79 @@ def pad(cloud: TokenCloud, count: int) -> TokenCloud:
     )
 
 
+def resample(
+    measure: AbstractMeasure,
+    count: SupportsIndex,
+    *,
+    key: Key,
+    method: str = "independent",
+) -> TokenCloud:
+    r"""Draw a cloud of equally weighted tokens from a measure.
+
+    | method | what it draws | for |
+    |---|---|---|
+    | `"independent"` | each token on its own | every measure |
+    | `"systematic"` | the quantiles $(k + U)/n$ of one uniform $U$ | clouds |
+
+    In a systematic sample, a token of weight $w$ appears $\lfloor nw\rfloor$ or
+    $\lceil nw\rceil$ times; its variance is that of one uniform number. Either way the
+    expectation is the measure, and tokens of weight zero are never drawn.
+
+    Args:
+        measure: the measure; a cloud keeps the positions of what is drawn.
+        count: how many tokens to draw, 1 or more.
+        key: random key.
+        method: `"independent"` or `"systematic"`.
+
+    Returns:
+        The cloud. Cost: that of sampling, $O(n + \mathrm{count}\log n)$ for a cloud.
+    """
+    if not isinstance(measure, AbstractMeasure):
+        raise InvalidInput(
+            f"measure is a {type(measure).__name__}; it must be a measure."
+        )
+    number = as_integer("count", count, least=1)
+    if method not in ("independent", "systematic"):
+        raise InvalidInput(
+            f'method is {method!r}; it must be "independent" or "systematic".'
+        )
+    if isinstance(measure, AbstractWeightedCloud):
+        return _drawn(measure, number, key, method)
+    if method == "systematic":
+        raise Unsupported(
+            f"measure is a {type(measure).__name__}; systematic resampling is for "
+            'clouds: use method="independent", or quadrature(measure, order) first.'
+        )
+    return TokenCloud(measure.sample(number, key=key))
+
+
+def _drawn(
+    cloud: AbstractWeightedCloud, count: int, key: Key, method: str
+) -> TokenCloud:
+    levels = jnp.cumsum(widened(cloud.weights))
+    shape = (1,) if method == "systematic" else (count,)
+    fractions = jr.uniform(key, shape, levels.dtype)
+    if method == "systematic":
+        fractions = (jnp.arange(count, dtype=levels.dtype) + fractions) / count
+    below_one = 1 - float(jnp.finfo(levels.dtype).epsneg)
+    heights = jnp.minimum(fractions, below_one) * levels[-1]
+    chosen = jnp.searchsorted(levels, heights, side="right")
+    # What rounds up to the last level belongs to the last token that has weight.
+    last = cloud.count - 1 - jnp.argmax(cloud.weights[::-1] > 0).astype(chosen.dtype)
+    chosen = jnp.minimum(chosen, last)
+    positions = cloud.positions if isinstance(cloud, TokenCloud) else None
+    return TokenCloud(
+        cloud.points[chosen],
+        positions=None if positions is None else positions[chosen],
+        sums=cloud.sums,
+    )
+
+
 def batch(clouds: Sequence[TokenCloud]) -> TokenCloud:
     """Stack clouds along a leading axis for `jax.vmap`, padded to the largest count."""
-    check(len(clouds) > 0, "clouds is empty; there is nothing to stack.")
-    dimensions = [cloud.dimension for cloud in clouds]
-    check(
-        len(set(dimensions)) == 1,
-        f"clouds have dimensions {dimensions}; they must agree.",
-    )
+    check_measures("clouds", clouds)
+    for cloud in clouds:
+        check_cloud("clouds", cloud)
     _check_placed(clouds)
     largest = max(cloud.count for cloud in clouds)
     padded = [pad(cloud, largest) for cloud in clouds]

@@ -1,6 +1,5 @@
 """Token clouds that stand for continuous measures."""
 
-import operator
 from functools import singledispatch
 from typing import SupportsIndex
 
@@ -8,16 +7,18 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from meanformer.errors import InvalidInput, Unsupported, check, is_concrete
+from meanformer.errors import Unsupported, as_integer, check, is_concrete
 from meanformer.measures.abstract import AbstractMeasure
 from meanformer.measures.box import TruncatedNormalBox
 from meanformer.measures.cloud import AbstractWeightedCloud, TokenCloud
 from meanformer.measures.gaussian import Gaussian
 from meanformer.measures.mixture import Mixture
-from meanformer.measures.uniform import UniformBox, UniformSphere
-from meanformer.numerics.matrices import sqrt_psd
+from meanformer.measures.uniform import UniformBall, UniformBox, UniformSphere
+from meanformer.numerics.matrices import matmul, sqrt_psd
+from meanformer.numerics.precision import widened
 from meanformer.numerics.quadrature import (
     LARGEST_RULE,
+    ball_rule,
     gauss_hermite,
     gauss_legendre,
     sphere_rule,
@@ -36,6 +37,7 @@ def quadrature(measure: AbstractMeasure, order: SupportsIndex) -> TokenCloud:
     | `UniformSphere`, d = 1 | both points | 2 | every degree |
     | `UniformSphere`, d = 2 | equispaced | order | order - 1 |
     | `UniformSphere`, d > 2 | Gauss-Gegenbauer product | 2 order^(d-1) | 2 order - 1 |
+    | `UniformBall` | Gauss radii times spheres | about order^d | 2 order - 1 |
     | `Mixture` | union of the components' rules | their sum | the least of theirs |
     | clouds | themselves | as many as before | every degree |
 
@@ -51,14 +53,7 @@ def quadrature(measure: AbstractMeasure, order: SupportsIndex) -> TokenCloud:
     Returns:
         The cloud, at most 5e6 points; differentiable in the parameters of the measure.
     """
-    try:
-        count = operator.index(order)
-    except TypeError:
-        raise InvalidInput(
-            f"order is {order!r}; it must be an integer, 1 or more."
-        ) from None
-    check(count >= 1, f"order is {order}; it must be 1 or more.")
-    return _quadrature(measure, count)
+    return _quadrature(measure, as_integer("order", order, least=1))
 
 
 @singledispatch
@@ -81,9 +76,11 @@ def _(measure: AbstractWeightedCloud, order: int) -> TokenCloud:
 
 @_quadrature.register(Gaussian)
 def _(measure: Gaussian, order: int) -> TokenCloud:
-    axes = _axes(measure.covariance())
+    dtype, wide = measure.mean().dtype, widened(measure)
+    axes = _axes(wide.covariance())
     nodes, masses = _as_arrays(*tensor_rule(*gauss_hermite(order), len(axes)), axes)
-    return TokenCloud(measure.mean()[None, :] + nodes @ axes, masses)
+    points = wide.mean()[None, :] + matmul(nodes, axes)
+    return TokenCloud(points.astype(dtype), masses.astype(dtype))
 
 
 @_quadrature.register(UniformBox)
@@ -104,6 +101,13 @@ def _(measure: TruncatedNormalBox, order: int) -> TokenCloud:
 @_quadrature.register(UniformSphere)
 def _(measure: UniformSphere, order: int) -> TokenCloud:
     rule = sphere_rule(measure.dimension, order)
+    nodes, masses = _as_arrays(*rule, measure.radius)
+    return TokenCloud(measure.radius * nodes, masses)
+
+
+@_quadrature.register(UniformBall)
+def _(measure: UniformBall, order: int) -> TokenCloud:
+    rule = ball_rule(measure.dimension, order)
     nodes, masses = _as_arrays(*rule, measure.radius)
     return TokenCloud(measure.radius * nodes, masses)
 

@@ -1,6 +1,5 @@
-"""Uniform token measures: on a sphere and on a box."""
+"""Uniform token measures: on a sphere, on a ball and on a box."""
 
-import operator
 from collections.abc import Callable
 from typing import SupportsIndex
 
@@ -9,15 +8,7 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Float, ScalarLike
 
-from meanformer.errors import (
-    InvalidInput,
-    as_float_array,
-    check,
-    check_finite,
-    check_shape,
-    is_concrete,
-)
-from meanformer.measures.abstract import AbstractMeasure, FeatureMap
+from meanformer.errors import as_integer
 from meanformer.measures.box import (
     AbstractBox,
     TruncatedNormalBox,
@@ -26,12 +17,14 @@ from meanformer.measures.box import (
     required_diagonal,
     rounding_of,
 )
-from meanformer.numerics.bessel import sphere_transform
+from meanformer.measures.checks import checked_tilts
+from meanformer.measures.round import AbstractRound, checked_ambient, checked_radius
 from meanformer.numerics.interval import uniform_transform
+from meanformer.numerics.matrices import matmul
 from meanformer.typing import ArrayLike, Key
 
 
-class UniformSphere(AbstractMeasure):
+class UniformSphere(AbstractRound):
     r"""The uniform probability on a sphere around the origin of $\mathbb{R}^d$.
 
     For radius 1,
@@ -50,80 +43,13 @@ class UniformSphere(AbstractMeasure):
     ambient: int = eqx.field(static=True)
 
     def __init__(self, dimension: SupportsIndex, *, radius: ScalarLike = 1.0):
-        try:
-            self.ambient = operator.index(dimension)
-        except TypeError:
-            raise InvalidInput(
-                f"dimension is {dimension!r}; it must be an integer, 1 or more."
-            ) from None
-        check(self.ambient >= 1, f"dimension is {dimension}; it must be 1 or more.")
-        self.radius = as_float_array("radius", radius)
-        check_shape("radius", self.radius, ())
-        check_finite("radius", self.radius)
-        if is_concrete(self.radius):
-            check(float(self.radius) > 0, f"radius is {radius}; it must be positive.")
+        self.ambient = checked_ambient(dimension)
+        self.radius = checked_radius(radius)
 
     @property
-    def dimension(self) -> int:
+    def sphere_dimension(self) -> int:
         """Dimension of the space around the sphere."""
         return self.ambient
-
-    def mean(self) -> Float[Array, " d"]:
-        """Return zero."""
-        return jnp.zeros(self.ambient, self.radius.dtype)
-
-    def covariance(self) -> Float[Array, "d d"]:
-        """Return the identity times the squared radius over the dimension."""
-        identity = jnp.eye(self.ambient, dtype=self.radius.dtype)
-        return self.radius**2 / self.ambient * identity
-
-    def log_laplace(self, u: Float[Array, "m d"]) -> Float[Array, " m"]:
-        """Return the log-Laplace transform; $O(d)$ for each tilt."""
-        return self.tilted_mass_and_mean(u)[0]
-
-    def tilted_mean(self, u: Float[Array, "m d"]) -> Float[Array, "m d"]:
-        """Return the mean of the von Mises-Fisher law of each tilt."""
-        return self.tilted_mass_and_mean(u)[1]
-
-    def tilted_mass_and_mean(
-        self, u: Float[Array, "m d"]
-    ) -> tuple[Float[Array, " m"], Float[Array, "m d"]]:
-        """Return both from one evaluation, exact to rounding."""
-        radius = self.radius.astype(u.dtype)
-        log_laplace, mean = sphere_transform(radius * u, self.ambient)
-        return log_laplace, radius * mean
-
-    def linear_mean(
-        self, u: Float[Array, "m k"], feature_map: FeatureMap | None = None
-    ) -> tuple[Float[Array, " m"], Float[Array, "m d"]]:
-        """Return zero and a multiple of the tilts."""
-        if feature_map is not None:
-            raise self._refusal("linear attention with a feature map")
-        scale = self.radius.astype(u.dtype) ** 2 / self.ambient
-        return jnp.zeros(len(u), u.dtype), scale * u
-
-    def maximal_mean(
-        self, u: Float[Array, "m d"], tolerance: float
-    ) -> Float[Array, "m d"]:
-        r"""Return the point in the direction of each tilt; zero where all scores tie.
-
-        Scores cover an interval of length $2r|u|$, for a sphere of radius $r$; they
-        tie if that is within the tolerance.
-        """
-        radius = self.radius.astype(u.dtype)
-        largest = jnp.max(jnp.abs(u), axis=1, keepdims=True)
-        is_zero = largest == 0
-        scaled = jnp.where(is_zero, 1, u) / jnp.where(is_zero, 1, largest)
-        norms = jnp.linalg.norm(scaled, axis=1, keepdims=True)
-        all_tie = 2 * radius * largest * norms <= tolerance
-        return jnp.where(is_zero | all_tie, 0, radius * scaled / norms)
-
-    def sample(self, count: int, *, key: Key) -> Float[Array, "count d"]:
-        """Draw normal vectors and project them on the sphere."""
-        if self.ambient == 1:
-            return self.radius * jr.rademacher(key, (count, 1), self.radius.dtype)
-        noise = jr.normal(key, (count, self.ambient), self.radius.dtype)
-        return self.radius * noise / jnp.linalg.norm(noise, axis=1, keepdims=True)
 
     def quadratic_tilt(
         self, precision: Float[Array, "d d"]
@@ -143,7 +69,7 @@ class UniformSphere(AbstractMeasure):
         over $x$ or over $y$ does not depend on the other.
         """
         need = "Sinkhorn attention on UniformSphere needs K^T Q to be a scaled rotation"
-        return self._if_isotropic(form.T @ form, need)
+        return self._if_isotropic(matmul(form.T, form), need)
 
     def _if_isotropic(self, matrix: Float[Array, "d d"], need: str) -> "UniformSphere":
         size = jnp.trace(matrix) / self.ambient
@@ -151,6 +77,34 @@ class UniformSphere(AbstractMeasure):
         holds = jnp.all(rest <= rounding_of(matrix))
         radius = require(holds, self.radius, need)
         return eqx.tree_at(lambda sphere: sphere.radius, self, radius)
+
+
+class UniformBall(AbstractRound):
+    r"""The uniform probability on a ball around the origin of $\mathbb{R}^d$.
+
+    It is the image of the uniform law on the sphere of $\mathbb{R}^{d+2}$ when two
+    coordinates are forgotten, so that for radius 1
+    $$\Lambda(u) = \log\Bigl[\Gamma(\tfrac d2 + 1)\,(\tfrac 2r)^{d/2}
+      I_{d/2}(r)\Bigr] = \log {}_0F_1\bigl(\tfrac d2 + 1;\, \tfrac{r^2}4\bigr), \qquad
+      \nabla\Lambda(u) = \frac{I_{d/2+1}(r)}{I_{d/2}(r)}\,\frac ur, \qquad r = |u|.$$
+    Answers to tilts have the type of the tilts; moments and samples that of the radius.
+
+    Args:
+        dimension: dimension $d \ge 1$ of the space; an interval in dimension 1.
+        radius: radius, positive.
+    """
+
+    radius: Float[Array, ""]
+    ambient: int = eqx.field(static=True)
+
+    def __init__(self, dimension: SupportsIndex, radius: ScalarLike = 1.0):
+        self.ambient = checked_ambient(dimension)
+        self.radius = checked_radius(radius)
+
+    @property
+    def sphere_dimension(self) -> int:
+        """Dimension of the space around the sphere it is an image of."""
+        return self.ambient + 2
 
 
 class UniformBox(AbstractBox):
@@ -183,11 +137,13 @@ class UniformBox(AbstractBox):
         self, u: Float[Array, "m d"]
     ) -> tuple[Float[Array, " m"], Float[Array, "m d"]]:
         """Return the log-Laplace transform and the tilted mean, to rounding."""
+        u = checked_tilts(self.dimension, u)
         parts, means = uniform_transform(u, self.low[None, :], self.high[None, :])
         return jnp.sum(parts, axis=1), means
 
     def sample(self, count: int, *, key: Key) -> Float[Array, "count d"]:
         """Draw each coordinate uniformly."""
+        count = as_integer("count", count, least=0)
         fractions = jr.uniform(key, (count, self.dimension), self.low.dtype)
         points = self.low[None, :] + fractions * (self.high - self.low)[None, :]
         return jnp.minimum(points, self.high[None, :])

@@ -10,6 +10,7 @@ from jax import lax
 from jax.scipy.sparse.linalg import cg
 from jaxtyping import Array, Float
 
+from meanformer.numerics.matrices import matmul
 from meanformer.numerics.self_transport import SelfTransport
 
 DENSE_LIMIT = 256
@@ -69,9 +70,7 @@ class RoundAverage(AbstractAveraging):
     def matrix(self):
         """Multiply the matrices of both averages."""
         weights, rows = self.problem.weights, _row_matrix(self)
-        moved = jnp.matmul(
-            weights[None, :] * rows.T, rows, precision=lax.Precision.HIGHEST
-        )
+        moved = matmul(weights[None, :] * rows.T, rows)
         return _zero_where_absent(self, moved / _nonzero(self.masses)[:, None])
 
 

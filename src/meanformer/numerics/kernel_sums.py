@@ -9,17 +9,19 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, ScalarLike
 
+from meanformer.numerics.matrices import matmul
 from meanformer.numerics.pairs import Pairs
 from meanformer.numerics.terms import (
     Terms,
     as_terms,
     common_dtype,
     is_visible,
-    matmul,
     no_masses,
     scores_of_tile,
+    sizes_of_tile,
     summed,
 )
+from meanformer.numerics.ties import tie_margin
 from meanformer.numerics.tiles import fold_tiles
 
 
@@ -47,6 +49,11 @@ def kernel_sum(
     return total[:, 0], total[:, 1:]
 
 
+def identity(scores: Array) -> Array:
+    """Return the scores: the profile of linear attention, and its feature map."""
+    return scores
+
+
 def profiled(profile: Callable, scores: Array, visible: Array) -> Array:
     """Apply a profile so that invisible scores have finite values and no derivative.
 
@@ -67,8 +74,8 @@ def hardmax_sum(
 ) -> tuple[Float[Array, " m"], Float[Array, "m v"]]:
     """Best score and mean over its ties; see `AbstractPairSums.hardmax`."""
     terms, dtype = as_terms(pairs, values), common_dtype(pairs, values)
-    best = best_scores(lax.stop_gradient(terms), block_size)
-    total, slope = sums_over_ties(terms, best, tolerance, block_size)
+    best, size = best_scores(lax.stop_gradient(terms), block_size)
+    total, slope = sums_over_ties(terms, best, size, tolerance, block_size)
     is_empty = best == -jnp.inf
     mass = jnp.where(is_empty, 1, total[:, 0])
     slope = slope / mass
@@ -77,42 +84,48 @@ def hardmax_sum(
     return best.astype(dtype), (total[:, 1:] / mass[:, None]).astype(dtype)
 
 
-def best_scores(terms: Terms, block_size: int | str) -> Array:
-    """Largest visible score of each query, or minus infinity."""
+def best_scores(terms: Terms, block_size: int | str) -> tuple[Array, Array]:
+    """Largest visible score of each query, or minus infinity, and its size."""
 
     def row_of_tiles(tilts, fold):
-        def step(best, tokens, seen):
-            scores = scores_of_tile(tilts, tokens)
-            scores = jnp.where(is_visible(tokens, seen), scores, -jnp.inf)
-            return jnp.maximum(best, scores.max(axis=1))
+        def step(carry, tokens, seen):
+            best, size = carry
+            visible, scores = is_visible(tokens, seen), scores_of_tile(tilts, tokens)
+            scores = jnp.where(visible, scores, -jnp.inf)
+            new_best = jnp.maximum(best, scores.max(axis=1))
+            is_best = visible & (scores == new_best[:, None])
+            sizes = jnp.where(is_best, sizes_of_tile(tilts, tokens), 0).max(axis=1)
+            return new_best, jnp.maximum(jnp.where(best == new_best, size, 0), sizes)
 
-        return fold(step, jnp.full(len(tilts), -jnp.inf, tilts.dtype))
+        unknown = jnp.full(len(tilts), -jnp.inf, tilts.dtype)
+        return fold(step, (unknown, jnp.zeros_like(unknown)))
 
     return fold_tiles(row_of_tiles, *terms, block_size)
 
 
 def sums_over_ties(
-    terms: Terms, best: Array, tolerance: ScalarLike, block_size: int | str
+    terms: Terms,
+    best: Array,
+    best_size: Array,
+    tolerance: ScalarLike,
+    block_size: int | str,
 ) -> tuple[Array, Array]:
-    """Masses, and weight times score, summed over the tokens as good as the best.
-
-    Scores that differ by rounding are ties whatever the tolerance.
-    """
-    rounding = 8 * jnp.finfo(best.dtype).eps * jnp.abs(best)
-    margin = jnp.where(best == -jnp.inf, 0, jnp.maximum(tolerance, rounding))
+    """Masses, and weight times score, summed over the tokens as good as the best."""
 
     def row_of_tiles(queries, fold):
-        tilts, best, margin = queries
+        tilts, best, best_size = queries
 
         def step(carry, tokens, seen):
             total, slope = carry
             scores = scores_of_tile(tilts, tokens)
-            is_tie = seen & (jnp.abs(scores - best[:, None]) <= margin[:, None])
+            sizes = lax.stop_gradient(sizes_of_tile(tilts, tokens))
+            margin = tie_margin(best_size[:, None], sizes, tolerance)
+            is_tie = seen & (jnp.abs(scores - best[:, None]) <= margin)
             total += summed(is_tie.astype(scores.dtype), tokens.masses)
             slope += matmul(jnp.where(is_tie, scores, 0), tokens.masses[0])
             return total, slope
 
         return fold(step, (no_masses(terms, tilts), jnp.zeros_like(best)))
 
-    queries = terms.tilts, best, margin
+    queries = terms.tilts, best, best_size
     return fold_tiles(row_of_tiles, queries, terms.tokens, terms.ranges, block_size)

@@ -1,15 +1,21 @@
-"""Symmetric matrices: square roots with a safe derivative, checks of covariances."""
+"""Matrices: products, square roots with a safe derivative, checks of covariances."""
 
 import warnings
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array, Float
 
 from meanformer.errors import PrecisionWarning, check, is_concrete
 
 NEGATIVE_TOLERANCE = 1e-8
+
+
+def matmul(left: Array, right: Array) -> Array:
+    """Matrix product at full precision on every device."""
+    return jnp.matmul(left, right, precision=lax.Precision.HIGHEST)
 
 
 @jax.custom_jvp
@@ -31,7 +37,8 @@ def sqrt_psd(matrix: Float[Array, "d d"]) -> Float[Array, "d d"]:
         The root $R$. Cost: one symmetric eigendecomposition, $O(d^3)$.
     """
     eigenvalues, vectors = jnp.linalg.eigh(matrix)
-    return (vectors * jnp.sqrt(jnp.maximum(eigenvalues, 0))[None, :]) @ vectors.T
+    roots = jnp.sqrt(jnp.maximum(eigenvalues, 0))
+    return matmul(vectors * roots[None, :], vectors.T)
 
 
 @sqrt_psd.defjvp
@@ -61,17 +68,17 @@ def solve_sylvester(
     sums = eigenvalues[:, None] + eigenvalues[None, :]
     resolution = np.sqrt(len(root) * jnp.finfo(root.dtype).eps).astype(root.dtype)
     is_resolved = sums > resolution * jnp.abs(eigenvalues).max()
-    rotated = vectors.T @ right @ vectors
+    rotated = matmul(matmul(vectors.T, right), vectors)
     solved = jnp.where(is_resolved, rotated / jnp.where(is_resolved, sums, 1), 0)
-    return vectors @ solved @ vectors.T
+    return matmul(matmul(vectors, solved), vectors.T)
 
 
 @solve_sylvester.defjvp
 def _solve_sylvester_jvp(primals, tangents):
     (root, right), (moving_root, moving_right) = primals, tangents
     solution = solve_sylvester(root, right)
-    change = moving_right - moving_root @ solution - solution @ moving_root
-    return solution, solve_sylvester(root, change)
+    moved = matmul(moving_root, solution) + matmul(solution, moving_root)
+    return solution, solve_sylvester(root, moving_right - moved)
 
 
 def checked_covariance(name: str, matrix: Float[Array, "d d"]) -> Float[Array, "d d"]:

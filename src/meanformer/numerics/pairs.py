@@ -4,6 +4,8 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from meanformer.numerics.matrices import matmul
+
 
 class Pairs(eqx.Module):
     r"""Queries and tokens whose scores are asked for, without the scores.
@@ -24,8 +26,13 @@ class Pairs(eqx.Module):
 
     def scores(self) -> Float[Array, "m n"]:
         """Return all scores as one dense array; for small problems only."""
-        scores = self.tilts @ self.points.T
+        scores = matmul(self.tilts, self.points.T)
         return scores if self.offsets is None else scores + self.offsets[None, :]
+
+    def sizes(self) -> Float[Array, "m n"]:
+        """Return the sums of the absolute terms of the scores, which set rounding."""
+        sizes = matmul(jnp.abs(self.tilts), jnp.abs(self.points).T)
+        return sizes if self.offsets is None else sizes + jnp.abs(self.offsets)[None, :]
 
     def visible(self) -> Bool[Array, "m n"]:
         """Return which tokens each query sees, as one dense array."""

@@ -71,6 +71,26 @@ def sphere_rule(dimension: int, order: int) -> Rule:
     return points, masses
 
 
+def ball_rule(dimension: int, order: int) -> Rule:
+    r"""Product rule of the uniform law on the unit ball, exact to degree 2 order - 1.
+
+    Spheres carry a rule of that degree. What is left after integration over them is a
+    polynomial in the squared radius $t$, of degree below the order, whose density is
+    proportional to $t^{d/2-1}$ on $[0, 1]$.
+    """
+    from scipy.special import roots_jacobi
+
+    spheres = (order + 1) // 2
+    if dimension > 1:
+        check_size(order, dimension - 1, copies=2 * spheres)
+    points, masses = sphere_rule(dimension, 2 * order if dimension == 2 else order)
+    check_size(spheres * len(points), 1)
+    nodes, shares = roots_jacobi(spheres, 0, dimension / 2 - 1)
+    radii = np.sqrt((1 + nodes) / 2)
+    scaled = (radii[:, None, None] * points).reshape(-1, dimension)
+    return scaled, np.outer(shares / shares.sum(), masses).ravel()
+
+
 def check_size(order: int, dimension: int, copies: int = 1) -> None:
     """Refuse a product rule that would not fit in memory, before it is built."""
     logarithm = math.log10(copies) + dimension * math.log10(order)

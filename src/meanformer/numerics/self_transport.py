@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
+from meanformer.numerics.matrices import matmul
 from meanformer.numerics.pair_sums import AbstractPairSums
 from meanformer.numerics.pairs import Pairs
 
@@ -80,7 +81,7 @@ class SelfTransport(eqx.Module):
         return Pairs(self._tilts(self.form), self.points, self.weights, f)
 
     def _tilts(self, matrix):
-        return jnp.matmul(self.points, matrix, precision=lax.Precision.HIGHEST)
+        return matmul(self.points, matrix)
 
 
 def marginal_error(
@@ -130,10 +131,10 @@ def oscillation(problem: SelfTransport) -> Float[Array, ""]:
         `oscillation_bound` for large clouds.
     """
     points = _only_present(problem)
-    tilts = jnp.matmul(points, problem.form.T, precision=lax.Precision.HIGHEST)
+    tilts = matmul(points, problem.form.T)
 
     def width(direction):
-        heights = jnp.matmul(points, direction, precision=lax.Precision.HIGHEST)
+        heights = matmul(points, direction)
         return heights.max() - heights.min()
 
     def widest_from(tilt):
@@ -156,7 +157,7 @@ def oscillation_bound(problem: SelfTransport) -> Float[Array, ""]:
     points = _only_present(problem)
 
     def widths(directions):
-        heights = jnp.matmul(points, directions, precision=lax.Precision.HIGHEST)
+        heights = matmul(points, directions)
         return heights.max(axis=0) - heights.min(axis=0)
 
     return jnp.sum(scales * widths(left) * widths(right.T))

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from meanformer.errors import check
+from meanformer.errors import as_integer, check
 from meanformer.numerics.self_transport import (
     SelfTransport,
     marginal_error,
@@ -74,7 +74,7 @@ def alternate(
     Returns:
         The potentials. Cost: one pair sum per half-step and one for the error.
     """
-    _check_half_steps(half_steps, end_on)
+    check_half_steps(half_steps, end_on)
 
     def round_of_steps(g, _):
         return problem.round(g), None
@@ -88,16 +88,19 @@ def alternate(
     return _report(problem, f, g, previous, error, half_steps, tolerance)
 
 
-def _check_half_steps(half_steps, end_on):
+def check_half_steps(half_steps: int | None, end_on: str) -> None:
+    """Raise unless so many half-steps end where they are said to; `None`: the limit."""
     check(
         end_on in ("row", "column"),
-        f"end_on is {end_on!r}; it must be 'row' or 'column'.",
+        f'end_on is {end_on!r}; it must be "row" or "column".',
     )
+    if half_steps is None:
+        return
+    half_steps = as_integer("half_steps", half_steps, least=1)
     remainder, parity = (1, "odd") if end_on == "row" else (0, "even")
     check(
-        half_steps > 0 and half_steps % 2 == remainder,
-        f"half_steps is {half_steps}; to end on a {end_on} step it must be {parity} "
-        "and positive; change it or end_on.",
+        half_steps % 2 == remainder,
+        f"half_steps is {half_steps}; to end on a {end_on} step it must be {parity}.",
     )
 
 
@@ -183,7 +186,7 @@ def _balance(problem, start, *, tolerance, max_steps, has_ladder):
 
 
 def entropic_energy(
-    problem: SelfTransport, potentials: EntropicPotentials
+    weights: Float[Array, " n"], potentials: EntropicPotentials
 ) -> Float[Array, ""]:
     r"""Value of the entropic self-transport, whose gradient is Sinkhorn attention.
 
@@ -191,10 +194,10 @@ def entropic_energy(
       - \mathrm{KL}(\pi | \mu \otimes \mu) = -\sum_i w_i (f_i + g_i).$$
 
     Args:
-        problem: the cloud and the score.
-        potentials: what `balance` returned for it.
+        weights: the masses of the tokens.
+        potentials: what `balance` returned for the cloud.
 
     Returns:
         The energy, a scalar; its error is of second order in the marginal error.
     """
-    return -jnp.dot(problem.weights, potentials.f + potentials.g)
+    return -jnp.dot(weights, potentials.f + potentials.g)

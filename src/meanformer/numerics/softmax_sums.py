@@ -9,13 +9,13 @@ from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Float
 
 from meanformer.numerics.exponential import exponent_scale, scaled_exp
+from meanformer.numerics.matrices import matmul
 from meanformer.numerics.pairs import Pairs
 from meanformer.numerics.terms import (
     Terms,
     Tokens,
     as_terms,
     common_dtype,
-    matmul,
     no_masses,
     scaled,
     scores_of_tile,
@@ -34,8 +34,9 @@ def softmax_sum(
     scale = exponent_scale(terms.tilts.dtype)
     shift, total = tilted_masses(scaled(terms, scale), block_size)
     is_empty = total[:, 0] == 0
-    # A NaN in the scores stays one: the exponential need not keep it.
-    total = jnp.where(jnp.isnan(shift)[:, None], jnp.nan, total)
+    # Scores that overflow show as NaN, which the exponential need not keep.
+    is_spoilt = jnp.isnan(shift) | (shift == jnp.inf)
+    total = jnp.where(is_spoilt[:, None], jnp.nan, total)
     mass = jnp.where(is_empty, 1, total[:, 0])
     log_mass = jnp.where(is_empty, -jnp.inf, shift / scale + jnp.log(mass))
     dtype = common_dtype(pairs, values)

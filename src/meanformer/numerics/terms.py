@@ -5,9 +5,9 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Bool, Float
 
+from meanformer.numerics.matrices import matmul
 from meanformer.numerics.pairs import Pairs
 from meanformer.numerics.tiles import Range
 
@@ -46,9 +46,16 @@ def as_terms(pairs: Pairs, values: Float[Array, "n v"]) -> Terms:
     pairs, values = jax.tree.map(lambda a: a.astype(dtype), floats)
     weights = pairs.weights[None, :]
     masses = jnp.concatenate([weights, weights * values.T])
+    points = _within_range(pairs.points.T, weights > 0)
     first, last = ranges[0].first, ranges[0].last
     seen = None if first is None or last is None else (first, last)
-    return Terms(pairs.tilts, Tokens(pairs.points.T, pairs.offsets, masses), seen)
+    return Terms(pairs.tilts, Tokens(points, pairs.offsets, masses), seen)
+
+
+def _within_range(points: Float[Array, "k n"], present: Array) -> Float[Array, "k n"]:
+    """Bound the points of absent tokens, so that their scores do not overflow."""
+    largest = jnp.sqrt(jnp.finfo(points.dtype).max).astype(points.dtype)
+    return jnp.where(present, points, jnp.clip(points, -largest, largest))
 
 
 def scaled(terms: Terms, factor: float) -> Terms:
@@ -65,6 +72,11 @@ def scores_of_tile(tilts: Array, tokens: Tokens) -> Float[Array, "m n"]:
     return scores if tokens.offsets is None else scores + tokens.offsets[None, :]
 
 
+def sizes_of_tile(tilts: Array, tokens: Tokens) -> Float[Array, "m n"]:
+    """Sums of the absolute terms of the scores of a tile, which set their rounding."""
+    return scores_of_tile(jnp.abs(tilts), jax.tree.map(jnp.abs, tokens))
+
+
 def is_visible(tokens: Tokens, seen: Array | bool) -> Bool[Array, "_ n"]:
     """Whether each token has weight and is in the range of each query."""
     return (tokens.masses[:1] > 0) & seen
@@ -79,8 +91,3 @@ def no_masses(terms: Terms, tilts: Array) -> Float[Array, "m c"]:
 def summed(factors: Float[Array, "m n"], masses: Array) -> Float[Array, "m columns"]:
     """Sum masses over the tokens of a tile, times a factor per pair."""
     return matmul(factors, masses.T)
-
-
-def matmul(left: Array, right: Array) -> Array:
-    """Matrix product at full precision on every device."""
-    return jnp.matmul(left, right, precision=lax.Precision.HIGHEST)

@@ -8,10 +8,11 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from meanformer.numerics.exponential import exponent_scale, scaled_exp
+from meanformer.numerics.matrices import matmul
 from meanformer.numerics.terms import (
     Terms,
     Tokens,
-    matmul,
+    is_visible,
     no_masses,
     scores_of_tile,
     summed,
@@ -53,7 +54,8 @@ def relative_to_bound(terms: Terms, block_size: int | str) -> Shifted:
         tilts, bounds, ranges = queries
         start = no_masses(terms, tilts)
         total = fold(partial(add_tile, tilts, bounds), start)
-        is_lost = total[:, 0] < lost
+        # Written so that a NaN is lost too.
+        is_lost = ~(total[:, 0] >= lost)
         if ranges is not None:
             is_lost &= ranges[0] < ranges[1]
         return lax.cond(
@@ -76,10 +78,11 @@ def score_bounds(terms: Terms) -> Float[Array, " m"]:
     radius = jnp.where(weights > 0, distances, 0).max()
     bounds = matmul(terms.tilts, centre)
     bounds += radius * jnp.linalg.norm(terms.tilts, axis=1)
-    if offsets is None:
-        return bounds
-    highest = jnp.where(weights > 0, offsets, -jnp.inf).max()
-    return bounds + jnp.where(mass > 0, highest, 0)
+    if offsets is not None:
+        highest = jnp.where(weights > 0, offsets, -jnp.inf).max()
+        bounds += jnp.where(mass > 0, highest, 0)
+    # Norms overflow before scores do; an infinite bound finds no mass.
+    return jnp.where(jnp.isnan(bounds), jnp.inf, bounds)
 
 
 def smallest_mass(weights: Float[Array, " n"]) -> Float[Array, ""]:
@@ -108,8 +111,9 @@ def add_tile_rescaling(
     top, total = carry
     scores = scores_of_tile(tilts, tokens)
     # The weight counts: a tiny one on a large score must not hide the other terms.
+    visible = is_visible(tokens, seen)
     log_weights = exponent_scale(top.dtype) * jnp.log(tokens.masses[0])
-    terms = jnp.where(seen, scores + log_weights[None, :], -jnp.inf)
+    terms = jnp.where(visible, scores + log_weights[None, :], -jnp.inf)
     new_top = jnp.maximum(top, terms.max(axis=1))
     shift = jnp.where(new_top == -jnp.inf, 0, new_top)
     factors = jnp.where(seen, scaled_exp(scores - shift[:, None]), 0)

@@ -19,6 +19,7 @@ from meanformer.errors import InvalidInput, Overflow, Unsupported, check, is_con
 from meanformer.flows import Constant, Flow, Trajectory
 from meanformer.geometry import Sphere
 from meanformer.measures import AbstractMeasure, TokenCloud
+from meanformer.numerics.sinkhorn import entropic_energy
 from meanformer.observables.structure import GradientStructure, is_gradient_flow
 
 
@@ -57,7 +58,7 @@ def _energy(layer, mu):
 def _of_sinkhorn(layer, mu):
     check(layer.half_steps is None, "the energy of Sinkhorn needs half_steps=None.")
     potentials = layer.potentials(_cloud(mu))
-    return -jnp.dot(mu.weights, potentials.f + potentials.g)
+    return entropic_energy(mu.weights, potentials)
 
 
 @_energy.register(Unnormalised)

@@ -6,4 +6,5 @@ from meanformer.plotting.clouds import draw_tokens as draw_tokens
 from meanformer.plotting.matrices import draw_matrix as draw_matrix
 from meanformer.plotting.rates import draw_rate as draw_rate
 from meanformer.plotting.rates import draw_slope as draw_slope
+from meanformer.plotting.rates import mark_sizes as mark_sizes
 from meanformer.plotting.style import canvas as canvas

@@ -49,3 +49,18 @@ def draw_slope(
     heights = last * (sizes / sizes[-1]) ** slope
     axes.plot(sizes, heights, "--", color=color, alpha=0.55, linewidth=1.1)
     return axes
+
+
+def mark_sizes(sizes: Any, axes: Any) -> Any:
+    """Put ticks on a logarithmic axis at the sizes used, and nowhere else.
+
+    Args:
+        sizes: where, in the order of the axis.
+        axes: whose horizontal axis to mark.
+
+    Returns:
+        The axes.
+    """
+    axes.set_xticks(sizes, [f"{size:g}" for size in sizes])
+    axes.xaxis.minorticks_off()
+    return axes

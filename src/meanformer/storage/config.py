@@ -1,6 +1,7 @@
 """A run of one's own, described in a file: tokens, attention, flow, solve."""
 
 import dataclasses
+import typing
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,10 @@ from meanformer.flows import (
 )
 from meanformer.geometry import Euclidean, Sphere
 from meanformer.measures import Gaussian, TokenCloud, UniformBox, UniformSphere
-from meanformer.storage.sections import Section
+from meanformer.storage.sections import Section, is_number, numbers
 
+MOST_NUMBERS = 10**9  # of the tokens of a sample
+MOST_DEPTHS = 10**6
 SPACES = {"euclidean": Euclidean, "sphere": Sphere}
 LAWS = ("gaussian", "sphere", "box")
 MASKS = ("causal", "strict", "window", "prefix", "blocks")
@@ -90,9 +93,13 @@ def build(config: dict[str, Any], folder: Path) -> Run:
     }
     top.finish()
     cloud = _tokens(tables["tokens"], folder)
-    velocity = _velocity(tables["attention"], tables["perceptron"], cloud.dimension)
+    velocity = _velocity(tables["attention"], tables["perceptron"], cloud)
     flow, key = _flow(tables["flow"], velocity)
     depths, options = _solve(tables["solve"], cloud.points.dtype)
+    check(
+        key is None or isinstance(options["solver"], FixedStep),
+        'flow.noise needs equal steps; give solve.solver = "fixed" and solve.step.',
+    )
     options |= {"stop": _stops(tables["stop"]), "key": key}
     for section in tables.values():
         section.finish()
@@ -100,21 +107,31 @@ def build(config: dict[str, Any], folder: Path) -> Run:
 
 
 def _tokens(section: Section, folder: Path) -> TokenCloud:
-    points, file = section.take("points"), section.take("file", str)
-    weights, ordered = section.take("weights"), section.take("in_order", bool, False)
-    positions = section.take("positions")
-    law = section.take("law", str)
+    points, file = section.take_numbers("points"), section.take("file", str)
+    weights, positions = (section.take_numbers(k) for k in ("weights", "positions"))
+    ordered = section.take("in_order", bool, False)
+    law = section.choose("law", LAWS) if section.has("law") else None
+    if weights is not None:
+        _check_weights(np.asarray(weights, float))
     check(
         sum(source is not None for source in (points, file, law)) == 1,
         "tokens needs exactly one of points, file and law.",
     )
+    check(not ordered or positions is None, "tokens has both in_order and positions.")
     if file is not None:
         points = _load(folder / file)
     elif law is not None:
         points = _sample(law, section)
     cloud = TokenCloud(points, weights, positions=positions)
-    check(not (ordered and positions), "tokens has both in_order and positions.")
     return in_order(cloud) if ordered else cloud
+
+
+def _check_weights(weights: np.ndarray) -> None:
+    total = weights.sum()
+    check(
+        abs(total - 1) <= 1e-6,
+        f"tokens.weights sum to {total:.6g}; they must sum to 1.",
+    )
 
 
 def _load(path: Path) -> np.ndarray:
@@ -127,12 +144,13 @@ def _load(path: Path) -> np.ndarray:
 
 
 def _sample(law: str, section: Section) -> Float[Array, "n d"]:
-    check(law in LAWS, f"tokens.law is {law!r}; it must be one of {', '.join(LAWS)}.")
-    count, seed = section.require("count", int), section.take("seed", int, 0)
-    dimension = section.require("dimension", int)
-    scale = section.take("scale", float, 1.0)
-    check(count > 0, f"tokens.count is {count}; it must be positive.")
-    check(dimension > 0, f"tokens.dimension is {dimension}; it must be positive.")
+    count, dimension = (section.require_positive(k) for k in ("count", "dimension"))
+    check(
+        count * dimension <= MOST_NUMBERS,
+        f"tokens.count is {count}, tokens.dimension is {dimension}; their product must "
+        f"be at most {MOST_NUMBERS:.0e}.",
+    )
+    seed, scale = section.take_seed("seed", 0), section.take("scale", float, 1.0)
     zero, one = jnp.zeros(dimension), jnp.ones(dimension)
     measure = {
         "gaussian": lambda: Gaussian(zero, jnp.eye(dimension)),
@@ -143,13 +161,23 @@ def _sample(law: str, section: Section) -> Float[Array, "n d"]:
 
 
 def _velocity(
-    attention: Section, perceptron: Section, dimension: int
+    attention: Section, perceptron: Section, cloud: TokenCloud
 ) -> AbstractInContextMap:
-    mask = _mask(attention.take("mask"))
+    mask, dimension = _mask(attention.take("mask")), cloud.dimension
+    check(
+        mask is None or cloud.positions is not None,
+        "attention.mask needs the places of the tokens; give tokens.in_order = true, "
+        "or tokens.positions.",
+    )
     heads = attention.take("heads")
     if heads is None:
         velocity = _head(attention, dimension)
     else:
+        check(
+            isinstance(heads, list) and heads != [],
+            f"attention.heads is {heads!r}; it must be a list of tables, one for each "
+            "head.",
+        )
         sections = [
             Section(f"attention.heads[{index}]", head)
             for index, head in enumerate(heads)
@@ -172,32 +200,40 @@ def _head(section: Section, dimension: int) -> AbstractInContextMap:
     options = {"beta": section.take("beta", float, 1.0)}
     for field in dataclasses.fields(kind):
         if field.kw_only and field.name not in ("beta", "feature_map"):
-            value = section.take(field.name)
+            value = _option(section, field)
             if value is not None:
                 options[field.name] = value
     return kind(*matrices, **options)
 
 
+def _option(section: Section, field: dataclasses.Field) -> Any:
+    """Return the value of an attention's option, read by the type of its field."""
+    allowed = typing.get_args(field.type) or (field.type,)
+    plain = [kind for kind in allowed if kind in (bool, int, float, str)]
+    if plain:
+        return section.take(field.name, plain[0])
+    return section.take_numbers(field.name)
+
+
 def _matrix(section: str, name: str, value: Any, dimension: int) -> Float[Array, "k d"]:
     if value == "identity":
         return jnp.eye(dimension)
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    if is_number(value):
         return value * jnp.eye(dimension)
     if isinstance(value, dict):
         return _random_matrix(Section(f"{section}.{name}", value), dimension)
     if isinstance(value, list):
-        return jnp.asarray(np.asarray(value, float))
+        return numbers(f"{section}.{name}", value)
     raise InvalidInput(
         f'{section}.{name} is {value!r}; it must be "identity", a number (a multiple '
-        f"of "
-        "the identity), the rows of a matrix, or { seed = …, rows = …, scale = … }."
+        "of the identity), the rows of a matrix, or { seed = …, rows = …, scale = … }."
     )
 
 
 def _random_matrix(section: Section, dimension: int) -> Float[Array, "k d"]:
-    rows = section.take("rows", int, dimension)
+    rows = section.take_positive("rows", int, dimension)
     scale = section.take("scale", float, dimension**-0.5)
-    seed = section.require("seed", int)
+    seed = section.take_seed("seed")
     section.finish()
     return scale * jr.normal(jr.key(seed), (rows, dimension))
 
@@ -215,7 +251,7 @@ def _mask(value: Any):
         mask = Prefix(section.require("end", float))
     elif kind == "blocks":
         isolated = section.take("isolated", bool, False)
-        mask = Blocks(section.require("boundaries"), isolated=isolated)
+        mask = Blocks(section.require_numbers("boundaries"), isolated=isolated)
     else:
         mask = Causal() if kind == "causal" else StrictCausal()
     section.finish()
@@ -224,7 +260,7 @@ def _mask(value: Any):
 
 def _perceptron(section: Section) -> Perceptron | None:
     names = ("weights_in", "bias_in", "weights_out", "bias_out")
-    arrays = [section.take(name) for name in names]
+    arrays = [section.take_numbers(name) for name in names]
     activation = section.choose("activation", ACTIVATIONS, "gelu")
     if all(array is None for array in arrays):
         return None
@@ -235,7 +271,7 @@ def _perceptron(section: Section) -> Perceptron | None:
 
 def _flow(section: Section, velocity: AbstractInContextMap):
     space = SPACES[section.choose("space", SPACES, "euclidean")]()
-    noise, seed = section.take("noise", float), section.take("seed", int, 0)
+    noise, seed = section.take("noise", float), section.take_seed("seed", 0)
     key = None if noise is None else jr.key(seed)
     return Flow(velocity, space=space, noise=noise), key
 
@@ -244,31 +280,45 @@ def _solve(section: Section, dtype) -> tuple[Float[Array, " t"], dict[str, Any]]
     depth = section.require("depth", float)
     every = section.take("save_every", float, depth / 10)
     options = {
-        "rtol": section.take("rtol", float, 1e-6),
-        "atol": section.take("atol", float, 1e-9),
+        "rtol": section.take_positive("rtol", float, 1e-6),
+        "atol": section.take_positive("atol", float, 1e-9),
         "solver": _solver(section),
     }
     return depth_grid(depth, every).astype(dtype), options
 
 
 def depth_grid(depth: float, every: float) -> Float[Array, " t"]:
-    """Return the depths 0, h, 2h, … up to the last one not beyond `depth`.
+    """Return the depths 0, h, 2h, … up to `depth`, which must be one of them.
 
     A longer run has the same depths and more, which is what makes it an extension.
     """
-    check(depth > 0, f"solve.depth is {depth}; it must be positive.")
+    check(
+        0 < depth < np.inf, f"solve.depth is {depth}; it must be positive and finite."
+    )
     check(
         0 < every <= depth,
         f"solve.save_every is {every}; it must be positive and at most the depth, "
         f"{depth}.",
     )
-    count = int(np.floor(depth / every * (1 + 1e-12))) + 1
-    return every * jnp.arange(count, dtype=float)
+    check(
+        depth / every <= MOST_DEPTHS,
+        f"solve.save_every is {every}; it must be at least the depth, {depth}, divided "
+        f"by {MOST_DEPTHS}.",
+    )
+    count = round(depth / every)
+    below = int(np.floor(depth / every))
+    check(
+        abs(depth / every - count) <= 1e-9 * count,
+        f"solve.depth is {depth:.12g}; it must be a multiple of solve.save_every, "
+        f"{every:.12g}: the nearest are {below * every:.12g} and "
+        f"{(below + 1) * every:.12g}.",
+    )
+    return every * jnp.arange(count + 1, dtype=float)
 
 
 def _solver(section: Section) -> AbstractIntegrator:
     name = section.choose("solver", SOLVERS, "adaptive")
-    step = section.take("step", float)
+    step = section.take_positive("step", float)
     needs_step = name in ("fixed", "lie", "strang")
     check(
         needs_step == (step is not None),
@@ -283,9 +333,9 @@ def _solver(section: Section) -> AbstractIntegrator:
 
 
 def _stops(section: Section) -> tuple:
-    radius = section.take("escape_radius", float)
-    speed = section.take("steady_speed", float)
-    budget = section.take("step_budget", int)
+    radius = section.take_positive("escape_radius", float)
+    speed = section.take_positive("steady_speed", float)
+    budget = section.take_positive("step_budget", int)
     return tuple(
         kind(value)
         for kind, value in (

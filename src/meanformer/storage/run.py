@@ -2,7 +2,7 @@
 
 import fcntl
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -11,48 +11,60 @@ from jaxtyping import Array, Float
 
 from meanformer.errors import InvalidInput, check
 from meanformer.flows import AbstractRecorder, State, Status, Trajectory
+from meanformer.flows.integrate import Problem
 from meanformer.flows.recorder import Snapshot
 from meanformer.flows.status import STATUS_FLAGS, status_code, status_from
-from meanformer.measures import TokenCloud
-from meanformer.storage.format import GrowingArrays
+from meanformer.storage.fingerprint import fingerprint
+from meanformer.storage.format import GrowingArrays, read_metadata, whole_rows
 
 TRAJECTORY = "trajectory.zarr"
+LOCK = ".lock"
+FINGERPRINT = "fingerprint"
 
 
 class RunStore(AbstractRecorder):
     """A folder that a solve streams its trajectory to, depth by depth.
 
-    `solve(..., store=RunStore(path))` starts a run or continues the one that is there;
+    `solve(..., store=RunStore(path))` starts a run or continues the one that is there,
+    if it is the same one: the same flow, tokens, weights, probes, solver, tolerances,
+    stop conditions and key, and depths that begin alike.
     `xarray.open_zarr(path / "trajectory.zarr")` reads it at any moment, also while it
     is written or after a crash. One process at a time may write.
 
     Args:
         path: the folder, made if it does not exist.
+        on_begin: called when the folder is ours to write and known to fit, before
+            anything is written to it.
     """
 
-    def __init__(self, path: str | Path):
+    def __init__(
+        self, path: str | Path, *, on_begin: Callable[[], None] = lambda: None
+    ):
         self.path = Path(path)
+        self._on_begin = on_begin
         self._lock = None
         self._arrays: GrowingArrays | None = None
 
     def begin(
-        self, depths: Float[Array, " t"], cloud: TokenCloud
+        self, depths: Float[Array, " t"], problem: Problem, start: State
     ) -> Sequence[Snapshot]:
         """Prepare the folder; return what it holds already of these depths."""
-        self.path.mkdir(parents=True, exist_ok=True)
         self._acquire()
-        self._depths, self._cloud = depths, cloud
+        self._depths, self._cloud = depths, problem.cloud
+        self._fingerprint = fingerprint(problem, start)
         folder = self.path / TRAJECTORY
-        if not is_readable(folder):
-            # Killed before the first depth was planned: nothing is lost.
+        rows = self._rows_of_this_run(folder)
+        snapshots = read_snapshots(GrowingArrays(folder), rows) if rows else []
+        self._check_depths(snapshots)
+        self._on_begin()
+        self._arrays = None
+        if rows > 0:
+            self._arrays = GrowingArrays(folder)
+            self._arrays.plan(len(depths))
+            self._arrays.commit(rows)
+        else:
+            # Killed before the first depth was whole: nothing is lost.
             shutil.rmtree(folder, ignore_errors=True)
-            self._arrays = None
-            return []
-        self._arrays = GrowingArrays(folder)
-        snapshots = read_snapshots(self._arrays)
-        if snapshots:
-            self._check_same_run(snapshots)
-        self._arrays.plan(len(depths))
         return snapshots
 
     def append(self, index: int, state: State, velocities: Float[Array, "n d"]) -> None:
@@ -71,6 +83,7 @@ class RunStore(AbstractRecorder):
 
     def _create(self, rows: dict[str, np.ndarray]) -> GrowingArrays:
         arrays = GrowingArrays(self.path / TRAJECTORY)
+        arrays.describe({FINGERPRINT: self._fingerprint})
         for name, row in rows.items():
             attributes = STATUS_FLAGS if name == "status" else {}
             arrays.create_growing(name, len(self._depths), row, _AXES[name], attributes)
@@ -78,11 +91,19 @@ class RunStore(AbstractRecorder):
         for name, array in fixed.items():
             if array is not None:
                 arrays.create_fixed(name, np.asarray(array), ("token",))
+        arrays.flush_all()
         arrays.commit(0)
         return arrays
 
     def _acquire(self) -> None:
-        self._lock = (self.path / ".lock").open("w")
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = (self.path / LOCK).open("w")
+        except OSError as error:
+            raise InvalidInput(
+                f"{self.path} cannot be written: {error.strerror}; choose another "
+                "folder."
+            ) from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -91,24 +112,38 @@ class RunStore(AbstractRecorder):
                 "choose another folder."
             ) from error
 
-    def _check_same_run(self, snapshots: Sequence[Snapshot]) -> None:
+    def _rows_of_this_run(self, folder: Path) -> int:
+        """Return how many depths are there; raise if they are of another run."""
+        metadata = read_metadata(folder)
+        if not metadata:
+            return 0
+        then = metadata.get(".zattrs", {}).get(FINGERPRINT)
+        if then is None:
+            raise InvalidInput(
+                f"{folder} was not written by a run; choose another folder."
+            )
+        now = self._fingerprint
+        other = [name for name in now if now[name] != then.get(name)]
+        check(
+            not other,
+            f"{self.path} holds a run with other {', '.join(other)}; ask for the same, "
+            "or choose another folder.",
+        )
+        return whole_rows(folder)
+
+    def _check_depths(self, snapshots: Sequence[Snapshot]) -> None:
         check(
             len(snapshots) <= len(self._depths),
             f"{self.path} holds {len(snapshots)} depths, more than the "
             f"{len(self._depths)} asked for; choose another folder.",
         )
-        stored = [float(state.depth) for state, _ in snapshots]
+        # The last depth of a run that stopped early is where it stopped.
+        kept = [s for s, _ in snapshots if bool(s.status == Status.reached)]
+        stored = [float(state.depth) for state in kept]
         wanted = [float(depth) for depth in self._depths[: len(stored)]]
-        stopped = not bool(snapshots[-1][0].status == Status.reached)
-        compared = len(stored) - 1 if stopped else len(stored)
         check(
-            stored[:compared] == wanted[:compared],
+            stored == wanted,
             f"{self.path} holds a run with other saved depths; choose another folder.",
-        )
-        check(
-            snapshots[0][0].points.shape == self._cloud.points.shape
-            and bool((snapshots[0][0].points == self._cloud.points).all()),
-            f"{self.path} holds a run of other tokens; choose another folder.",
         )
 
 
@@ -136,10 +171,10 @@ def _rows(state: State, velocities: Float[Array, "n d"]) -> dict[str, np.ndarray
     return {name: np.asarray(row) for name, row in rows.items() if row is not None}
 
 
-def read_snapshots(arrays: GrowingArrays) -> list[Snapshot]:
-    """Return the states that a store holds, bit for bit as they were computed."""
+def read_snapshots(arrays: GrowingArrays, rows: int) -> list[Snapshot]:
+    """Return the first states of a store, bit for bit as they were computed."""
     names = arrays.names()
-    columns = {name: arrays.read(name) for name in _AXES if name in names}
+    columns = {name: arrays.read(name, rows) for name in _AXES if name in names}
     return [
         (
             State(
@@ -153,15 +188,8 @@ def read_snapshots(arrays: GrowingArrays) -> list[Snapshot]:
             ),
             jnp.asarray(columns["velocities"][index]),
         )
-        for index in range(arrays.committed())
+        for index in range(rows)
     ]
-
-
-def is_readable(folder: Path) -> bool:
-    """Return whether a trajectory folder has a first finished depth."""
-    from meanformer.storage.format import METADATA
-
-    return (folder / METADATA).exists()
 
 
 def open_run(path: str | Path) -> Trajectory:
@@ -180,7 +208,15 @@ def open_run(path: str | Path) -> Trajectory:
     )
     try:
         dataset = xarray.open_zarr(folder)
+        if FINGERPRINT in dataset.attrs:  # a run, of which the end may be missing
+            dataset = dataset.isel(depth=slice(0, whole_rows(folder)))
+        check(
+            dataset.sizes["depth"] > 0,
+            f"{path} holds no finished depth yet; resume the run first.",
+        )
         return _from_xarray(dataset)
+    except InvalidInput:
+        raise
     except (KeyError, OSError, ValueError) as error:
         raise InvalidInput(f"{path} holds no trajectory: {error}") from error
 

@@ -1,13 +1,18 @@
 """Reading a configuration table: every key known, every value of the right type."""
 
 import difflib
+import math
 from collections.abc import Iterable
 from typing import Any
 
-from meanformer.errors import InvalidInput
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from meanformer.errors import InvalidInput, check
 
 _NAMES = {
-    float: "a number",
+    float: "a finite number",
     int: "a whole number",
     str: "a text",
     bool: "true or false",
@@ -29,27 +34,58 @@ class Section:
         self._left = dict(table)
         self._known: set[str] = set()
 
+    def has(self, key: str) -> bool:
+        """Return whether the table has a key that nobody asked for yet."""
+        return key in self._left
+
     def take(self, key: str, kind: type | None = None, default: Any = None) -> Any:
         """Return the value of a key, or the default; raise if its type is wrong."""
         self._known.add(key)
         if key not in self._left:
             return default
         value = self._left.pop(key)
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if kind is float and is_number:
+        if kind is float and is_number(value):
             return float(value)
-        if kind is not None and type(value) is not kind:
-            raise InvalidInput(
-                f"{self.name}.{key} is {value!r}; it must be {_NAMES[kind]}."
-            )
+        check(
+            kind is None or (kind is not float and type(value) is kind),
+            f"{self.name}.{key} is {value!r}; it must be {_NAMES.get(kind)}.",
+        )
         return value
+
+    def take_positive(self, key: str, kind: type, default: Any = None) -> Any:
+        """Return a number that must be positive if it is given."""
+        value = self.take(key, kind, default)
+        check(
+            value is None or value > 0,
+            f"{self.name}.{key} is {value}; it must be positive.",
+        )
+        return value
+
+    def require_positive(self, key: str) -> int:
+        """Return a positive whole number that must be there."""
+        self._must_have(key)
+        return self.take_positive(key, int)
+
+    def take_seed(self, key: str, default: int | None = None) -> int:
+        """Return a seed for random numbers: any whole number of 64 bits."""
+        seed = (
+            self.require(key, int) if default is None else self.take(key, int, default)
+        )
+        check(
+            -(2**63) <= seed < 2**63,
+            f"{self.name}.{key} is {seed}; it must lie between -2^63 and 2^63 - 1.",
+        )
+        return seed
+
+    def take_numbers(self, key: str) -> Array | None:
+        """Return a number, or lists of numbers of equal length, as an array."""
+        value = self.take(key)
+        return None if value is None else numbers(f"{self.name}.{key}", value)
 
     def require(self, key: str, kind: type | None = None) -> Any:
         """Return the value of a key that must be there."""
-        value = self.take(key, kind)
-        if value is None:
-            raise InvalidInput(f"{self.name}.{key} is missing; it must be given.")
-        return value
+        self._must_have(key)
+        return self.take(key, kind)
 
     def choose(
         self, key: str, choices: Iterable[str], default: str | None = None
@@ -63,6 +99,14 @@ class Section:
             )
         return value
 
+    def require_numbers(self, key: str) -> Array:
+        """Return an array that must be there."""
+        self._must_have(key)
+        return numbers(f"{self.name}.{key}", self.take(key))
+
+    def _must_have(self, key: str) -> None:
+        check(key in self._left, f"{self.name}.{key} is missing; it must be given.")
+
     def finish(self) -> None:
         """Raise if the table holds a key that nobody asked for."""
         for key in self._left:
@@ -71,6 +115,27 @@ class Section:
                 f"{self.name}.{key} is not known{hint(key, known)}; the keys are "
                 f"{', '.join(known)}."
             )
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value of a file is a number that arithmetic can use."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) < 1e300 and math.isfinite(value)
+
+
+def numbers(name: str, value: Any) -> Array:
+    """Return a number or nested lists of numbers as an array, or raise."""
+    try:
+        array = np.asarray(value)
+    except ValueError:
+        array = np.asarray("lists of unequal length")
+    check(
+        array.dtype.kind in "if" and bool(np.isfinite(array).all()),
+        f"{name} is {value!r}; it must be made of finite numbers, in lists of equal "
+        "length.",
+    )
+    return jnp.asarray(array, float)
 
 
 def hint(word: object, known: Iterable[str]) -> str:

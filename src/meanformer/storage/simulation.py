@@ -3,6 +3,7 @@
 import json
 import platform
 import shutil
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -11,18 +12,24 @@ import jax
 
 from meanformer.errors import InvalidInput, check
 from meanformer.flows import AbstractProgress, Trajectory, solve
-from meanformer.storage.config import build, depth_grid, read_config
-from meanformer.storage.format import replace_file
-from meanformer.storage.run import RunStore
+from meanformer.storage.config import Run, build, depth_grid, read_config
+from meanformer.storage.format import flush, replace_file
+from meanformer.storage.run import LOCK, RunStore
+from meanformer.storage.words import mistakes_of_a_file
 
 RECORD = "run.json"
+TOKENS = "tokens.npy"
 _PACKAGES = ("meanformer", "jax", "jaxlib", "equinox", "diffrax", "numpy")
+_KEYS = {"config": dict, "versions": dict, "double_precision": bool, "history": list}
 
 
+@mistakes_of_a_file()
 def simulate(
     config: Path, folder: Path, *, progress: bool | AbstractProgress = False
 ) -> Trajectory:
     """Start the run that a configuration file describes, streamed to a folder.
+
+    A mistake in the configuration leaves no folder behind.
 
     Args:
         config: a TOML file.
@@ -31,29 +38,50 @@ def simulate(
     """
     tables = read_config(config)
     run = build(tables, config.parent)
-    check(
-        not folder.exists() or not any(folder.iterdir()),
-        f"{folder} is not empty; use resume, or choose another folder.",
-    )
-    folder.mkdir(parents=True, exist_ok=True)
-    if "file" in tables["tokens"]:
-        shutil.copy(config.parent / tables["tokens"]["file"], folder / "tokens.npy")
-        tables["tokens"]["file"] = "tokens.npy"
-    _write_record(folder, tables)
-    return _continue(folder, run, progress)
+    _check_free(folder)
+    record = {
+        "config": tables,
+        "versions": _versions(),
+        "double_precision": jax.config.read("jax_enable_x64"),
+        "machine": platform.machine(),
+        "history": [],
+    }
+
+    def write() -> None:
+        _check_free(folder)
+        if "file" in tables["tokens"]:
+            # The record comes first, unfinished: it says whose the copy is.
+            (folder / f"{RECORD}.new").touch()
+            shutil.copy(config.parent / tables["tokens"]["file"], folder / TOKENS)
+            flush(folder / TOKENS)
+            tables["tokens"]["file"] = TOKENS
+        _write_record(folder, record)
+
+    return _carry_out(folder, run, write, progress)
 
 
+@mistakes_of_a_file()
 def resume(folder: Path, *, progress: bool | AbstractProgress = False) -> Trajectory:
     """Go on with a run that was interrupted, as if it had not been.
+
+    It computes in the precision in which the run was started.
 
     Args:
         folder: the folder of the run.
         progress: show a bar on standard error.
     """
     record = read_record(folder)
-    return _continue(folder, build(record["config"], folder), progress)
+
+    def write() -> None:
+        if changed_versions(folder):
+            _write_record(folder, _continued(record, "resume"))
+
+    with jax.enable_x64(record["double_precision"]):
+        run = build(record["config"], folder)
+        return _carry_out(folder, run, write, progress)
 
 
+@mistakes_of_a_file()
 def extend(
     folder: Path, depth: float, *, progress: bool | AbstractProgress = False
 ) -> Trajectory:
@@ -61,32 +89,37 @@ def extend(
 
     Args:
         folder: the folder of the run.
-        depth: the new last depth.
+        depth: the new last depth, a multiple of the distance between saved depths.
         progress: show a bar on standard error.
     """
     record = read_record(folder)
-    table = record["config"]["solve"]
-    old, every = table["depth"], table.get("save_every", table["depth"] / 10)
-    check(depth > old, f"depth is {depth}; the run already goes to {old}.")
-    depth_grid(depth, every)
-    table.update(depth=depth, save_every=every)
-    _write_record(folder, record["config"])
-    return _continue(folder, build(record["config"], folder), progress)
+    with jax.enable_x64(record["double_precision"]):
+        build(record["config"], folder)
+        table = record["config"]["solve"]
+        old, every = table["depth"], table.get("save_every", table["depth"] / 10)
+        check(depth > old, f"depth is {depth}; the run already goes to {old}.")
+        depth_grid(depth, every)
+        table.update(depth=depth, save_every=every)
+        longer = _continued(record, "extend", depth=depth)
+        run = build(record["config"], folder)
+        return _carry_out(folder, run, lambda: _write_record(folder, longer), progress)
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """Return what a run's folder says: configuration, versions, precision."""
+    """Return what a run's folder says: configuration, versions, precision, history."""
     try:
         record = json.loads((folder / RECORD).read_text())
     except (OSError, ValueError) as error:
         raise InvalidInput(
-            f"{folder} holds no run that can be resumed ({RECORD}: {error})."
+            f"{folder} holds no run that can be resumed ({RECORD}: {error}); start one "
+            "with simulate."
         ) from error
-    check(
-        record["double_precision"] == jax.config.read("jax_enable_x64"),
-        f"{folder} was started in {'64' if record['double_precision'] else '32'} bits; "
-        'set jax.config.update("jax_enable_x64", …) to match.',
-    )
+    for key, kind in _KEYS.items():
+        is_there = isinstance(record, dict) and isinstance(record.get(key), kind)
+        check(
+            is_there,
+            f"{folder} holds no run that can be resumed ({RECORD} has no {key}).",
+        )
     return record
 
 
@@ -94,29 +127,51 @@ def changed_versions(folder: Path) -> dict[str, tuple[str, str]]:
     """Return the packages whose version differs from when the run was started."""
     then, now = read_record(folder)["versions"], _versions()
     return {
-        name: (then[name], now[name]) for name in now if then.get(name) != now[name]
+        name: (then.get(name, "absent"), now[name])
+        for name in now
+        if then.get(name) != now[name]
     }
 
 
-def _continue(folder: Path, run, progress: bool | AbstractProgress) -> Trajectory:
+def _carry_out(
+    folder: Path, run: Run, write: Callable[[], None], progress: bool | AbstractProgress
+) -> Trajectory:
+    """Solve; the record is written once all is checked and the folder is ours."""
     return solve(
         run.flow,
         run.cloud,
         float(run.depths[-1]),
         save=run.depths,
         progress=progress,
-        store=RunStore(folder),
+        store=RunStore(folder, on_begin=write),
         **run.options,
     )
 
 
-def _write_record(folder: Path, tables: dict[str, Any]) -> None:
-    record = {
-        "config": tables,
-        "versions": _versions(),
-        "double_precision": jax.config.read("jax_enable_x64"),
-        "machine": platform.machine(),
-    }
+def _check_free(folder: Path) -> None:
+    """Raise unless the folder is new, empty, or was left before its run began."""
+    try:
+        names = {path.name for path in folder.iterdir()} if folder.exists() else set()
+    except OSError as error:
+        raise InvalidInput(
+            f"{folder} is no folder to write to: {error.strerror}; choose another."
+        ) from error
+    ours = {LOCK, f"{RECORD}.new"}
+    if f"{RECORD}.new" in names:
+        ours.add(TOKENS)
+    check(
+        names <= ours,
+        f"{folder} is not empty; use resume, or choose another folder.",
+    )
+
+
+def _continued(record: dict[str, Any], action: str, **facts: Any) -> dict[str, Any]:
+    """Return the record with one line more in its history."""
+    line = {"action": action, **facts, "versions": _versions()}
+    return record | {"history": [*record["history"], line]}
+
+
+def _write_record(folder: Path, record: dict[str, Any]) -> None:
     replace_file(folder / RECORD, json.dumps(record, indent=2))
 
 

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from meanformer.errors import InvalidInput
+from meanformer.errors import InvalidInput, Overflow
 from meanformer.experiments.framework import environment, registry, settings
 from meanformer.experiments.framework.claims import Claim, Finding
 from meanformer.experiments.framework.experiment import Experiment, Picture, Table
@@ -33,7 +33,7 @@ class Record:
     """One run of one experiment.
 
     A run that broke off has an error sentence and no findings; none of its claims
-    holds.
+    holds. The path is that of the experiment's file, if it was found by its path.
     """
 
     experiment: str
@@ -48,6 +48,7 @@ class Record:
     warnings: Sequence[str] = ()
     error: str = ""
     trace: str = ""
+    path: str = ""
 
     @property
     def holds(self) -> bool:
@@ -82,7 +83,8 @@ def run(name: str, profile: Profile = "quick", **changes: Any) -> Record:
     """
     experiment = registry.find(name)
     parameters = experiment.settings(profile, **changes)
-    return perform(experiment, parameters, profile=profile)
+    record = perform(experiment, parameters, profile=profile)
+    return dataclasses.replace(record, path=registry.path_of(name))
 
 
 def perform(
@@ -124,14 +126,14 @@ def attempt(
 ) -> Record:
     """Run an experiment; if it breaks off, record why.
 
-    With parameters that are the user's choice, `InvalidInput` is the user's mistake
-    and passes through.
+    With parameters that are the user's choice, `InvalidInput` and `Overflow` are the
+    user's mistake and pass through.
     """
     start = time.perf_counter()
     try:
         return perform(experiment, parameters, profile=profile, progress=progress)
     except Exception as error:
-        if is_users_choice and isinstance(error, InvalidInput):
+        if is_users_choice and isinstance(error, (InvalidInput, Overflow)):
             raise
         return broken(
             experiment,

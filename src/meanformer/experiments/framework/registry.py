@@ -43,6 +43,11 @@ def find(name: str) -> Experiment:
     return known[name]
 
 
+def path_of(name: str) -> str:
+    """The whole path, if an experiment is given by the path of its file."""
+    return str(Path(name).resolve()) if name.endswith(".py") else ""
+
+
 def select(pattern: str | None) -> tuple[Experiment, ...]:
     """The experiments whose name matches one of the patterns, separated by `|`."""
     experiments = all_experiments()

@@ -169,6 +169,10 @@ def _check_range(name: str, value: Any, limits: Mapping[str, Any]) -> None:
 
 def _check_entry(name: str, value: float, limits: Mapping[str, Any]) -> None:
     check(abs(value) < float("inf"), f"{name} is {value}; it must be finite.")
+    check(
+        isinstance(value, float) or abs(value) < 2**63,
+        f"{name} is {value}; it must be smaller than 2^63.",
+    )
     low, high, bound = limits["at_least"], limits["at_most"], limits["above"]
     if low is not None:
         check(value >= low, f"{name} is {value}; it must be at least {low}.")

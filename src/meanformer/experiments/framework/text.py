@@ -18,6 +18,7 @@ LOWERED = dict(
     )
 )
 ACCENTS = dict(zip("^~¯‾―˙", "\u0302\u0303\u0304\u0304\u0304\u0307", strict=True))
+MARKS = {*RAISED.values(), *LOWERED.values(), *ACCENTS.values()}
 SPACED = set("=<>≤≥≈∼→⟶∈∉⊂≠≡≍±+×⟹↦∝≪≫,")
 BIG = set("∫∬∑∏")
 
@@ -99,6 +100,8 @@ def _linear(node: ElementTree.Element) -> str:
             return " "
         case ["mtable", *rows]:
             return "; ".join(rows)
+        case ["mtr", *cells]:
+            return " ".join(cells)
         case [_]:
             return _leaf(node)
     return "".join(parts)
@@ -135,5 +138,7 @@ def _shifted(text: str, letters: dict[str, str], mark: str) -> str:
 
 
 def _grouped(text: str) -> str:
+    """Brackets around more than a number or one letter with its indices and accents."""
     text = text.strip()
-    return text if len(text) == 1 or text.isalpha() or text.isdigit() else f"({text})"
+    rest = [mark for mark in text[1:] if mark not in MARKS]
+    return f"({text})" if rest and not text.isdigit() else text

@@ -1,10 +1,12 @@
 """The atoms of a token cloud, as all transport between clouds sees them."""
 
+from typing import SupportsFloat
+
 import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from meanformer.errors import InvalidInput, Unsupported, check
+from meanformer.errors import InvalidInput, Unsupported, as_number, check
 from meanformer.measures.abstract import AbstractMeasure
 from meanformer.measures.cloud import AbstractWeightedCloud
 
@@ -46,13 +48,12 @@ def check_comparable(mu: AbstractMeasure, nu: AbstractMeasure) -> None:
     )
 
 
-def check_order(order: int | float) -> None:
-    """Raise unless the order is a finite number from one on."""
-    is_number = isinstance(order, int | float) and not isinstance(order, bool)
-    check(
-        is_number and 1 <= order < float("inf"),
-        f"order is {order!r}; it must be a finite number, at least 1.",
-    )
+def checked_order(order: SupportsFloat) -> float:
+    """Return the order, a finite number from one on, or raise."""
+    allowed = "a finite number, at least 1"
+    number = as_number("order", order, allowed)
+    check(1 <= number < float("inf"), f"order is {order!r}; it must be {allowed}.")
+    return number
 
 
 def check_clouds(mu: AbstractMeasure, nu: AbstractMeasure) -> None:

@@ -9,8 +9,9 @@ from jaxtyping import Array, Float
 from meanformer.errors import Unsupported, is_concrete
 from meanformer.measures.abstract import AbstractMeasure
 from meanformer.measures.gaussian import Gaussian
-from meanformer.measures.transport.coupling import safe_root
-from meanformer.numerics.matrices import sqrt_psd
+from meanformer.numerics.matrices import matmul, sqrt_psd
+from meanformer.numerics.norms import safe_root
+from meanformer.numerics.precision import widened
 
 
 class AffineMap(eqx.Module):
@@ -21,7 +22,7 @@ class AffineMap(eqx.Module):
 
     def __call__(self, x: Float[Array, "m d"]) -> Float[Array, "m d"]:
         """Map each row."""
-        return x @ self.matrix.T + self.shift[None, :]
+        return matmul(x, self.matrix.T) + self.shift[None, :]
 
 
 def bures_distance(mu: Gaussian, nu: Gaussian) -> Float[Array, ""]:
@@ -35,7 +36,7 @@ def bures_distance(mu: Gaussian, nu: Gaussian) -> Float[Array, ""]:
     rotation is frozen in the derivative, as the envelope theorem allows.
     """
     first, second = sqrt_psd(mu.covariance()), sqrt_psd(nu.covariance())
-    gap = first - second @ optimal_rotation(first, second)
+    gap = first - matmul(second, optimal_rotation(first, second))
     shift = mu.mean() - nu.mean()
     return safe_root(jnp.sum(shift**2) + jnp.sum(gap**2), 2)
 
@@ -49,11 +50,10 @@ def optimal_rotation(
     optimal for roots that commute, competes with it.
     """
     first, second = jax.lax.stop_gradient((first, second))
-    left, _, right = jnp.linalg.svd(second.T @ first)
-    rotation, identity = left @ right, jnp.eye(len(first), dtype=first.dtype)
-    is_better = jnp.sum((first - second @ rotation) ** 2) < jnp.sum(
-        (first - second) ** 2
-    )
+    left, _, right = jnp.linalg.svd(matmul(second.T, first))
+    rotation, identity = matmul(left, right), jnp.eye(len(first), dtype=first.dtype)
+    rotated, plain = first - matmul(second, rotation), first - second
+    is_better = jnp.sum(rotated**2) < jnp.sum(plain**2)
     return jnp.where(is_better, rotation, identity)
 
 
@@ -70,16 +70,19 @@ def transport_map(mu: AbstractMeasure, nu: AbstractMeasure) -> AffineMap:
         nu: the Gaussian to reach.
 
     Returns:
-        The affine map; push `mu` forward by it to get `nu`. Cost: $O(d^3)$.
+        The affine map, in single precision at least; push `mu` forward by it to get
+        `nu`. Cost: $O(d^3)$.
     """
     _check_gaussians(mu, nu)
+    mu, nu = widened((mu, nu))
     root = sqrt_psd(mu.covariance())
     resolution = np.sqrt(len(root) * jnp.finfo(root.dtype).eps).astype(root.dtype)
     inverse = jnp.linalg.pinv(root, rtol=resolution, hermitian=True)
-    middle = sqrt_psd(root @ nu.covariance() @ root)
-    matrix = inverse @ middle @ inverse
-    _check_reached(matrix @ mu.covariance() @ matrix, nu.covariance())
-    return AffineMap(matrix, nu.mean() - matrix @ mu.mean())
+    middle = sqrt_psd(matmul(root, matmul(nu.covariance(), root)))
+    matrix = matmul(inverse, matmul(middle, inverse))
+    reached = matmul(matrix, matmul(mu.covariance(), matrix))
+    _check_reached(reached, nu.covariance())
+    return AffineMap(matrix, nu.mean() - matmul(matrix, mu.mean()))
 
 
 def _check_gaussians(mu: AbstractMeasure, nu: AbstractMeasure) -> None:

@@ -1,5 +1,7 @@
 """Transport that keeps the place of every token in the sequence."""
 
+from typing import SupportsFloat
+
 import jax
 from jaxtyping import Array, Float
 
@@ -11,13 +13,14 @@ from meanformer.measures.transport.atoms import (
     atoms_of,
     check_clouds,
     check_comparable,
-    check_order,
+    checked_order,
 )
 from meanformer.measures.transport.exact import exact_distance
+from meanformer.numerics.precision import widened
 
 
 def conditional_wasserstein(
-    mu: AbstractMeasure, nu: AbstractMeasure, *, order: int | float = 2
+    mu: AbstractMeasure, nu: AbstractMeasure, *, order: SupportsFloat = 2
 ) -> Float[Array, ""]:
     r"""Distance of clouds with positions, which no mass may leave.
 
@@ -39,8 +42,9 @@ def conditional_wasserstein(
     """
     check_clouds(mu, nu)
     check_comparable(mu, nu)
-    check_order(order)
-    return exact_distance(_placed("mu", mu), _placed("nu", nu), float(order))
+    order = checked_order(order)
+    sides = widened((_placed("mu", mu), _placed("nu", nu)))
+    return exact_distance(*sides, order).astype(mu.mean().dtype)
 
 
 def _placed(name: str, cloud: AbstractWeightedCloud) -> Atoms:

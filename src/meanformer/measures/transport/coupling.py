@@ -6,6 +6,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from meanformer.measures.transport.atoms import Atoms
+from meanformer.numerics.matrices import matmul
+from meanformer.numerics.norms import safe_norm, safe_root
 
 
 class Coupling(eqx.Module):
@@ -32,18 +34,6 @@ class Coupling(eqx.Module):
         return safe_norm(jnp.where(self.masses[:, None] > 0, moves, 0))
 
 
-def safe_norm(vectors: Float[Array, "s d"]) -> Float[Array, " s"]:
-    """Euclidean norm of each row, with derivative zero at zero."""
-    return safe_root(jnp.sum(vectors**2, axis=1), 2)
-
-
-def safe_root(value: Float[Array, "..."], order: int | float) -> Float[Array, "..."]:
-    """Root of a value, with value and derivative zero unless the value is positive."""
-    is_positive = value > 0
-    root = jnp.where(is_positive, value, 1) ** (1 / order)
-    return jnp.where(is_positive, root, 0)
-
-
 def largest_or_one(distances: Float[Array, " s"]) -> Float[Array, ""]:
     """Return the unit in which powers of the distances cannot overflow."""
     largest = jax.lax.stop_gradient(distances.max())
@@ -55,4 +45,5 @@ def power_mean(
 ) -> Float[Array, ""]:
     r"""Return $(\sum_s \pi_s d_s^p)^{1/p}$, with derivative zero where it vanishes."""
     unit = largest_or_one(distances)
-    return unit * safe_root(masses @ (distances / unit) ** order, order)
+    powers = (distances / unit) ** order
+    return unit * safe_root(matmul(masses, powers), order)

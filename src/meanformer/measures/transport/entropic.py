@@ -7,7 +7,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, ScalarLike
 
-from meanformer.errors import StoppedEarly, check, is_concrete
+from meanformer.errors import (
+    StoppedEarly,
+    as_integer,
+    as_number,
+    check,
+    check_shape,
+    is_concrete,
+)
 from meanformer.measures.abstract import AbstractMeasure
 from meanformer.measures.cloud import AbstractWeightedCloud
 from meanformer.measures.transport.atoms import (
@@ -16,13 +23,15 @@ from meanformer.measures.transport.atoms import (
     check_clouds,
     check_comparable,
 )
-from meanformer.measures.transport.coupling import safe_root
 from meanformer.measures.transport.potentials import (
     Potential,
     cross_potential,
     self_potential,
 )
 from meanformer.measures.transport.problem import Problem, semi_dual
+from meanformer.numerics.matrices import matmul
+from meanformer.numerics.norms import safe_root
+from meanformer.numerics.precision import widened
 
 RELATIVE_EPSILON = 0.05
 ROUNDS = 5000
@@ -54,7 +63,7 @@ def entropic_cost(
         The cost. Cost: $O(nmd)$ a round; memory $O(nm)$ up to four million pairs,
         $O(n + m)$ beyond.
     """
-    return _solve(mu, nu, epsilon, rounds).cross
+    return _solve(mu, nu, epsilon, rounds).cross.astype(mu.mean().dtype)
 
 
 def sinkhorn_divergence(
@@ -86,7 +95,7 @@ def sinkhorn_divergence(
     costs = _solve(mu, nu, epsilon, rounds)
     divergence = costs.cross - (costs.source + costs.target) / 2
     rounding = 16 * jnp.finfo(divergence.dtype).eps * costs.scale
-    return jnp.where(divergence > rounding, divergence, 0)
+    return jnp.where(divergence > rounding, divergence, 0).astype(mu.mean().dtype)
 
 
 def sinkhorn_distance(
@@ -116,7 +125,7 @@ def _solve(
     mu: AbstractMeasure, nu: AbstractMeasure, epsilon: ScalarLike, rounds: int
 ) -> _Costs:
     """Find the three potentials, then evaluate the costs with them frozen."""
-    check(rounds > 0, f"rounds is {rounds}; it must be positive.")
+    rounds = as_integer("rounds", rounds, least=1)
     problems, scale = _problems(mu, nu, epsilon)
     potentials = _potentials(*jax.lax.stop_gradient((problems, scale)), rounds)
     _warn_unless(jnp.stack([p.has_converged for p in potentials]).all(), rounds)
@@ -154,10 +163,10 @@ def _centred(
     mu: AbstractWeightedCloud, nu: AbstractWeightedCloud
 ) -> tuple[Atoms, Atoms]:
     """Return the atoms, the larger cloud first, shifted to keep digits."""
-    source, target = atoms_of(mu), atoms_of(nu)
+    source, target = widened((atoms_of(mu), atoms_of(nu)))
     if len(source.masses) < len(target.masses):
         source, target = target, source
-    means = [atoms.masses @ atoms.points for atoms in (source, target)]
+    means = [matmul(atoms.masses, atoms.points) for atoms in (source, target)]
     centre = jax.lax.stop_gradient(means[0] + means[1]) / 2
     return _shifted(source, centre), _shifted(target, centre)
 
@@ -170,20 +179,23 @@ def _shifted(atoms: Atoms, centre: Float[Array, " d"]) -> Atoms:
 
 def _mean_square(source: Atoms, target: Atoms) -> Float[Array, ""]:
     r"""Return $\iint |x - y|^2 \mathrm{d}\mu\,\mathrm{d}\nu$ from the moments."""
-    means = [atoms.masses @ atoms.points for atoms in (source, target)]
+    means = [matmul(atoms.masses, atoms.points) for atoms in (source, target)]
     squares = [
-        atoms.masses @ jnp.sum(atoms.points**2, axis=1) for atoms in (source, target)
+        jnp.sum(atoms.masses[:, None] * atoms.points**2) for atoms in (source, target)
     ]
-    return sum(squares) - 2 * means[0] @ means[1]
+    return sum(squares) - 2 * jnp.sum(means[0] * means[1])
 
 
 def _checked_epsilon(epsilon: ScalarLike, scale: Array) -> Float[Array, ""]:
-    if is_concrete(epsilon):
-        check(
-            0 < float(epsilon) < float("inf"),
-            f"epsilon is {epsilon}; it must be positive and finite; for none at all "
-            'use wasserstein(mu, nu, method="exact").',
-        )
+    if not is_concrete(epsilon):
+        check_shape("epsilon", jnp.asarray(epsilon), ())
+        return jnp.asarray(epsilon, scale.dtype)
+    number = as_number("epsilon", epsilon, "one positive number")
+    check(
+        0 < number < float("inf"),
+        f"epsilon is {epsilon}; it must be positive and finite; for none at all "
+        'use wasserstein(mu, nu, method="exact").',
+    )
     return jnp.asarray(epsilon, scale.dtype)
 
 

@@ -14,16 +14,15 @@ from jaxtyping import Array, Float
 
 from meanformer.errors import check, is_concrete
 from meanformer.measures.transport.atoms import Atoms
-from meanformer.measures.transport.coupling import (
-    Coupling,
-    largest_or_one,
-    safe_root,
-)
+from meanformer.measures.transport.coupling import Coupling, largest_or_one
 from meanformer.measures.transport.extras import import_extra
+from meanformer.numerics.matrices import matmul
+from meanformer.numerics.norms import safe_root
 
 EXACT_LIMIT = 4000
 MOST_PIVOTS = 10**9
 LABEL_TOLERANCE = 1e-6
+NOISE = 8
 
 
 def exact_distance(source: Atoms, target: Atoms, order: float) -> Float[Array, ""]:
@@ -41,7 +40,7 @@ def _cost_of_plan(
 ) -> Float[Array, ""]:
     distances = coupling.distances(source, target)
     unit = largest_or_one(distances)
-    moved = coupling.masses @ (distances / unit) ** order
+    moved = matmul(coupling.masses, (distances / unit) ** order)
     frozen = jax.lax.stop_gradient((source, target, coupling, unit))
     moved += _mass_response((source.masses, target.masses), frozen, order)
     return unit * safe_root(moved, order)
@@ -52,7 +51,8 @@ def exact_coupling(source: Atoms, target: Atoms, order: float) -> Coupling:
     shape = (len(source.masses), len(target.masses))
     index = jax.ShapeDtypeStruct((sum(shape),), np.int32)
     mass = jax.ShapeDtypeStruct((sum(shape),), source.masses.dtype)
-    solve = partial(_solve, order=float(order))
+    rounding = float(jnp.finfo(source.masses.dtype).eps)
+    solve = partial(_solve, order=float(order), rounding=rounding)
     rows, columns, masses = _on_host(solve, (index, index, mass), source, target)
     return Coupling(rows, columns, masses, shape)
 
@@ -73,7 +73,7 @@ def _mass_response_jvp(order, primals, tangents):
     solve = partial(_solve_dual, order=float(order))
     potentials = _on_host(solve, shapes, *frozen)
     responses = [
-        potential @ change
+        matmul(potential, change)
         for potential, change in zip(potentials, moving, strict=True)
         if not isinstance(change, SymbolicZero)
     ]
@@ -94,16 +94,16 @@ def _on_host(function: Callable, shapes: Any, *arguments: Any) -> Any:
     return jax.pure_callback(call, shapes, *frozen, vmap_method="sequential")
 
 
-def _solve(source: Atoms, target: Atoms, *, order: float) -> tuple:
+def _solve(source: Atoms, target: Atoms, *, order: float, rounding: float) -> tuple:
     """Solve label by label; return the entries of the plan, padded to $n + m$."""
     source, target = _as_numpy(source), _as_numpy(target)
     entries = []
     for first, second in _blocks(source, target):
         _check_size(max(len(first), len(second)))
         cost = _ground_cost(source.points[first], target.points[second], order)
-        rows, columns, masses = _solve_block(
-            cost, source.masses[first], target.masses[second]
-        )
+        sides = source.masses[first], target.masses[second]
+        entry = _solve_block(cost, *sides)
+        rows, columns, masses = _without_noise(*entry, *sides, rounding)
         entries.append((first[rows], second[columns], masses))
     rows, columns, masses = (
         np.concatenate(parts) for parts in zip(*entries, strict=True)
@@ -180,6 +180,24 @@ def _solve_block(cost: np.ndarray, masses: np.ndarray, targets: np.ndarray) -> t
         ones = np.ones(len(masses))
         rows, columns, shares = _network_simplex(cost, ones, ones)
     return rows, columns, shares * masses[0]
+
+
+def _without_noise(
+    rows: np.ndarray,
+    columns: np.ndarray,
+    shares: np.ndarray,
+    masses: np.ndarray,
+    targets: np.ndarray,
+    rounding: float,
+) -> tuple:
+    """Drop entries that only the rounding of the masses makes, when atoms are split.
+
+    They are beyond the precision of the masses, and next to nothing for both atoms.
+    """
+    whole = np.minimum(masses[rows], targets[columns])
+    is_noise = (shares <= NOISE * rounding) & (shares <= whole / 1000)
+    kept = ~is_noise
+    return rows[kept], columns[kept], shares[kept]
 
 
 def _check_size(count: int) -> None:

@@ -1,6 +1,7 @@
 """Wasserstein distances: one front door to all methods."""
 
 from collections.abc import Sequence
+from typing import SupportsFloat, SupportsIndex
 
 import jax.numpy as jnp
 import numpy as np
@@ -9,11 +10,12 @@ from jaxtyping import Array, Float, ScalarLike
 from meanformer.errors import InvalidInput, Unsupported, check
 from meanformer.measures.abstract import AbstractMeasure
 from meanformer.measures.gaussian import Gaussian
+from meanformer.measures.mixture import check_measures
 from meanformer.measures.transport.atoms import (
     atoms_of,
     check_clouds,
     check_comparable,
-    check_order,
+    checked_order,
 )
 from meanformer.measures.transport.bures import bures_distance
 from meanformer.measures.transport.coupling import Coupling
@@ -21,6 +23,7 @@ from meanformer.measures.transport.entropic import sinkhorn_distance
 from meanformer.measures.transport.exact import exact_coupling, exact_distance
 from meanformer.measures.transport.line import line_distance, monotone_coupling
 from meanformer.measures.transport.sliced import sliced_distance, unit_directions
+from meanformer.numerics.precision import widened
 from meanformer.typing import ArrayLike, Key
 
 METHODS = ("exact", "sinkhorn", "sliced")
@@ -30,10 +33,10 @@ def wasserstein(
     mu: AbstractMeasure,
     nu: AbstractMeasure,
     *,
-    order: int | float = 2,
+    order: SupportsFloat = 2,
     method: str = "exact",
     epsilon: ScalarLike | None = None,
-    directions: int | ArrayLike | None = None,
+    directions: SupportsIndex | ArrayLike | None = None,
     key: Key | None = None,
 ) -> Float[Array, ""]:
     r"""Wasserstein distance between two measures, not squared.
@@ -74,28 +77,30 @@ def wasserstein(
         The distance, a scalar.
     """
     check_comparable(mu, nu)
-    check_order(order)
+    order = checked_order(order)
     _check_method(method, order, epsilon, directions, key)
+    dtype = mu.mean().dtype
+    mu, nu = widened((mu, nu))
     if isinstance(mu, Gaussian) and isinstance(nu, Gaussian):
-        return _gaussian_distance(mu, nu, order, method)
+        return _gaussian_distance(mu, nu, order, method).astype(dtype)
     check_clouds(mu, nu)
     if method == "sinkhorn":
-        return sinkhorn_distance(mu, nu, epsilon)
+        return sinkhorn_distance(mu, nu, epsilon).astype(dtype)
     source, target = atoms_of(mu), atoms_of(nu)
     if method == "sliced":
         lines = unit_directions(directions, source, key)
-        return sliced_distance(source, target, lines, float(order))
+        return sliced_distance(source, target, lines, order).astype(dtype)
     solve = line_distance if mu.dimension == 1 else exact_distance
-    return solve(source, target, float(order))
+    return solve(source, target, order).astype(dtype)
 
 
 def pairwise_wasserstein(
     measures: Sequence[AbstractMeasure],
     *,
-    order: int | float = 2,
+    order: SupportsFloat = 2,
     method: str = "exact",
     epsilon: ScalarLike | None = None,
-    directions: int | ArrayLike | None = None,
+    directions: SupportsIndex | ArrayLike | None = None,
     key: Key | None = None,
 ) -> Float[Array, "b b"]:
     """Matrix of Wasserstein distances between all pairs of measures.
@@ -111,7 +116,7 @@ def pairwise_wasserstein(
     Returns:
         A symmetric matrix with zero diagonal. Cost: one distance for each pair.
     """
-    check(len(measures) > 0, "measures is empty; give at least one measure.")
+    check_measures("measures", measures)
     count = len(measures)
     rows, columns = np.triu_indices(count, 1)
     options = dict(
@@ -128,7 +133,7 @@ def pairwise_wasserstein(
 
 
 def transport_plan(
-    mu: AbstractMeasure, nu: AbstractMeasure, *, order: int | float = 2
+    mu: AbstractMeasure, nu: AbstractMeasure, *, order: SupportsFloat = 2
 ) -> Coupling:
     r"""Optimal plan between token clouds, as a list of moves.
 
@@ -139,30 +144,31 @@ def transport_plan(
 
     Returns:
         The plan: `masses[s]` goes from token `rows[s]` of `mu` to token `columns[s]` of
-        `nu`; `.matrix()` is the dense array. Costs and limits are those of
+        `nu`; `.matrix()` is the dense array. Masses of half precision become single.
+        Costs and limits are those of
         `wasserstein` with `method="exact"`.
     """
     check_comparable(mu, nu)
-    check_order(order)
+    order = checked_order(order)
     check_clouds(mu, nu)
-    source, target = atoms_of(mu), atoms_of(nu)
+    source, target = widened((atoms_of(mu), atoms_of(nu)))
     if mu.dimension == 1:
         return monotone_coupling(source, target)
-    return exact_coupling(source, target, float(order))
+    return exact_coupling(source, target, order)
 
 
 def _gaussian_distance(
-    mu: Gaussian, nu: Gaussian, order: int | float, method: str
+    mu: Gaussian, nu: Gaussian, order: float, method: str
 ) -> Float[Array, ""]:
     if order != 2 or method != "exact":
         raise Unsupported(
-            f"between Gaussians order is {order} and method {method!r}; only order 2 "
+            f"between Gaussians order is {order:g} and method {method!r}; only order 2 "
             'with method="exact" has a closed form: use quadrature(measure, order).'
         )
     return bures_distance(mu, nu)
 
 
-def _check_method(method: str, order: int | float, epsilon, directions, key) -> None:
+def _check_method(method: str, order: float, epsilon, directions, key) -> None:
     if method not in METHODS:
         raise InvalidInput(f"method is {method!r}; it must be one of {METHODS}.")
     check(
@@ -176,6 +182,6 @@ def _check_method(method: str, order: int | float, epsilon, directions, key) -> 
     )
     if method == "sinkhorn" and order != 2:
         raise Unsupported(
-            f'order is {order}; method="sinkhorn" has the squared distance as its '
+            f'order is {order:g}; method="sinkhorn" has the squared distance as its '
             'cost, so order must be 2: use method="exact" or "sliced".'
         )

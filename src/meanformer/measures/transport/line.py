@@ -1,7 +1,10 @@
 """Transport on the line: the monotone plan, in closed form for any weights."""
 
+import math
+
 import equinox as eqx
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Float
 
 from meanformer.measures.transport.atoms import Atoms
@@ -14,7 +17,9 @@ def monotone_coupling(source: Atoms, target: Atoms) -> Coupling:
 
     The merged levels $t_1 \le t_2 \le \dots \le 1$ of both distribution functions cut
     the mass into pieces; piece $s$ goes from the quantile of one measure at $t_s$ to
-    that of the other. Differentiable in the masses. Cost: sorting, $O(n \log n)$.
+    that of the other. Levels of the two that agree up to rounding are made equal, so
+    that an atom split in parts is still the same atom. Differentiable in the masses.
+    Cost: sorting, $O(n \log n)$.
 
     Args:
         source: atoms on the line.
@@ -24,7 +29,8 @@ def monotone_coupling(source: Atoms, target: Atoms) -> Coupling:
         The plan, with $n + m$ entries.
     """
     first, second = (jnp.argsort(atoms.points[:, 0]) for atoms in (source, target))
-    levels = jnp.concatenate([_levels(source, first), _levels(target, second)])
+    anchors = _levels(source, first)
+    levels = jnp.concatenate([anchors, _snapped(_levels(target, second), anchors)])
     merged = jnp.argsort(levels)
     is_first = (merged < len(first)).astype(merged.dtype)
     passed = jnp.cumsum(is_first) - is_first
@@ -51,3 +57,24 @@ def _levels(atoms: Atoms, order: Array) -> Float[Array, " n"]:
     """Distribution function at the sorted atoms, exactly 1 at the last."""
     sums = jnp.cumsum(atoms.masses[order])
     return sums / sums[-1]
+
+
+def _snapped(
+    levels: Float[Array, " m"], anchors: Float[Array, " n"]
+) -> Float[Array, " m"]:
+    """Move each level to the nearest anchor if only rounding tells them apart.
+
+    The derivative is that of the level, which has not moved as far as it can tell.
+    """
+    above = jnp.minimum(jnp.searchsorted(anchors, levels), len(anchors) - 1)
+    before, after = anchors[jnp.maximum(above - 1, 0)], anchors[above]
+    nearest = jnp.where(levels - before < after - levels, before, after)
+    is_same = jnp.abs(levels - nearest) <= _rounding_of_levels(levels, anchors)
+    moved = lax.stop_gradient(jnp.where(is_same, nearest, levels))
+    return moved + (levels - lax.stop_gradient(levels))
+
+
+def _rounding_of_levels(levels: Array, anchors: Array) -> float:
+    """Return the error of a running sum of masses, which is added up in pairs."""
+    depth = math.log2(len(levels) + len(anchors))
+    return (2 + depth) * float(jnp.finfo(levels.dtype).eps)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from meanformer.measures.transport.problem import Problem
+from meanformer.numerics.matrices import matmul
 
 STEPS = 40
 SHORTEST_STEP = 1e-3
@@ -70,12 +71,12 @@ def _visit(problem: Problem, potential: Array, count: Array) -> Iterate:
     masses = target.masses[None, :] * jnp.exp(scores - top[:, None])
     totals = masses.sum(axis=1)
     partner = jnp.sum(source.points**2, axis=1) - epsilon * (top + jnp.log(totals))
-    value = source.masses @ partner + target.masses @ potential
+    value = matmul(source.masses, partner) + matmul(target.masses, potential)
     return Iterate(potential, value, masses / totals[:, None], count)
 
 
 def _gradient(problem: Problem, here: Iterate) -> Float[Array, " m"]:
-    return problem.target.masses - problem.source.masses @ here.plan
+    return problem.target.masses - matmul(problem.source.masses, here.plan)
 
 
 def _error(problem: Problem, here: Iterate) -> Float[Array, ""]:
@@ -90,13 +91,14 @@ def _newton_direction(problem: Problem, here: Iterate) -> Float[Array, " m"]:
     its second marginal $c$. Constants, which the system cannot see, are lifted to
     eigenvalue one.
     """
-    marginal = problem.source.masses @ here.plan
+    marginal = matmul(problem.source.masses, here.plan)
     is_present = marginal > 0
     roots = jnp.sqrt(jnp.where(is_present, marginal, 1))
     scaled = jnp.sqrt(problem.source.masses)[:, None] * here.plan / roots[None, :]
     constants = jnp.where(is_present, roots, 0)
     shift = 1 + 4 * jnp.finfo(roots.dtype).eps
-    system = shift * jnp.eye(len(roots), dtype=roots.dtype) - scaled.T @ scaled
+    identity = jnp.eye(len(roots), dtype=roots.dtype)
+    system = shift * identity - matmul(scaled.T, scaled)
     system += jnp.outer(constants, constants)
     right = problem.epsilon * _gradient(problem, here) / roots
     direction = jax.scipy.linalg.solve(system, right, assume_a="pos") / roots
@@ -110,7 +112,7 @@ def _line_search(
 
     Where rounding hides the growth, a smaller error of the marginals will do.
     """
-    slope = _gradient(problem, here) @ direction
+    slope = matmul(_gradient(problem, here), direction)
     rounding = 8 * jnp.finfo(slope.dtype).eps * jnp.abs(here.value)
 
     def is_too_long(trial):
@@ -132,7 +134,7 @@ def _line_search(
 
 def _sinkhorn_step(problem: Problem, here: Iterate) -> Iterate:
     """Balance the second marginal, which always increases the semi-dual."""
-    marginal = problem.source.masses @ here.plan
+    marginal = matmul(problem.source.masses, here.plan)
     is_present = (problem.target.masses > 0) & (marginal > 0)
     ratio = jnp.where(is_present, problem.target.masses, 1) / jnp.where(
         is_present, marginal, 1

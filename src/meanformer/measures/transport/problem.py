@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from meanformer.measures.transport.atoms import Atoms
+from meanformer.numerics.matrices import matmul
 from meanformer.numerics.pair_sums import Blocked
 from meanformer.numerics.pairs import Pairs
 
@@ -58,4 +59,5 @@ def semi_dual(problem: Problem, potential: Float[Array, " m"]) -> Float[Array, "
     of the optimal value.
     """
     source, target = problem.source, problem.target
-    return source.masses @ softmin(problem, potential) + target.masses @ potential
+    partner = softmin(problem, potential)
+    return matmul(source.masses, partner) + matmul(target.masses, potential)

@@ -1,14 +1,18 @@
 """Sliced transport: the average over directions of distances on the line."""
 
+from typing import Any, SupportsIndex
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
+import numpy as np
 from jaxtyping import Array, Float
 
 from meanformer.errors import (
     InvalidInput,
     as_float_array,
+    as_integer,
     check,
     check_finite,
     check_shape,
@@ -17,6 +21,8 @@ from meanformer.errors import (
 from meanformer.measures.transport.atoms import Atoms
 from meanformer.measures.transport.coupling import power_mean
 from meanformer.measures.transport.line import line_distance
+from meanformer.numerics.matrices import matmul
+from meanformer.numerics.norms import unit_rows
 from meanformer.typing import ArrayLike, Key
 
 DEFAULT_DIRECTIONS = 256
@@ -47,29 +53,29 @@ def sliced_distance(
 
 
 def unit_directions(
-    directions: int | ArrayLike | None, atoms: Atoms, key: Key | None
+    directions: SupportsIndex | ArrayLike | None, atoms: Atoms, key: Key | None
 ) -> Float[Array, "l d"]:
     """Return the directions given, made unit vectors, or draw as many as asked for."""
     dimension, dtype = atoms.points.shape[1], atoms.points.dtype
-    if directions is None or isinstance(directions, int):
+    if directions is None or np.ndim(directions) == 0:
         count = DEFAULT_DIRECTIONS if directions is None else directions
         vectors = _draw(count, dimension, dtype, key)
     else:
         vectors = as_float_array("directions", directions).astype(dtype)
         check_shape("directions", vectors, (None, dimension))
         check_finite("directions", vectors)
-    norms = jnp.linalg.norm(vectors, axis=1, keepdims=True)
+    is_zero = is_concrete(vectors) and not np.asarray(vectors).any(axis=1).all()
     check(
-        len(vectors) > 0 and not (is_concrete(norms) and bool((norms == 0).any())),
+        len(vectors) > 0 and not is_zero,
         "directions has a zero row or no row; every direction must be nonzero.",
     )
-    return vectors / norms
+    return unit_rows(vectors)
 
 
-def _draw(count: int, dimension: int, dtype, key: Key | None) -> Float[Array, "l d"]:
-    check(
-        count > 0, f"directions is {count}; it must be a positive number or an array."
-    )
+def _draw(
+    directions: Any, dimension: int, dtype, key: Key | None
+) -> Float[Array, "l d"]:
+    count = as_integer("directions", directions, least=1)
     if key is None:
         raise InvalidInput(
             'method="sliced" draws random directions and needs a key; pass '
@@ -79,4 +85,5 @@ def _draw(count: int, dimension: int, dtype, key: Key | None) -> Float[Array, "l
 
 
 def _projected(atoms: Atoms, direction: Float[Array, " d"]) -> Atoms:
-    return Atoms((atoms.points @ direction)[:, None], atoms.masses, atoms.labels)
+    heights = matmul(atoms.points, direction)
+    return Atoms(heights[:, None], atoms.masses, atoms.labels)

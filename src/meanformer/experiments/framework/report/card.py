@@ -56,9 +56,9 @@ def card(
 
 def rerun_command(experiment: Experiment, record: Record | None) -> str:
     """The command line that repeats this run."""
-    words = ["meanformer", "run", experiment.name]
     if record is None:
-        return shlex.join(words)
+        return shlex.join(["meanformer", "run", experiment.name])
+    words = ["meanformer", "run", record.path or experiment.name]
     usual = as_json(experiment.settings(record.profile))
     for name, value in record.parameters.items():
         if value != usual[name]:

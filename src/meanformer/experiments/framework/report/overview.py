@@ -19,8 +19,8 @@ EXPLANATION = (
     "this very run; nothing is filled in by hand."
 )
 STATUSES = (
-    "A theorem is proved in the work cited, an observation has been seen in "
-    "computations, a conjecture is neither."
+    "A theorem is proved in the work cited, or derived on the theory page named; an "
+    "observation has been seen in computations; a conjecture is neither."
 )
 
 

@@ -1,0 +1,36 @@
+"""Softmax attention and its flow without the library: dense, in NumPy and SciPy.
+
+What experiments compare with. Nothing of `meanformer` computes anything here.
+"""
+
+import numpy as np
+import scipy.integrate
+
+from meanformer.attention import Softmax
+from meanformer.measures import TokenCloud
+
+
+def dense_velocity(
+    attention: Softmax, weights: np.ndarray, tokens: np.ndarray
+) -> np.ndarray:
+    r"""Return $V\sum_j w_je^{s_{ij}}x_j/\sum_jw_je^{s_{ij}}$, written out."""
+    query, key, value = (
+        np.asarray(matrix)
+        for matrix in (attention.query, attention.key, attention.value)
+    )
+    scores = float(attention.beta) * (tokens @ query.T) @ (tokens @ key.T).T
+    masses = weights * np.exp(scores)
+    return masses @ tokens @ value.T / masses.sum(axis=1, keepdims=True)
+
+
+def dense_flow(attention: Softmax, cloud: TokenCloud, depth: float) -> np.ndarray:
+    """Return the tokens at a depth, by SciPy's DOP853 at tolerance 1e-12."""
+    weights, points = np.asarray(cloud.weights), np.asarray(cloud.points)
+
+    def velocity(_, flat):
+        return dense_velocity(attention, weights, flat.reshape(points.shape)).ravel()
+
+    solution = scipy.integrate.solve_ivp(
+        velocity, (0, depth), points.ravel(), method="DOP853", rtol=1e-12, atol=1e-13
+    )
+    return solution.y[:, -1].reshape(points.shape)

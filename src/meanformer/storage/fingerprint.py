@@ -1,0 +1,126 @@
+"""What tells one run from another: a short hash of each thing that a solve was asked.
+
+Only what was asked counts, not the versions that answer: an object is described by the
+name of its class and by those of its fields that differ from their defaults, an array
+by its bytes, a function by its qualified name and the values it encloses.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import inspect
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+
+from meanformer.flows import State
+from meanformer.flows.integrate import Problem
+
+
+def fingerprint(problem: Problem, start: State) -> dict[str, str]:
+    """Return a hash of each part of a run, the saved depths left out.
+
+    Args:
+        problem: what stays the same along depth.
+        start: the state at the first depth.
+    """
+    cloud = problem.cloud
+    parts = {
+        "flow": problem.flow,
+        "tokens": (cloud.points, cloud.positions, cloud.sums),
+        "weights": cloud.weights,
+        "probes": (start.probes, problem.probe_positions),
+        "solver": problem.integrator,
+        "tolerances": (problem.rtol, problem.atol),
+        "stop conditions": (problem.stops, problem.max_steps),
+        "key": problem.key,
+    }
+    return {name: _hash(part) for name, part in parts.items()}
+
+
+def _hash(part: Any) -> str:
+    digest = hashlib.sha256()
+    for piece in _pieces(part):
+        digest.update(len(piece).to_bytes(8, "little") + piece)
+    return digest.hexdigest()[:16]
+
+
+def _pieces(value: Any, inside: tuple = ()) -> Iterator[bytes]:
+    """Describe a value piece by piece; `inside` holds what is being described."""
+    if any(value is other for other in inside):
+        return  # a function that encloses itself
+    inside = (*inside, value)
+    if isinstance(value, jax.Array | np.ndarray | np.generic):
+        yield from _array_pieces(value)
+    elif isinstance(value, tuple | list):
+        yield f"{len(value)} items".encode()
+        for item in value:
+            yield from _pieces(item, inside)
+    elif value is None or isinstance(value, bool | int | float | complex | str | bytes):
+        yield repr(value).encode()
+    else:
+        name, contents = _named_contents(value)
+        yield name.encode()
+        for key in sorted(contents):
+            yield key.encode()
+            yield from _pieces(contents[key], inside)
+
+
+def _array_pieces(array: Any) -> Iterator[bytes]:
+    if isinstance(array, jax.Array) and jnp.issubdtype(
+        array.dtype, jax.dtypes.prng_key
+    ):
+        yield str(jr.key_impl(array)).encode()
+        array = jr.key_data(array)
+    array = np.asarray(array)
+    yield f"{array.dtype.str} {array.shape}".encode()
+    yield array.tobytes()
+
+
+def _named_contents(value: Any) -> tuple[str, Mapping[str, Any]]:
+    """Return the name of an object or function, and the values it is made of."""
+    if isinstance(value, Mapping):
+        return "mapping", {repr(key): item for key, item in value.items()}
+    if isinstance(value, functools.partial):
+        return "partial", {"of": value.func, "to": value.args, **value.keywords}
+    if isinstance(value, type):
+        return _name(value), {}
+    if inspect.isroutine(value := inspect.unwrap(value)):
+        return _name(value), _enclosed(value)
+    if dataclasses.is_dataclass(value):
+        return _name(type(value)), _changed_fields(value)
+    return _name(type(value)), vars(value) if "__dict__" in dir(value) else {}
+
+
+def _enclosed(function: Any) -> dict[str, Any]:
+    if inspect.ismethod(function):
+        return {"self": function.__self__}
+    if not inspect.isfunction(function):
+        return {}
+    nonlocals = inspect.getclosurevars(function).nonlocals
+    defaults = function.__defaults__, tuple((function.__kwdefaults__ or {}).items())
+    return {"defaults": defaults, **nonlocals}
+
+
+def _changed_fields(value: Any) -> dict[str, Any]:
+    """Return the fields that differ from their defaults.
+
+    A version that adds an option, off by default, still describes old runs alike.
+    """
+    fields = ((one.name, one.default) for one in dataclasses.fields(value))
+    contents = {name: (getattr(value, name), default) for name, default in fields}
+    return {
+        name: held
+        for name, (held, default) in contents.items()
+        if held is not default and _hash(held) != _hash(default)
+    }
+
+
+def _name(value: Any) -> str:
+    """Return package and qualified name; files may move inside a package."""
+    package = (value.__module__ or "builtins").partition(".")[0]
+    return f"{package}:{value.__qualname__}"

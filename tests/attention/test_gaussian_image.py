@@ -1,0 +1,115 @@
+"""Gaussians pushed forward by maps that are affine on them."""
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from meanformer.attention import (
+    L2,
+    Linear,
+    MultiHead,
+    Perceptron,
+    Residual,
+    Sinkhorn,
+    Softmax,
+    Sum,
+    UnitNorm,
+    Unnormalised,
+    compose,
+    push_forward,
+)
+from meanformer.errors import InvalidInput, Unsupported
+from meanformer.measures import Gaussian, TokenCloud, quadrature, transport_map
+from reference import reference_attention
+
+GAUSSIAN = Gaussian([0.3, -0.4], [[0.5, 0.1], [0.1, 0.3]])
+SOFTMAX, DISTANCE = reference_attention(Softmax), reference_attention(L2)
+AFFINE = {
+    "softmax": SOFTMAX,
+    "l2": DISTANCE,
+    "linear": reference_attention(Linear),
+    "residual": Residual(SOFTMAX, 0.5),
+    "sum": Sum([SOFTMAX, DISTANCE]),
+    "heads": MultiHead([SOFTMAX, DISTANCE], [np.eye(2), 2 * np.eye(2)]),
+    "network": compose(DISTANCE, Residual(SOFTMAX), Residual(DISTANCE)),
+}
+
+
+@pytest.mark.parametrize("name", AFFINE)
+def test_the_image_of_a_gaussian_has_the_moments_of_the_image_of_its_nodes(name):
+    image = push_forward(AFFINE[name], GAUSSIAN)
+    nodes = push_forward(AFFINE[name], quadrature(GAUSSIAN, 16))
+    assert isinstance(image, Gaussian)
+    np.testing.assert_allclose(image.mean(), nodes.mean(), atol=1e-12)
+    np.testing.assert_allclose(image.covariance(), nodes.covariance(), atol=1e-12)
+
+
+def test_sinkhorn_attention_keeps_a_gaussian_one():
+    attention = reference_attention(Sinkhorn)
+    image = push_forward(attention, GAUSSIAN)
+    nodes = push_forward(attention, quadrature(GAUSSIAN, 12))
+    np.testing.assert_allclose(image.mean(), nodes.mean(), atol=1e-10)
+    np.testing.assert_allclose(image.covariance(), nodes.covariance(), atol=1e-10)
+
+
+def test_compositions_carry_a_gaussian_context_along():
+    x = jnp.array([[0.5, 1.0], [-1.0, 0.2]])
+    network = compose(DISTANCE, Residual(SOFTMAX))
+    moved = push_forward(Residual(SOFTMAX), GAUSSIAN)
+    expected = DISTANCE(moved, Residual(SOFTMAX)(GAUSSIAN, x))
+    np.testing.assert_allclose(network(GAUSSIAN, x), expected, atol=1e-14)
+
+
+def test_values_in_another_dimension_give_a_gaussian_there():
+    tall = Softmax(np.eye(2), np.eye(2), np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 2.0]]))
+    image = push_forward(tall, GAUSSIAN)
+    nodes = push_forward(tall, quadrature(GAUSSIAN, 16))
+    assert image.dimension == 3
+    np.testing.assert_allclose(image.covariance(), nodes.covariance(), atol=1e-12)
+
+
+def test_the_optimal_map_pushes_one_gaussian_to_the_other():
+    other = Gaussian([1.0, 2.0], [[1.0, -0.3], [-0.3, 0.4]])
+    image = push_forward(transport_map(GAUSSIAN, other), GAUSSIAN)
+    np.testing.assert_allclose(image.mean(), other.mean(), atol=1e-13)
+    np.testing.assert_allclose(image.covariance(), other.covariance(), atol=1e-13)
+
+
+def test_compiled_images_are_those_of_the_plain_call():
+    image = push_forward(SOFTMAX, GAUSSIAN)
+    compiled = eqx.filter_jit(push_forward)(SOFTMAX, GAUSSIAN)
+    np.testing.assert_allclose(compiled.mean(), image.mean(), atol=1e-14)
+    np.testing.assert_allclose(compiled.covariance(), image.covariance(), atol=1e-14)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+def test_the_image_has_the_precision_of_the_gaussian(dtype):
+    gaussian = Gaussian(
+        GAUSSIAN.mean().astype(dtype), GAUSSIAN.covariance().astype(dtype)
+    )
+    parameters = (parameter.astype(dtype) for parameter in (SOFTMAX.query, SOFTMAX.key))
+    attention = Softmax(*parameters, SOFTMAX.value.astype(dtype))
+    image = push_forward(attention, gaussian)
+    assert image.mean().dtype == image.covariance().dtype == dtype
+    expected = push_forward(SOFTMAX, GAUSSIAN).covariance()
+    resolution = 10 * float(jnp.finfo(dtype).eps)
+    np.testing.assert_allclose(image.covariance(), expected, atol=resolution)
+
+
+def test_what_bends_a_gaussian_is_refused():
+    perceptron = Perceptron(np.eye(2), np.full(2, 50.0), np.eye(2))
+    for gamma in (UnitNorm(), perceptron, compose(perceptron, SOFTMAX)):
+        with pytest.raises(Unsupported, match="push forward quadrature"):
+            push_forward(gamma, GAUSSIAN)
+    bending = reference_attention(Unnormalised)
+    with pytest.raises(Unsupported, match="Unnormalised is not affine on a Gaussian"):
+        push_forward(bending, GAUSSIAN)
+    with pytest.raises(RuntimeError, match="Unnormalised is not affine on a Gaussian"):
+        eqx.filter_jit(push_forward)(bending, GAUSSIAN)
+
+
+def test_an_image_that_is_not_finite_is_refused():
+    cloud = TokenCloud([[1.0, 2.0]])
+    with pytest.raises(InvalidInput, match="the image of the points holds nan"):
+        push_forward(lambda points: points * jnp.nan, cloud)

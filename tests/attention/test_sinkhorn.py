@@ -1,0 +1,57 @@
+"""Sinkhorn attention: what it says when its limit is far away."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import reference as ref
+from map_zoo import cast
+from meanformer.attention import Sinkhorn, attention_matrix
+from meanformer.errors import StoppedEarly
+from meanformer.measures import TokenCloud
+from reference import reference_attention, reference_cloud
+
+
+def test_sinkhorn_that_has_not_converged_warns_with_its_error():
+    attention, cloud = reference_attention(Sinkhorn, max_steps=2), reference_cloud()
+    error = f"{float(attention.potentials(cloud).marginal_error):.2g}"
+    message = rf"off by {error}, with tolerance 1e-10 and max_steps 2; lower beta"
+    with pytest.warns(StoppedEarly, match=message) as caught:
+        attention(cloud, cloud.points)
+    assert len(caught) == 1
+    with pytest.warns(StoppedEarly, match=message):
+        attention_matrix(attention, cloud)
+
+
+@pytest.mark.slow
+def test_sinkhorn_that_single_precision_stops_warns():
+    random = np.random.default_rng(0)
+    points, *matrices = (random.normal(size=(size, 3)) for size in (50, 3, 3, 3))
+    problem = Sinkhorn(*matrices, beta=100.0), TokenCloud(points)
+    attention, cloud = cast(problem, jnp.float32)
+    with pytest.warns(StoppedEarly, match="use 64-bit numbers"):
+        attention(cloud, cloud.points)
+
+
+def test_sinkhorn_stopped_on_purpose_does_not_warn():
+    cloud = reference_cloud()
+    reference_attention(Sinkhorn, half_steps=3)(cloud, cloud.points)
+
+
+def test_the_ratio_of_a_round_predicts_the_half_steps():
+    attention, cloud = reference_attention(Sinkhorn), reference_cloud()
+    ratio = attention.round_ratio(cloud)
+    assert 0.090 <= ratio <= 0.102
+    steps = attention.predicted_half_steps(cloud, 1.755e-11)
+    np.testing.assert_allclose(steps, 2 * np.log(1.755e-11) / np.log(ratio))
+    # The error is that small after 21.
+    assert 19 <= steps <= 23
+    alone = TokenCloud(ref.POINTS[:1])
+    assert attention.round_ratio(alone) == 0
+
+
+def test_potentials_in_half_precision_are_computed_in_single():
+    half = cast((reference_attention(Sinkhorn), reference_cloud()), jnp.bfloat16)
+    found = half[0].potentials(half[1])
+    assert found.g.dtype == jnp.bfloat16
+    assert found.converged
