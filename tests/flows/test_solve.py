@@ -280,6 +280,12 @@ def test_tokens_off_the_sphere_are_refused():
         mf.solve(flow, reference_cloud(), 1.0)
 
 
+def test_probes_off_the_sphere_are_refused():
+    flow = mf.Flow(mf.identity_attention("softmax", 2), space=mf.Sphere())
+    with pytest.raises(mf.InvalidInput, match="probe 1 has norm 5"):
+        mf.solve(flow, mf.TokenCloud(np.eye(2)), 1.0, probes=[[1.0, 0.0], [0.0, 5.0]])
+
+
 def test_noise_without_a_key_or_fixed_steps_is_refused():
     noisy = mf.Flow(reference_attention(), noise=0.1)
     with pytest.raises(mf.InvalidInput, match="needs key"):

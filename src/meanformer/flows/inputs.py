@@ -74,7 +74,7 @@ def _given_depths(start, end, depths: Float[Array, " t"]) -> Float[Array, " t"]:
 
 
 def checked_probes(
-    mu: TokenCloud, probes: ArrayLike | TokenCloud | None
+    flow: Flow, mu: TokenCloud, probes: ArrayLike | TokenCloud | None
 ) -> tuple[Float[Array, "p d"] | None, Float[Array, " p"] | None]:
     """Return the probes' points and places, or raise."""
     if probes is None:
@@ -85,6 +85,7 @@ def checked_probes(
         points, places = as_float_array("probes", probes).astype(mu.points.dtype), None
     check_shape("probes", points, (None, mu.dimension))
     check_finite("probes", points)
+    flow.space.check(points, "probe")
     if places is None and mu.positions is not None:
         places = jnp.ones((len(points),), mu.points.dtype)
     return points, places

@@ -49,7 +49,7 @@ def run_layers(
     size = jnp.asarray(1 / count if step is None else step, mu.points.dtype)
     if is_concrete(size):
         check(bool(np.isfinite(size)), f"step is {step}; it must be finite.")
-    passive, places = checked_probes(mu, probes)
+    passive, places = checked_probes(flow, mu, probes)
     problem = Problem(flow, mu, places, FixedStep(1.0), (), 1.0, 1.0, 1)
     first = initial_state(jnp.zeros((), mu.points.dtype), mu.points, passive)
     return as_trajectory(mu, *_run(problem, first, size, count))

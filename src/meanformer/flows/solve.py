@@ -161,7 +161,7 @@ def _set_up(flow, mu, depth, save, solver, rtol, atol, probes, stop, key):
             if key is None
             else "key is given but the flow has no noise; leave it out."
         )
-    passive, places = checked_probes(mu, probes)
+    passive, places = checked_probes(flow, mu, probes)
     budget, stops = sorted_stops(stop, mu.points.dtype)
     tolerances = (jnp.asarray(tol, mu.points.dtype) for tol in (rtol, atol))
     problem = Problem(

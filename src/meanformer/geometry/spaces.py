@@ -33,8 +33,8 @@ class AbstractSpace(eqx.Module):
         """Return the distance within the space, row by row."""
 
     @abc.abstractmethod
-    def check(self, points: Float[Array, "n d"]) -> None:
-        """Raise if the points do not lie in the space."""
+    def check(self, points: Float[Array, "n d"], name: str = "token") -> None:
+        """Raise if the points, called so in the message, do not lie in the space."""
 
 
 class Euclidean(AbstractSpace):
@@ -56,7 +56,7 @@ class Euclidean(AbstractSpace):
         """Return the Euclidean distance."""
         return safe_norm(x - y)
 
-    def check(self, points: Float[Array, "n d"]) -> None:
+    def check(self, points: Float[Array, "n d"], name: str = "token") -> None:
         """Accept all points."""
 
 
@@ -95,14 +95,16 @@ class Sphere(AbstractSpace):
         apart, together = safe_norm(x - y), safe_norm(x + y)
         return 2 * jnp.arctan2(apart, together)
 
-    def check(self, points: Float[Array, "n d"]) -> None:
+    def check(self, points: Float[Array, "n d"], name: str = "token") -> None:
         """Raise if a point is not a unit vector."""
         if not is_concrete(points):
+            return
+        if len(points) == 0:
             return
         norms = np.linalg.norm(np.asarray(points, np.float64), axis=1)
         worst = int(np.abs(norms - 1).argmax())
         check(
             abs(norms[worst] - 1) <= SPHERE_TOLERANCE,
-            f"token {worst} has norm {norms[worst]:.6g}; on Sphere() every token must "
-            "have norm 1: divide the points by their norms first.",
+            f"{name} {worst} has norm {norms[worst]:.6g}; on Sphere() every {name} "
+            "must have norm 1: divide the points by their norms first.",
         )
