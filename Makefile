@@ -1,7 +1,7 @@
 # Needs python3 (3.11 or newer), make and a package index; everything lands in .venv.
 
 PYTHON ?= python3
-WORKERS ?= 2
+WORKERS ?= 3
 
 VENV := .venv
 BIN := $(VENV)/bin

@@ -45,6 +45,7 @@ def test_the_image_of_a_gaussian_has_the_moments_of_the_image_of_its_nodes(name)
     np.testing.assert_allclose(image.covariance(), nodes.covariance(), atol=1e-12)
 
 
+@pytest.mark.slow
 def test_sinkhorn_attention_keeps_a_gaussian_one():
     attention = reference_attention(Sinkhorn)
     image = push_forward(attention, GAUSSIAN)

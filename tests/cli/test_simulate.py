@@ -150,6 +150,7 @@ def test_killed_before_its_first_depth_a_run_can_always_be_taken_up(
     np.testing.assert_array_equal(resumed.values, expected.values)
 
 
+@pytest.mark.slow
 def test_an_extended_run_goes_on(whole, cache, tmp_path):
     config, _ = whole
     folder = tmp_path / "out"

@@ -33,7 +33,15 @@ VELOCITIES = {
 }
 
 
-@pytest.mark.parametrize("name", VELOCITIES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "softmax",
+        "strict",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in list(VELOCITIES)[3:]),
+        "heads",
+    ],
+)
 def test_appending_is_running_the_longer_sequence(name, key):
     flow = mf.Flow(VELOCITIES[name])
     short, whole = sequence(4, key), sequence(7, key)

@@ -134,6 +134,7 @@ def test_the_stiff_solver_agrees_with_the_explicit_one():
     np.testing.assert_allclose(path.points[-1], SOFTMAX_AT_ONE, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_the_stiff_solver_needs_fewer_steps_on_a_stiff_flow():
     # A fast contraction towards the origin, followed long after it is over.
     flow = mf.Flow(reference_attention() + mf.PointMap(lambda x: -300 * x))

@@ -61,6 +61,7 @@ def test_layers_take_the_map_of_their_own_depth():
     np.testing.assert_allclose(path.points[-1], expected, atol=1e-14)
 
 
+@pytest.mark.slow
 def test_a_scheduled_sum_can_be_split():
     pull = mf.PointMap(lambda x: -0.5 * x)
     schedule = mf.Schedule([turned(jnp.array(a)) + pull for a in (0.2, 0.9)])

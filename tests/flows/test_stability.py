@@ -70,7 +70,9 @@ def test_all_averaging_kinds_have_the_exponential_radius_bound(kind):
     np.testing.assert_allclose(bound, 2 * np.exp(0.7 * VALUE_NORM), rtol=1e-11)
 
 
-@pytest.mark.parametrize("interpolate", [False, True])
+@pytest.mark.parametrize(
+    "interpolate", [False, pytest.param(True, marks=pytest.mark.slow)]
+)
 def test_a_schedule_integrates_the_norm_of_its_values(interpolate):
     maps = [Softmax(QUERY, KEY, factor * VALUE) for factor in (1.0, -3.0, 2.0)]
     if interpolate:

@@ -16,6 +16,7 @@ PROBES = np.array([[0.3, 0.2], [-0.6, 0.9], [2.0, 1.0]])
 SYMMETRIC = np.array([[0.8, 0.3], [0.3, -0.4]])
 POSITIVE = np.array([[0.9, 0.2], [0.2, 0.5]])
 FORMS = [FORM, SYMMETRIC, POSITIVE]
+MORE_FORMS = [FORM, pytest.param(SYMMETRIC, marks=pytest.mark.slow), POSITIVE]
 
 
 def outputs(points, weights, form, *, solve):
@@ -61,7 +62,7 @@ def normal_like(key, arrays):
     )
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", MORE_FORMS)
 def test_implicit_and_unrolled_gradients_agree(key, form):
     arrays, cotangent = reference(form), jr.normal(key, (7, 2))
     implicit = gradient(arrays, cotangent, precise)
@@ -71,7 +72,7 @@ def test_implicit_and_unrolled_gradients_agree(key, form):
         np.testing.assert_allclose(found, expected, atol=1e-10)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", MORE_FORMS)
 def test_tangents_agree_with_finite_differences(key, form):
     arrays = reference(form)
     directions = normal_like(key, arrays)
@@ -86,7 +87,7 @@ def test_tangents_agree_with_finite_differences(key, form):
     np.testing.assert_allclose(found, expected, atol=1e-8)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", MORE_FORMS)
 def test_forward_and_reverse_derivatives_are_transposes(key, form):
     arrays = reference(form)
     key_in, key_out = jr.split(key)

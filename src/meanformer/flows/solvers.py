@@ -45,14 +45,10 @@ class StepSettings(eqx.Module):
     jumps: Float[Array, " j"] | None
 
 
-class Adaptive(AbstractIntegrator):
-    """Explicit steps whose error is kept below the tolerances; the default.
+class AbstractAdaptive(AbstractIntegrator):
+    """Steps whose error is kept below the tolerances."""
 
-    Args:
-        method: an explicit adaptive method of diffrax; `Tsit5` by default.
-    """
-
-    method: diffrax.AbstractSolver = diffrax.Tsit5()
+    method: eqx.AbstractVar[diffrax.AbstractSolver]
 
     def method_for(self, is_noisy: bool) -> diffrax.AbstractSolver:
         """Return the method; noise needs fixed steps."""
@@ -61,14 +57,33 @@ class Adaptive(AbstractIntegrator):
 
     def controller(self, settings: StepSettings) -> diffrax.AbstractStepSizeController:
         """Return a proportional-integral controller on the largest error."""
-        return _adaptive_controller(settings)
+        controller = diffrax.PIDController(
+            rtol=settings.rtol,
+            atol=settings.atol,
+            norm=settings.norm,
+            dtmin=settings.smallest,
+            force_dtmin=False,
+        )
+        if settings.jumps is None:
+            return controller
+        return diffrax.ClipStepSizeController(controller, jump_ts=settings.jumps)
 
     def first_step(self, start, end) -> None:
         """Leave the first step to the controller."""
         return
 
 
-class Stiff(AbstractIntegrator):
+class Adaptive(AbstractAdaptive):
+    """Explicit steps whose error is kept below the tolerances; the default.
+
+    Args:
+        method: an explicit adaptive method of diffrax; `Tsit5` by default.
+    """
+
+    method: diffrax.AbstractSolver = diffrax.Tsit5()
+
+
+class Stiff(AbstractAdaptive):
     r"""Implicit steps, for large $\beta R^2$ or fast contraction.
 
     Every step solves linear systems of size $nd$, so this is for small clouds:
@@ -80,21 +95,31 @@ class Stiff(AbstractIntegrator):
 
     method: diffrax.AbstractSolver = diffrax.Kvaerno5()
 
-    def method_for(self, is_noisy: bool) -> diffrax.AbstractSolver:
-        """Return the method; noise needs fixed steps."""
-        check(not is_noisy, "a flow with noise needs fixed steps: solver=FixedStep(h).")
-        return self.method
+
+class AbstractEqualSteps(AbstractIntegrator):
+    """Equal steps, as many between two saved depths as keep each at most `step`."""
+
+    step: eqx.AbstractVar[float]
 
     def controller(self, settings: StepSettings) -> diffrax.AbstractStepSizeController:
-        """Return a proportional-integral controller on the largest error."""
-        return _adaptive_controller(settings)
+        """Return constant steps."""
+        return diffrax.ConstantStepSize()
 
-    def first_step(self, start, end) -> None:
-        """Leave the first step to the controller."""
-        return
+    def first_step(self, start, end) -> Float[Array, ""]:
+        """Return the equal step of a stretch."""
+        length = end - start
+        # A stretch a hair longer than a multiple of the step is not worth another step.
+        rounding = 8 * jnp.finfo(end.dtype).eps
+        hair = rounding * jnp.maximum(jnp.abs(start), jnp.abs(end)) / self.step + 1e-9
+        count = jnp.ceil(jnp.abs(length) / self.step - hair)
+        return jnp.where(length == 0, self.step, length / jnp.maximum(count, 1))
+
+    def prepared(self, dtype):
+        """Return the same with the step as an array."""
+        return eqx.tree_at(lambda i: i.step, self, jnp.asarray(self.step, dtype))
 
 
-class FixedStep(AbstractIntegrator):
+class FixedStep(AbstractEqualSteps):
     """Equal steps, as many between two saved depths as keep each at most `step`.
 
     Where a `Schedule` jumps, save that depth: a step across it is of first order.
@@ -116,20 +141,8 @@ class FixedStep(AbstractIntegrator):
             return diffrax.Heun() if is_noisy else RK4()
         return self.method
 
-    def controller(self, settings: StepSettings) -> diffrax.AbstractStepSizeController:
-        """Return constant steps."""
-        return diffrax.ConstantStepSize()
 
-    def first_step(self, start, end) -> Float[Array, ""]:
-        """Return the equal step of a stretch."""
-        return _equal_step(self.step, start, end)
-
-    def prepared(self, dtype):
-        """Return the same with the step as an array."""
-        return _with_array_step(self, dtype)
-
-
-class Splitting(AbstractIntegrator):
+class Splitting(AbstractEqualSteps):
     r"""Equal steps that treat the summands of the velocity in turn.
 
     For `Sum([attention, perceptron])`: Lie splitting alternates the two flows, error
@@ -151,47 +164,3 @@ class Splitting(AbstractIntegrator):
         """Return the splitting step."""
         check(not is_noisy, "splitting has no noise; use solver=FixedStep(h).")
         return SplitStep(self.order)
-
-    def controller(self, settings: StepSettings) -> diffrax.AbstractStepSizeController:
-        """Return constant steps."""
-        return diffrax.ConstantStepSize()
-
-    def first_step(self, start, end) -> Float[Array, ""]:
-        """Return the equal step of a stretch."""
-        return _equal_step(self.step, start, end)
-
-    def prepared(self, dtype):
-        """Return the same with the step as an array."""
-        return _with_array_step(self, dtype)
-
-
-def _adaptive_controller(
-    settings: StepSettings,
-) -> diffrax.AbstractStepSizeController:
-    controller = diffrax.PIDController(
-        rtol=settings.rtol,
-        atol=settings.atol,
-        norm=settings.norm,
-        dtmin=settings.smallest,
-        force_dtmin=False,
-    )
-    if settings.jumps is None:
-        return controller
-    return diffrax.ClipStepSizeController(controller, jump_ts=settings.jumps)
-
-
-def _with_array_step(integrator, dtype: jnp.dtype):
-    return eqx.tree_at(
-        lambda i: i.step, integrator, jnp.asarray(integrator.step, dtype)
-    )
-
-
-def _equal_step(
-    step: float | Float[Array, ""], start: Float[Array, ""], end: Float[Array, ""]
-) -> Float[Array, ""]:
-    length = end - start
-    # A stretch a hair longer than a multiple of the step is not worth another step.
-    rounding = 8 * jnp.finfo(end.dtype).eps
-    hair = rounding * jnp.maximum(jnp.abs(start), jnp.abs(end)) / step + 1e-9
-    count = jnp.ceil(jnp.abs(length) / step - hair)
-    return jnp.where(length == 0, step, length / jnp.maximum(count, 1))
