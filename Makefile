@@ -20,10 +20,10 @@ atlas: $(INSTALLED)/base ## run every experiment, write atlas/index.html (ARGS="
 	$(BIN)/meanformer atlas $(ARGS)
 
 test: $(INSTALLED)/tests ## the fast tests (ARGS="-k softmax")
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow and not browser" $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not browser" $(ARGS)
 
 test-all: $(INSTALLED)/tests ## every test, slow ones too; in a browser if there is a Chromium
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(if $(shell command -v chromium),,-m "not browser") $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) $(if $(shell command -v chromium),,-m "not browser") $(ARGS)
 
 lint: $(INSTALLED)/dev ## format, style, types, order of the rooms
 	$(BIN)/ruff format --check

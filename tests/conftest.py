@@ -13,7 +13,7 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 # Compiled programs stay mapped, and Linux allows a process 65530 mappings: thousands of
 # tests in one process would pass that.
-TESTS_BETWEEN_CLEARINGS = 250
+TESTS_BETWEEN_CLEARINGS = 600
 _tests_so_far = itertools.count(1)
 
 

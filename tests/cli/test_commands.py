@@ -217,3 +217,11 @@ def test_help_and_version_leave_with_0(meanformer):
     assert meanformer("--version").stdout.startswith("meanformer ")
     for command in ("atlas", "run", "experiments", "doctor", "cite"):
         assert meanformer(command, "--help").exit_code == 0
+
+
+def test_a_file_that_cannot_be_read_is_told_before_its_parameters(meanformer, tmp_path):
+    file = tmp_path / "own.py"
+    file.write_text("experiment = 3\n")
+    result = meanformer("run", file, "--set", "count=3")
+    assert result.exit_code == 1
+    assert "must define `experiment`" in result.stdout

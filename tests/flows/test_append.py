@@ -96,3 +96,10 @@ def test_the_longer_sequence_must_begin_with_the_known_one(key):
         mf.append_tokens(flow, path, sequence(7, jr.key(1)))
     with pytest.raises(InvalidInput, match="needs positions"):
         mf.append_tokens(flow, path, mf.TokenCloud(sequence(7, key).points))
+
+
+def test_the_path_of_a_solve_is_refused(key):
+    flow = mf.Flow(VELOCITIES["softmax"])
+    path = mf.solve(flow, sequence(4, key), 1.0)
+    with pytest.raises(InvalidInput, match="not from solve"):
+        mf.append_tokens(flow, path, sequence(7, key))

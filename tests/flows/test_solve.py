@@ -218,7 +218,7 @@ def test_a_vmapped_solve_reports_the_status_of_each_member():
         return path.status == mf.Status.reached, path.depths, path.points
 
     reached, depths, points = jax.vmap(ending)(jnp.array([0.1, 1.0]))
-    np.testing.assert_array_equal(reached, [[True] * 3, [True, False, False]])
+    np.testing.assert_array_equal(reached, [True, False])
     np.testing.assert_allclose(depths[1], [0, 0.5, 0.5], atol=1e-5)
     assert np.isfinite(points).all()
 
@@ -318,3 +318,28 @@ def test_a_stop_without_progress_repeats_no_depth():
         )
     assert len(np.unique(path.depths)) == len(path)
     assert bool(path.status == mf.Status.escaped)
+
+
+@pytest.mark.parametrize(("start", "depth"), [(1.0, 1.0), (100.0, 0.1)])
+def test_a_blow_up_at_or_near_a_saved_depth_is_called_one(start, depth):
+    flow = mf.Flow(mf.identity_attention("linear", 1))
+    with pytest.warns(mf.errors.StoppedEarly, match="blow-up"):
+        path = mf.solve(flow, mf.TokenCloud([[start]]), depth)
+    assert bool(path.status == mf.Status.blow_up_suspected)
+    np.testing.assert_allclose(path.depths[-1], 1 / (2 * start**2), rtol=1e-5)
+
+
+def test_a_trajectory_from_compiled_code_tells_how_it_ended():
+    path = jax.jit(lambda cloud: mf.solve(softmax_flow(), cloud, 1.0, save=2))(
+        reference_cloud()
+    )
+    assert path.message == "At depth 1 the depth asked for was reached."
+
+
+def test_a_space_a_kind_and_a_condition_are_told_from_their_look_alikes(untyped):
+    with pytest.raises(mf.InvalidInput, match="such as Sphere"):
+        mf.Flow(reference_attention(), space=mf.Sphere)
+    with pytest.raises(mf.InvalidInput, match="velocity is"):
+        mf.Flow(mf.Softmax)
+    with pytest.raises(mf.InvalidInput, match="condition is 3"):
+        mf.StopWhen(3)

@@ -39,6 +39,9 @@ def _print(experiment: Any, out: Any) -> None:
     for claim in experiment.claims:
         statement = escape(to_plain(claim.statement))
         terminal.show(f"  {statement} [dim]({claim.status})[/dim]", out)
+    settings = vars(experiment.settings("quick"))
+    chosen = ", ".join(f"{name}={value}" for name, value in settings.items())
+    terminal.show(f"  [dim]--set {escape(chosen)}[/dim]", out)
     papers = "; ".join(facts["papers"]) or "no paper"
     line = f"  [dim]{papers} · {facts['room']} · about {facts['seconds']:.0f} s[/dim]"
     terminal.show(line + "\n", out)

@@ -40,6 +40,8 @@ def run(
     from meanformer.experiments.framework.settings import split_assignments
 
     experiment = registry.find(name)
+    if registry.is_unreadable(experiment):
+        changes = None  # running it tells why
     profile = "full" if full else "quick"
     settings = experiment.settings(profile, **split_assignments(changes or []))
     record = _perform(experiment, settings, profile)

@@ -40,8 +40,13 @@ def append_tokens(flow: Flow, path: Trajectory, mu: TokenCloud) -> Trajectory:
     )
     _check_prefix(path, mu)
     check(flow.noise is None, "append_tokens follows layers, which have no noise.")
-    points, velocities, drift = _run(flow, path, mu)
+    points, velocities, drift, misstep = _run(flow, path, mu)
     if is_concrete(drift):
+        check(
+            float(misstep) <= SAME,
+            "the path does not consist of residual layers; append_tokens goes on from "
+            "what run_layers returned, not from solve.",
+        )
         check(
             float(drift) <= SAME,
             f"the new tokens change the velocity of an earlier one, by {drift:.2g} of "
@@ -79,11 +84,18 @@ def _run(flow: Flow, path: Trajectory, mu: TokenCloud):
         moved = flow.space.retract(new + step * velocity[1:])
         return moved, (cloud.points, velocity, drift)
 
+    def misstep(depth_step, old, moving, after):
+        return jnp.abs(flow.space.retract(old + depth_step * moving) - after).max()
+
     steps = jnp.append(jnp.diff(path.depths), 0)
     saved = path.depths, steps, path.points, path.velocities
     _, (points, velocities, drift) = jax.lax.scan(layer, mu.points[known:], saved)
+    missteps = jax.vmap(misstep)(
+        steps[:-1], path.points[:-1], path.velocities[:-1], path.points[1:]
+    )
     largest = jnp.abs(path.velocities).max()
-    return points, velocities, drift.max() / jnp.where(largest > 0, largest, 1)
+    unit = jnp.where(largest > 0, largest, 1)
+    return points, velocities, drift.max() / unit, missteps.max() / unit
 
 
 def _check_prefix(path: Trajectory, mu: TokenCloud) -> None:

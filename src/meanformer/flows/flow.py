@@ -32,6 +32,10 @@ class Flow(eqx.Module):
 
     def __check_init__(self):
         check(
+            isinstance(self.space, AbstractSpace),
+            f"space is {self.space!r}; it must be a space, such as Sphere().",
+        )
+        check(
             self.noise is None or jnp.ndim(self.noise) == 0,
             "noise must be one number, the strength of the Brownian motion.",
         )

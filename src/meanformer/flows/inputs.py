@@ -27,8 +27,9 @@ def check_flow(flow: Flow, mu: TokenCloud) -> None:
         raise InvalidInput(f"flow is {type(flow).__name__}; it must be Flow(velocity).")
     if not isinstance(mu, TokenCloud):
         raise Unsupported(
-            f"mu is {type(mu).__name__}; a flow moves a TokenCloud: use "
-            "quadrature(mu, order) or TokenCloud(mu.sample(count, key=key))."
+            f"mu is {type(mu).__name__}; a flow moves a TokenCloud: TokenCloud(points) "
+            "for an array; quadrature(mu, order) or resample(mu, count, key=key) for "
+            "another measure."
         )
     flow.space.check(mu.points)
     for gamma in flow.velocity.kinds():

@@ -23,6 +23,7 @@ from meanformer.typing import Key
 # States kept for the gradient of one stretch. Where there are more steps between two
 # saved depths, they are computed again: 561 steps at most twice.
 CHECKPOINTS = 32
+OVERFLOWN = 1e10
 
 
 class Problem(eqx.Module):
@@ -53,13 +54,17 @@ class Problem(eqx.Module):
         return field[: len(points)], None if probes is None else field[len(points) :]
 
     def error_norm(self, errors: Moving) -> Float[Array, ""]:
-        """Return the largest error, leaving out tokens of weight zero."""
+        """Return the largest error, leaving out tokens of weight zero.
+
+        A step that overflows counts as a very bad one, so that it is tried again
+        smaller; with NaN as its error it would not be.
+        """
         points, probes = errors
         absent = (self.cloud.weights == 0)[:, None]
         largest = jnp.max(jnp.where(absent, 0, jnp.abs(points)))
-        if probes is None or probes.size == 0:
-            return largest
-        return jnp.maximum(largest, jnp.max(jnp.abs(probes)))
+        if probes is not None and probes.size > 0:
+            largest = jnp.maximum(largest, jnp.max(jnp.abs(probes)))
+        return jnp.where(jnp.isfinite(largest), largest, OVERFLOWN)
 
 
 def advance(problem: Problem, state: State, target: Float[Array, ""]) -> State:

@@ -223,7 +223,7 @@ def as_schedule(velocity) -> AbstractSchedule:
         return velocity
     if isinstance(velocity, AbstractInContextMap):
         return Constant(velocity)
-    if callable(velocity):
+    if callable(velocity) and not isinstance(velocity, type):
         return FunctionOfDepth(velocity)
     raise InvalidInput(
         f"velocity is {velocity!r}; it must be an in-context map, a Schedule, or a "

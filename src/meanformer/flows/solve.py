@@ -49,8 +49,8 @@ def solve(
 
     Never raises because of the flow's behaviour: a solve that cannot reach the depth
     ends with the last good state, a `status` that says why, and a warning
-    (`StoppedEarly`) unless the stop was asked for. Under `jit` nothing is cut off: the
-    states after the end repeat the last one.
+    (`StoppedEarly`) unless it came to rest or met a condition of yours. Under `jit`
+    nothing is cut off: the states after the end repeat the last one.
 
     Args:
         flow: the flow.

@@ -13,7 +13,11 @@ from meanformer.measures import TokenCloud
 
 
 class Status(eqx.Enumeration):
-    """How a solve ended; the text of each says what to do."""
+    """How a solve ended; the text of each says what to do.
+
+    The members are `reached`, `steady`, `condition_met`, `escaped`,
+    `blow_up_suspected`, `step_budget`, `not_finite` and `solver_failed`.
+    """
 
     reached = "the depth asked for was reached"
     steady = "the tokens came to rest before the depth asked for"
@@ -136,6 +140,13 @@ class StopWhen(AbstractStop):
 
     condition: Callable[[Array, TokenCloud], Bool[Array, ""]]
     status: ClassVar[PyTree] = Status.condition_met
+
+    def __check_init__(self):
+        check(
+            callable(self.condition),
+            f"condition is {self.condition!r}; it must be a function of depth and "
+            "cloud.",
+        )
 
     def __call__(
         self, depth: Float[Array, ""], cloud: TokenCloud, velocity: Callable[[], Array]

@@ -153,7 +153,10 @@ def as_trajectory(
         states.accepted_steps,
         states.rejected_steps,
     )
-    return _cut_off(trajectory) if is_concrete(states.points) else trajectory
+    if is_concrete(states.points):
+        return _cut_off(trajectory)
+    last = jax.tree.map(lambda leaf: leaf[-1], states.status)
+    return eqx.tree_at(lambda t: t.status, trajectory, last)
 
 
 def _cut_off(trajectory: Trajectory) -> Trajectory:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from meanformer.errors import InvalidInput, check
+from meanformer.errors import InvalidInput, as_float_array, check
 from meanformer.flows import AbstractRecorder, State, Status, Trajectory
 from meanformer.flows.integrate import Problem
 from meanformer.flows.recorder import Snapshot
@@ -227,7 +227,7 @@ def _from_xarray(dataset) -> Trajectory:
 
     return Trajectory(
         array("depth"),
-        array("points"),
+        as_float_array("points", dataset["points"].values),
         array("velocities"),
         array("weights"),
         array("position"),

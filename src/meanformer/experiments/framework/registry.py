@@ -114,6 +114,11 @@ def _imported(path: Path) -> ModuleType:
     return module
 
 
+def is_unreadable(experiment: Experiment) -> bool:
+    """Whether an experiment only stands for a file that fails to import."""
+    return experiment.parameters is _NoParameters
+
+
 def _unreadable(name: str, error: Exception) -> Experiment:
     """Stands for a file that fails to import: its only claim is that it can be read."""
 

@@ -205,8 +205,8 @@ def _warn_unless(has_converged: Bool[Array, ""], rounds: int) -> None:
     def warn(has_converged):
         if not has_converged:
             warnings.warn(
-                f"entropic transport has not converged in {rounds} rounds; the value "
-                "is a lower bound: raise epsilon.",
+                f"entropic transport has not converged in {rounds} rounds, so each "
+                "transport cost in the value is a lower bound only: raise epsilon.",
                 StoppedEarly,
                 stacklevel=5,
             )
