@@ -12,7 +12,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Int, PyTree
 
 # Found by timing: fewer pairs wait for threads, more fall out of the cache.
-TILE_ROWS, TILE_COLUMNS = 512, 2048
+TILE_ROWS, TILE_COLUMNS = 2048, 1024
 VECTOR_LENGTH = 16
 
 Range = tuple[Int[Array, " m"], Int[Array, " m"]]
