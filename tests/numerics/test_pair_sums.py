@@ -285,7 +285,7 @@ def test_a_wrong_tolerance_is_refused():
 @pytest.mark.parametrize("tokens", [1, 100, 1025, 8192, 10**6])
 def test_automatic_tiles_are_small_and_waste_little(queries, tokens):
     rows, columns = tile_shape(queries, tokens, "auto")
-    assert rows * columns <= 1.05 * 2**20
+    assert rows * columns <= 1.05 * 2**21  # 8 MiB in single precision
     assert (-queries % rows) / queries < 0.05
     assert (-tokens % columns) / tokens < 0.05
 
