@@ -5,9 +5,11 @@ checked always, values when they are known. Under `jit` the values are not known
 a failure shows in the status of the solve instead.
 """
 
+import inspect
 import numbers
 import operator
 import warnings
+from types import FrameType
 from typing import Any
 
 import jax
@@ -37,6 +39,22 @@ class StoppedEarly(UserWarning):
     """A solve that ended before the depth asked for; the message gives advice."""
 
 
+# Packages whose frames stand between a user's line and a warning about it.
+_BETWEEN = ("meanformer", "equinox", "jax", "jaxtyping", "beartype", "contextlib")
+
+
+def warn(message: str, category: type[Warning]) -> None:
+    """Warn at the line outside of the library that led here."""
+    frame, level = inspect.currentframe(), 1
+    while frame is not None and _package(frame) in _BETWEEN:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, category, stacklevel=level)
+
+
+def _package(frame: FrameType) -> str:
+    return frame.f_globals.get("__name__", "").partition(".")[0]
+
+
 def check(condition: bool | np.bool_, message: str) -> None:
     """Raise `InvalidInput` with the message unless the condition holds."""
     if not condition:
@@ -56,11 +74,10 @@ def as_float_array(name: str, value: Any) -> Array:
     if value is None or isinstance(value, str):
         raise InvalidInput(f"{name} is {value!r}; it must be an array of numbers.")
     if not jax.config.read("jax_enable_x64") and _holds_doubles(value):
-        warnings.warn(
+        warn(
             f"{name} is float64 but JAX runs in 32 bits, so digits are lost; call "
             'jax.config.update("jax_enable_x64", True) first, or pass float32.',
             PrecisionWarning,
-            stacklevel=3,
         )
         value = np.asarray(value, np.float32)
     try:

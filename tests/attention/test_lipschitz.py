@@ -254,7 +254,7 @@ def test_the_layers_of_a_network_bound_the_whole():
 
 
 def test_no_array_of_all_pairs_is_held(key):
-    count = 6000
+    count = 20_000
     cloud = TokenCloud(jr.normal(key, (count, 2)))
     gamma = identity_attention("softmax", 2)
 
@@ -263,4 +263,5 @@ def test_no_array_of_all_pairs_is_held(key):
 
     compiled = jax.jit(constant).lower(cloud.points).compile()
     for_one_array_of_pairs = 8 * count**2
-    assert compiled.memory_analysis().temp_size_in_bytes < for_one_array_of_pairs
+    held = compiled.memory_analysis().temp_size_in_bytes
+    assert held < for_one_array_of_pairs / 4

@@ -1,15 +1,12 @@
-"""Memory of a solve and of the gradient through it, in processes of their own."""
-
-import subprocess
-import sys
-from pathlib import Path
+"""Memory of a solve and of the gradient through it."""
 
 import pytest
 
+from memory_use import needs_linux, peak_increase
+
 CEILING = 600
-SCRIPT = """
-import sys
-import jax, jax.numpy as jnp
+BEFORE = """
+import jax
 import meanformer as mf
 
 def loss(points):
@@ -17,24 +14,15 @@ def loss(points):
     path = mf.solve(flow, mf.TokenCloud(points), 0.5, save=2, solver=mf.FixedStep(0.25))
     return (path.points[-1] ** 2).sum()
 
-def peak():
-    # Not ru_maxrss, which starts from the memory of the process that started this one.
-    lines = open("/proc/self/status").read().splitlines()
-    return next(int(l.split()[1]) for l in lines if l.startswith("VmHWM")) / 1024
-
 points = jax.random.normal(jax.random.key(0), (20_000, 3))
-before = peak()
 function = jax.grad(loss) if sys.argv[1] == "gradient" else loss
-jax.block_until_ready(jax.jit(function)(points))
-sys.stdout.write(str(peak() - before))
 """
+CALL = "jax.block_until_ready(jax.jit(function)(points))"
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux")
+@needs_linux
 @pytest.mark.parametrize("kind", ["value", "gradient"])
 def test_solving_for_twenty_thousand_tokens_needs_no_square_array(kind):
     # One dense array of scores in single precision has 1526 MiB.
-    command = [sys.executable, "-c", SCRIPT, kind]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert float(done.stdout) < CEILING
+    assert peak_increase(BEFORE, CALL, kind) < CEILING

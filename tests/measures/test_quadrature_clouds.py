@@ -189,7 +189,7 @@ def test_measures_without_a_rule_are_refused_with_advice():
         def mean(self):
             return jnp.zeros(1)
 
-        covariance = log_laplace = tilted_mean = sample = mean
+        covariance = tilted_mass_and_mean = sample = mean
 
     with pytest.raises(Unsupported, match=r"Unknown has no quadrature rule; use Token"):
         quadrature(Unknown(), 3)

@@ -14,7 +14,6 @@ from meanformer.attention.composition import MultiHead as MultiHead
 from meanformer.attention.composition import Residual as Residual
 from meanformer.attention.composition import Sum as Sum
 from meanformer.attention.composition import compose as compose
-from meanformer.attention.composition import push_forward as push_forward
 from meanformer.attention.kernels import Hardmax as Hardmax
 from meanformer.attention.kernels import Linear as Linear
 from meanformer.attention.kernels import Sigmoid as Sigmoid
@@ -37,6 +36,7 @@ from meanformer.attention.pointwise import Perceptron as Perceptron
 from meanformer.attention.pointwise import PointMap as PointMap
 from meanformer.attention.pointwise import RMSNorm as RMSNorm
 from meanformer.attention.pointwise import UnitNorm as UnitNorm
+from meanformer.attention.push_forward import push_forward as push_forward
 from meanformer.attention.sinkhorn import Sinkhorn as Sinkhorn
 from meanformer.attention.softmax import L2 as L2
 from meanformer.attention.softmax import Softmax as Softmax

@@ -1,6 +1,5 @@
 """Derivatives of maps with respect to all tokens, in the norm of their masses."""
 
-import warnings
 from collections.abc import Callable
 
 import equinox as eqx
@@ -16,6 +15,7 @@ from meanformer.errors import (
     as_number,
     check,
     is_concrete,
+    warn,
 )
 from meanformer.measures import TokenCloud
 from meanformer.numerics.eigen import Eigenpairs, largest_eigenpairs, random_block
@@ -148,9 +148,8 @@ def check_continuous(tree: PyTree) -> None:
 def warn_if_unfinished(converged: Bool[Array, "..."], what: str) -> None:
     """Warn if a power iteration, seen from outside of compiled code, did not end."""
     if is_concrete(converged) and not bool(converged.all()):
-        warnings.warn(
+        warn(
             f"the power iteration for {what} did not converge; raise max_steps or "
             'vectors, or use method="svd", where there is the choice.',
             StoppedEarly,
-            stacklevel=3,
         )

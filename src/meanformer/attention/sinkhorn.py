@@ -1,7 +1,6 @@
 """Sinkhorn attention: the doubly stochastic one, entropic transport onto itself."""
 
 import dataclasses
-import warnings
 from collections.abc import Callable
 from functools import partial
 
@@ -21,6 +20,7 @@ from meanformer.errors import (
     check_finite,
     check_shape,
     is_concrete,
+    warn,
 )
 from meanformer.measures import (
     AbstractContext,
@@ -41,9 +41,6 @@ from meanformer.numerics.sinkhorn import (
     default_tolerance,
 )
 from meanformer.numerics.sinkhorn_limit import LARGE_OSCILLATION
-
-# Calls between a user's line and the warning, counted for a plain evaluation.
-CALLS_TO_USER = 12
 
 
 def _optional(convert: Callable, name: str):
@@ -227,7 +224,7 @@ class Sinkhorn(AbstractTilting):
         error = float(found.marginal_error)
         if not bool(found.converged):
             tolerance = self.tolerance or default_tolerance(near.points.dtype)
-            _warn(
+            warn(
                 f"Sinkhorn attention has not converged: after {int(found.iterations)} "
                 f"steps a column sum is off by {error:.2g}, with tolerance "
                 f"{tolerance:.2g} and max_steps {self.max_steps}; lower "
@@ -237,7 +234,7 @@ class Sinkhorn(AbstractTilting):
             return found
         eta = oscillation_bound(lax.stop_gradient(self._problem(near)))
         if is_concrete(eta) and float(eta) > LARGE_OSCILLATION:
-            _warn(
+            warn(
                 "the score of Sinkhorn attention oscillates by up to "
                 f"{float(eta):.3g}, more than {LARGE_OSCILLATION:.0f}: digits are "
                 f"lost, and the largest error of a column sum is {error:.2g}; lower "
@@ -282,7 +279,3 @@ class Sinkhorn(AbstractTilting):
             return first
         precision = matmul(self.sharpness * self.key.T, self.key)
         return first + gaussian_log_factor(near.points, precision)
-
-
-def _warn(message: str, category: type[Warning]) -> None:
-    warnings.warn(message, category, stacklevel=CALLS_TO_USER)

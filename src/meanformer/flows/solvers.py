@@ -30,9 +30,9 @@ class AbstractIntegrator(eqx.Module):
     ) -> Float[Array, ""] | None:
         """Return the first step of a stretch; `None` lets the controller choose."""
 
+    @abc.abstractmethod
     def prepared(self, dtype: jnp.dtype) -> "AbstractIntegrator":
         """Return the same with numbers as arrays: one compilation serves them all."""
-        return self
 
 
 class StepSettings(eqx.Module):
@@ -71,6 +71,10 @@ class AbstractAdaptive(AbstractIntegrator):
     def first_step(self, start, end) -> None:
         """Leave the first step to the controller."""
         return
+
+    def prepared(self, dtype):
+        """Return the same: the tolerances are arrays already."""
+        return self
 
 
 class Adaptive(AbstractAdaptive):

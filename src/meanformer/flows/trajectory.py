@@ -1,6 +1,5 @@
 """What a flow leaves behind: the tokens at the saved depths."""
 
-import warnings
 from pathlib import Path
 
 import equinox as eqx
@@ -9,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
-from meanformer.errors import StoppedEarly, check, is_concrete
+from meanformer.errors import StoppedEarly, check, is_concrete, warn
 from meanformer.flows.state import State
 from meanformer.flows.status import STATUS_FLAGS, Status, status_code
 from meanformer.measures import TokenCloud
@@ -176,7 +175,7 @@ def _cut_off(trajectory: Trajectory) -> Trajectory:
     short = eqx.tree_at(lambda t: t.status, short, status)
     asked_for = (Status.reached, Status.steady, Status.condition_met)
     if not any(bool(status == good) for good in asked_for):
-        warnings.warn(short.message, StoppedEarly, stacklevel=4)
+        warn(short.message, StoppedEarly)
     return short
 
 

@@ -31,24 +31,24 @@ class AbstractContext(eqx.Module):
         """Dimension $d$ of the space the tokens live in."""
 
     @abc.abstractmethod
+    def tilted_mass_and_mean(
+        self, u: Float[Array, "m d"]
+    ) -> tuple[Float[Array, " m"], Float[Array, "m d"]]:
+        r"""Return $\Lambda_\mu(u)$ and its gradient for each row of `u`."""
+
     def log_laplace(self, u: Float[Array, "m d"]) -> Float[Array, " m"]:
         r"""Return $\Lambda_\mu(u)$ for each row of `u`."""
+        return self.tilted_mass_and_mean(u)[0]
 
-    @abc.abstractmethod
     def tilted_mean(self, u: Float[Array, "m d"]) -> Float[Array, "m d"]:
         r"""Return $\nabla\Lambda_\mu(u)$, the mean under $e^{\langle u,y\rangle}$."""
+        return self.tilted_mass_and_mean(u)[1]
 
     @abc.abstractmethod
     def linear_mean(
         self, u: Float[Array, "m k"], feature_map: FeatureMap | None = None
     ) -> tuple[Float[Array, " m"], Float[Array, "m d"]]:
         r"""Return $\int \langle u,\varphi(y)\rangle\,\mathrm{d}\mu$, and with $y$."""
-
-    def tilted_mass_and_mean(
-        self, u: Float[Array, "m d"]
-    ) -> tuple[Float[Array, " m"], Float[Array, "m d"]]:
-        r"""Return $\Lambda_\mu(u)$ and its gradient together."""
-        return self.log_laplace(u), self.tilted_mean(u)
 
     def centred(self) -> tuple[Float[Array, " d"] | None, "AbstractContext"]:
         """Return an origin amid the context, and the context as seen from there.

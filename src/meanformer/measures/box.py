@@ -8,10 +8,9 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from meanformer.errors import (
-    Unsupported,
     as_float_array,
     as_integer,
     check,
@@ -20,7 +19,7 @@ from meanformer.errors import (
     is_concrete,
 )
 from meanformer.measures.abstract import AbstractMeasure
-from meanformer.measures.checks import checked_tilts
+from meanformer.measures.checks import checked_tilts, require
 from meanformer.numerics.interval import quadratic_moments
 from meanformer.numerics.interval_draws import draw_quadratic
 from meanformer.numerics.norms import safe_norm
@@ -49,14 +48,6 @@ class AbstractBox(AbstractMeasure):
     def diameter(self) -> Float[Array, ""]:
         """Return the length of the diagonal."""
         return safe_norm((self.high - self.low)[None, :])[0]
-
-    def log_laplace(self, u: Float[Array, "m d"]) -> Float[Array, " m"]:
-        """Return the log-Laplace transform; $O(d)$ for each tilt."""
-        return self.tilted_mass_and_mean(u)[0]
-
-    def tilted_mean(self, u: Float[Array, "m d"]) -> Float[Array, "m d"]:
-        """Return the tilted mean; $O(d)$ for each tilt."""
-        return self.tilted_mass_and_mean(u)[1]
 
     def maximal_mean(
         self, u: Float[Array, "m d"], tolerance: float
@@ -186,19 +177,6 @@ def required_diagonal(matrix: Float[Array, "d d"]) -> Float[Array, " d"]:
         diagonal,
         "L2 attention on a box needs K^T K to be diagonal",
     )
-
-
-def require(holds: Bool[Array, ""], value: Array, need: str) -> Array:
-    """Return the value if the closed form it is for exists; refuse otherwise.
-
-    A condition that is only known at run time fails when the value is used.
-    """
-    message = f"{need}; use quadrature(measure, order) to turn it into a TokenCloud."
-    if not is_concrete(holds):
-        return eqx.error_if(value, ~holds, message)
-    if not holds:
-        raise Unsupported(message)
-    return value
 
 
 def rounding_of(matrix: Float[Array, "d d"]) -> Float[Array, ""]:

@@ -1,10 +1,12 @@
-"""Checks of tilts, weights and positions, shared by all measures."""
+"""Checks of tilts, weights, positions and closed forms, shared by all measures."""
 
+import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from meanformer.errors import (
+    Unsupported,
     as_float_array,
     check,
     check_finite,
@@ -79,3 +81,16 @@ def checked_places(
             f"positions range over [{low}, {high}]; they must lie in [0, 1].",
         )
     return places
+
+
+def require(holds: Bool[Array, ""], value: Array, need: str) -> Array:
+    """Return the value if the closed form it is for exists; refuse otherwise.
+
+    A condition that is only known at run time fails when the value is used.
+    """
+    message = f"{need}; use quadrature(measure, order) to turn it into a TokenCloud."
+    if not is_concrete(holds):
+        return eqx.error_if(value, ~holds, message)
+    if not holds:
+        raise Unsupported(message)
+    return value

@@ -72,14 +72,6 @@ class AbstractCloud(AbstractContext):
         """Number of points, padding included."""
         return self.points.shape[0]
 
-    def log_laplace(self, u: Float[Array, "m d"]) -> Float[Array, " m"]:
-        """Return the log-Laplace transform; $O(mnd)$ time, one block of memory."""
-        return self.tilted_mass_and_mean(u)[0]
-
-    def tilted_mean(self, u: Float[Array, "m d"]) -> Float[Array, "m d"]:
-        """Return the tilted mean; $O(mnd)$ time, one block of memory."""
-        return self.tilted_mass_and_mean(u)[1]
-
     def tilted_mass_and_mean(
         self, u: Float[Array, "m d"]
     ) -> tuple[Float[Array, " m"], Float[Array, "m d"]]:

@@ -64,16 +64,14 @@ class Gaussian(AbstractMeasure):
         """Return the covariance."""
         return self.spread
 
-    def log_laplace(self, u: Float[Array, "m d"]) -> Float[Array, " m"]:
-        r"""Return $\langle u, m\rangle + \tfrac12 u^\top S u$."""
+    def tilted_mass_and_mean(
+        self, u: Float[Array, "m d"]
+    ) -> tuple[Float[Array, " m"], Float[Array, "m d"]]:
+        r"""Return $\langle u, m\rangle + \tfrac12 u^\top S u$ and $m + S u$."""
         u = checked_tilts(self.dimension, u)
         moved = matmul(u, self.spread)
-        return matmul(u, self.location) + 0.5 * jnp.sum(moved * u, axis=1)
-
-    def tilted_mean(self, u: Float[Array, "m d"]) -> Float[Array, "m d"]:
-        r"""Return $m + S u$."""
-        u = checked_tilts(self.dimension, u)
-        return self.location[None, :] + matmul(u, self.spread)
+        log_laplace = matmul(u, self.location) + 0.5 * jnp.sum(moved * u, axis=1)
+        return log_laplace, self.location[None, :] + moved
 
     def diameter(self) -> Float[Array, ""]:
         """Refuse: the support of a Gaussian is unbounded."""

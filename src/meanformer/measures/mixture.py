@@ -48,14 +48,6 @@ class Mixture(AbstractMeasure):
         between = matmul((self.weights[:, None] * deviations).T, deviations)
         return jnp.sum(self.weights[:, None, None] * within, axis=0) + between
 
-    def log_laplace(self, u: Float[Array, "m d"]) -> Float[Array, " m"]:
-        """Return the log-Laplace transform."""
-        return self.tilted_mass_and_mean(u)[0]
-
-    def tilted_mean(self, u: Float[Array, "m d"]) -> Float[Array, "m d"]:
-        """Return the tilted mean."""
-        return self.tilted_mass_and_mean(u)[1]
-
     def tilted_mass_and_mean(
         self, u: Float[Array, "m d"]
     ) -> tuple[Float[Array, " m"], Float[Array, "m d"]]:

@@ -58,14 +58,6 @@ class AbstractRound(AbstractMeasure):
         """Return twice the radius."""
         return 2 * self.radius
 
-    def log_laplace(self, u: Float[Array, "m d"]) -> Float[Array, " m"]:
-        """Return the log-Laplace transform; $O(d)$ for each tilt."""
-        return self.tilted_mass_and_mean(u)[0]
-
-    def tilted_mean(self, u: Float[Array, "m d"]) -> Float[Array, "m d"]:
-        """Return the tilted mean, in the direction of each tilt."""
-        return self.tilted_mass_and_mean(u)[1]
-
     def tilted_mass_and_mean(
         self, u: Float[Array, "m d"]
     ) -> tuple[Float[Array, " m"], Float[Array, "m d"]]:

@@ -13,11 +13,10 @@ from meanformer.measures.box import (
     AbstractBox,
     TruncatedNormalBox,
     checked_bounds,
-    require,
     required_diagonal,
     rounding_of,
 )
-from meanformer.measures.checks import checked_tilts
+from meanformer.measures.checks import checked_tilts, require
 from meanformer.measures.round import AbstractRound, checked_ambient, checked_radius
 from meanformer.numerics.interval import uniform_transform
 from meanformer.numerics.matrices import matmul

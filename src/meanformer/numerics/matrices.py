@@ -1,14 +1,12 @@
 """Matrices: products, square roots with a safe derivative, checks of covariances."""
 
-import warnings
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
-from meanformer.errors import PrecisionWarning, check, is_concrete
+from meanformer.errors import PrecisionWarning, check, is_concrete, warn
 
 NEGATIVE_TOLERANCE = 1e-8
 
@@ -128,8 +126,7 @@ def _check_nonnegative(name: str, lowest: float, tolerance: float) -> None:
 
 
 def _warn_of_clipping(name: str, lowest: float) -> None:
-    warnings.warn(
+    warn(
         f"{name} has the eigenvalue {lowest:.3g}, which is taken as zero.",
         PrecisionWarning,
-        stacklevel=4,
     )

@@ -1,6 +1,5 @@
 """Entropic transport between token clouds: cost and debiased divergence."""
 
-import warnings
 from typing import NamedTuple
 
 import jax
@@ -14,6 +13,7 @@ from meanformer.errors import (
     check,
     check_shape,
     is_concrete,
+    warn,
 )
 from meanformer.measures.abstract import AbstractMeasure
 from meanformer.measures.cloud import AbstractWeightedCloud
@@ -202,16 +202,15 @@ def _checked_epsilon(epsilon: ScalarLike, scale: Array) -> Float[Array, ""]:
 def _warn_unless(has_converged: Bool[Array, ""], rounds: int) -> None:
     """Warn that a solve has not converged; under `jit`, when it runs."""
 
-    def warn(has_converged):
+    def tell(has_converged):
         if not has_converged:
-            warnings.warn(
+            warn(
                 f"entropic transport has not converged in {rounds} rounds, so each "
                 "transport cost in the value is a lower bound only: raise epsilon.",
                 StoppedEarly,
-                stacklevel=5,
             )
 
     if is_concrete(has_converged):
-        warn(bool(has_converged))
+        tell(bool(has_converged))
     else:
-        jax.debug.callback(warn, has_converged)
+        jax.debug.callback(tell, has_converged)
