@@ -1,7 +1,7 @@
 """One stretch of depth: from one saved depth to the next."""
 
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import diffrax
 import equinox as eqx
@@ -9,10 +9,13 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import lineax
+import optimistix
 from jaxtyping import Array, Bool, Float, PyTree
 
 from meanformer.flows.flow import Flow, field_of
+from meanformer.flows.merging import Atoms, Gap, Merge
 from meanformer.flows.methods import Retracted
+from meanformer.flows.rates import largest_rate
 from meanformer.flows.schedule import AbstractSchedule
 from meanformer.flows.solvers import AbstractIntegrator, Splitting, StepSettings
 from meanformer.flows.state import Moving, State
@@ -24,6 +27,10 @@ from meanformer.typing import Key
 # saved depths, they are computed again: 561 steps at most twice.
 CHECKPOINTS = 32
 OVERFLOWN = 1e10
+# Coordinates up to which the rate of growth is worth its dense eigenvalues.
+MOST_COORDINATES = 128
+# The condition is exactly zero where it is met to rounding, so this ends there.
+ROOT_FINDER = optimistix.Newton(rtol=1e-9, atol=1e-30)
 
 
 class Problem(eqx.Module):
@@ -38,6 +45,7 @@ class Problem(eqx.Module):
     atol: float | Float[Array, ""]
     max_steps: int = eqx.field(static=True)
     key: Key | None = None
+    merge: Merge | None = None
 
     def velocity(
         self, schedule: AbstractSchedule, depth: Float[Array, ""], moving: Moving
@@ -53,6 +61,16 @@ class Problem(eqx.Module):
         field = field_of(schedule, self.flow.space, depth, cloud, queries, places)
         return field[: len(points)], None if probes is None else field[len(points) :]
 
+    @property
+    def gap(self) -> Gap:
+        """The gap that a solve with `merge` watches."""
+        return Gap(cast(Merge, self.merge), self.flow.space)
+
+    def seen_at(self, state: State) -> "Problem":
+        """Return the same with the masses that the atoms of a state have."""
+        weights = cast(Atoms, state.atoms).weights(self.cloud)
+        return eqx.tree_at(lambda p: p.cloud.weights, self, weights)
+
     def error_norm(self, errors: Moving) -> Float[Array, ""]:
         """Return the largest error, leaving out tokens of weight zero.
 
@@ -67,24 +85,33 @@ class Problem(eqx.Module):
         return jnp.where(jnp.isfinite(largest), largest, OVERFLOWN)
 
 
-def advance(problem: Problem, state: State, target: Float[Array, ""]) -> State:
-    """Integrate from the state's depth to the target, unless it has stopped already."""
+def integrate(problem: Problem, state: State, target: Float[Array, ""]) -> State:
+    """Integrate from the state's depth to the target, unless it has stopped already.
+
+    With `merge` it ends at the next meeting of two tokens, if that comes first.
+    """
     running = state.status == Status.reached
     end = jnp.where(running, target, state.depth)
     solution = _diffeqsolve(problem, state, end)
-    points, probes = jax.tree.map(lambda leaf: leaf[-1], solution.ys)
+    (depths, (points, probes)), atoms = _results(problem, state, solution)
     moved = State(
-        cast(Array, solution.ts)[-1],
-        points,
-        probes,
+        depths[-1],
+        points[-1],
+        None if probes is None else probes[-1],
         _status(problem, solution),
         state.accepted_steps + solution.stats["num_accepted_steps"],
         state.rejected_steps + solution.stats["num_rejected_steps"],
         state.stretch + 1,
+        atoms,
     )
+    return kept_if_finite(moved, state, running)
+
+
+def kept_if_finite(moved: State, state: State, running: Bool[Array, ""]) -> State:
+    """Return the new state; the old one if it had stopped or the new is not finite."""
     kept = eqx.tree_at(lambda s: s.status, state, Status.not_finite)
-    moved = _choose(moved.is_finite() & jnp.isfinite(moved.depth), moved, kept)
-    return _choose(running, moved, state)
+    moved = choose(moved.is_finite() & jnp.isfinite(moved.depth), moved, kept)
+    return choose(running, moved, state)
 
 
 def _diffeqsolve(problem: Problem, state: State, end: Float[Array, ""]):
@@ -99,17 +126,84 @@ def _diffeqsolve(problem: Problem, state: State, end: Float[Array, ""]):
     )
     return diffrax.diffeqsolve(
         _terms(problem, state, end),
-        Retracted(method, flow.space),
+        Retracted(method, lambda y: jax.tree.map(flow.space.retract, y)),
         state.depth,
         end,
         integrator.first_step(state.depth, end),
         state.moving,
-        stepsize_controller=integrator.controller(settings),
-        event=diffrax.Event([_event(problem, stop) for stop in problem.stops]),
         max_steps=problem.max_steps,
         adjoint=diffrax.RecursiveCheckpointAdjoint(checkpoints=CHECKPOINTS),
         throw=False,
+        **_options(problem, settings),
     )
+
+
+def _options(problem: Problem, settings: StepSettings) -> dict[str, Any]:
+    """Return what differs between a solve that merges and one that does not."""
+    controller = problem.integrator.controller(settings)
+    stops = [_event(problem, stop) for stop in problem.stops]
+    if problem.merge is None:
+        return {
+            "stepsize_controller": controller,
+            "event": diffrax.Event(stops),
+        }
+    gap = problem.gap
+
+    def meeting(t, y, args, **kwargs):
+        return gap.log_excess(problem.cloud.moved(y[0]))
+
+    return {
+        "stepsize_controller": problem.integrator.watching_gaps(
+            controller, settings, lambda y: problem.cloud.moved(y[0])
+        ),
+        # The meeting comes first: a stop that fires in the same step can wait for it.
+        "event": diffrax.Event([meeting, *stops], ROOT_FINDER),
+        "saveat": saved_with_rates(problem.cloud, _rate_along(problem)),
+    }
+
+
+def _rate_along(problem: Problem) -> Callable:
+    def rate(depth, y, args):
+        def field(points):
+            moving = (points, None)
+            return problem.velocity(problem.flow.velocity, depth, moving)[0]
+
+        cloud = problem.cloud.moved(y[0])
+        return largest_rate(field, cloud, problem.flow.space)
+
+    return rate
+
+
+def saved_with_rates(cloud: TokenCloud, rate: Callable) -> diffrax.SaveAt:
+    """Ask for the end of a solve, and for few tokens for the rate at every step."""
+    end = diffrax.SubSaveAt(t1=True)
+    if cloud.points.size > MOST_COORDINATES:
+        return diffrax.SaveAt(subs=[end])
+    return diffrax.SaveAt(subs=[end, diffrax.SubSaveAt(t0=True, steps=True, fn=rate)])
+
+
+def grown(atoms: Atoms, solution: diffrax.Solution) -> Atoms:
+    """Return the atoms with their error carried along a solve, by a trapezoidal sum."""
+    times, values = cast(Any, solution.ts), cast(Any, solution.ys)
+    if len(times) == 1:
+        return atoms
+    times, rates = times[1], values[1]
+    taken = jnp.isfinite(times[1:])
+    widths = jnp.where(taken, times[1:] - times[:-1], 0)
+    sums = jnp.where(taken, rates[1:] + rates[:-1], 0) / 2
+    growth = jnp.sum(widths * sums)
+    began = atoms.jumps > 0
+    return eqx.tree_at(
+        lambda a: a.log_bound, atoms, atoms.log_bound + jnp.where(began, growth, 0)
+    )
+
+
+def _results(problem: Problem, state: State, solution: diffrax.Solution):
+    """Return the saved end, depths and points, and the atoms there."""
+    if problem.merge is None:
+        return (cast(Array, solution.ts), cast(Any, solution.ys)), None
+    atoms = grown(cast(Atoms, state.atoms), solution)
+    return (cast(Any, solution.ts)[0], cast(Any, solution.ys)[0]), atoms
 
 
 def _terms(problem: Problem, state: State, end: Float[Array, ""]):
@@ -190,10 +284,16 @@ def _status(problem: Problem, solution: diffrax.Solution) -> PyTree:
     status = Status.where(
         result == results.dt_min_reached, Status.blow_up_suspected, status
     )
-    for stop, fired in zip(problem.stops, solution.event_mask, strict=True):
-        status = Status.where(fired, stop.status, status)
+    fired = cast(Any, solution.event_mask)
+    if problem.merge is not None:
+        met, *fired = fired
+        located = result == results.event_occurred
+        status = Status.where(met & located, Status.reached, status)
+    for stop, is_met in zip(problem.stops, fired, strict=True):
+        status = Status.where(is_met, stop.status, status)
     return status
 
 
-def _choose(condition: Bool[Array, ""], first: State, second: State) -> State:
+def choose(condition: Bool[Array, ""], first: State, second: State) -> State:
+    """Return one of two states."""
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), first, second)

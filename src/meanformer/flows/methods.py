@@ -4,10 +4,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar, cast
 
 import diffrax
-import jax
 import numpy as np
-
-from meanformer.geometry import AbstractSpace
 
 
 class RK4(diffrax.AbstractERK):
@@ -74,14 +71,14 @@ class SplitStep(diffrax.AbstractSolver):
 
 
 class Retracted(diffrax.AbstractWrappedSolver):
-    """Another solver, its tokens put back on the space after every step.
+    """Another solver, its result put back on the space after every step.
 
     The field must not change along the normals of the space, so that a velocity
     computed before the retraction is still right after it.
     """
 
     solver: diffrax.AbstractSolver
-    space: AbstractSpace
+    retract: Callable
 
     @property
     def term_structure(self):
@@ -122,7 +119,7 @@ class Retracted(diffrax.AbstractWrappedSolver):
     def step(self, terms, t0, t1, y0, args, solver_state, made_jump):
         """Make a step of the wrapped solver and retract its result."""
         y1, *rest = self.solver.step(terms, t0, t1, y0, args, solver_state, made_jump)
-        return jax.tree.map(self.space.retract, y1), *rest
+        return self.retract(y1), *rest
 
     def func(self, terms, t0, y0, args):
         """Return the velocity."""

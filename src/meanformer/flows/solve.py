@@ -15,9 +15,12 @@ from meanformer.flows.inputs import (
     saved_depths,
     sorted_stops,
 )
-from meanformer.flows.integrate import Problem, advance
+from meanformer.flows.integrate import Problem
+from meanformer.flows.long_depth import check_long_depth
+from meanformer.flows.merging import Merge, as_merge, check_mergeable, initial_atoms
+from meanformer.flows.phases import advance, velocities_at
 from meanformer.flows.recorder import AbstractProgress, AbstractRecorder, bar_for
-from meanformer.flows.solvers import AbstractIntegrator, Adaptive
+from meanformer.flows.solvers import AbstractIntegrator, Adaptive, LongDepth
 from meanformer.flows.state import State, initial_state
 from meanformer.flows.status import AbstractStop, Status, StepBudget
 from meanformer.flows.trajectory import Trajectory, as_trajectory
@@ -35,6 +38,7 @@ def solve(
     rtol: float = 1e-6,
     atol: float = 1e-9,
     probes: ArrayLike | TokenCloud | None = None,
+    merge: Merge | float | None = None,
     stop: AbstractStop | StepBudget | Sequence[AbstractStop | StepBudget] = (),
     key: Key | None = None,
     progress: bool | AbstractProgress = False,
@@ -59,11 +63,14 @@ def solve(
             first and last depth.
         save: how many equally spaced depths to save, both ends included; or the
             depths themselves, the first one included.
-        solver: `Adaptive()` (the default), `Stiff()`, `FixedStep(h)`, `Splitting(h)`.
+        solver: `Adaptive()` (the default), `Stiff()`, `FixedStep(h)`, `Splitting(h)`,
+            `LongDepth()`.
         rtol: relative tolerance of the adaptive solvers.
         atol: absolute tolerance of the adaptive solvers.
         probes: points carried along without being part of the measure; a `TokenCloud`
             to give them positions (at the end of the sequence otherwise).
+        merge: join tokens that have met: `Merge(distance)`, or the distance. Such a
+            solve has no derivative. `LongDepth()` always merges.
         stop: conditions that end the solve, and `StepBudget(count)`.
         key: random key, for a flow with noise only.
         progress: show a progress bar on standard error; or an object to report to.
@@ -74,7 +81,7 @@ def solve(
         The trajectory. Cost: $O(n^2 d)$ for each evaluation of the velocity.
     """
     problem, state, depths = _set_up(
-        flow, mu, depth, save, solver, rtol, atol, probes, stop, key
+        flow, mu, depth, save, solver, rtol, atol, probes, merge, stop, key
     )
     if store is None and progress is False:
         states = _scan(problem, state, depths)
@@ -135,7 +142,7 @@ def _walk(
 
 
 def _snapshot(problem: Problem, state: State) -> tuple[State, Float[Array, "n d"]]:
-    velocity, _ = problem.velocity(problem.flow.velocity, state.depth, state.moving)
+    velocity = velocities_at(problem, state)
     return state, jnp.where(jnp.isfinite(velocity), velocity, 0)
 
 
@@ -143,7 +150,7 @@ _jitted_advance = eqx.filter_jit(advance)
 _jitted_snapshot = eqx.filter_jit(_snapshot)
 
 
-def _set_up(flow, mu, depth, save, solver, rtol, atol, probes, stop, key):
+def _set_up(flow, mu, depth, save, solver, rtol, atol, probes, merge, stop, key):
     check_flow(flow, mu)
     check(
         rtol > 0 and atol > 0, f"rtol is {rtol}, atol is {atol}; both must be positive."
@@ -152,8 +159,8 @@ def _set_up(flow, mu, depth, save, solver, rtol, atol, probes, stop, key):
     integrator = Adaptive() if solver is None else solver
     if not isinstance(integrator, AbstractIntegrator):
         raise InvalidInput(
-            f"solver is {solver!r}; it must be Adaptive(…), Stiff(…), FixedStep(…) or "
-            "Splitting(…)."
+            f"solver is {solver!r}; it must be Adaptive(…), Stiff(…), FixedStep(…), "
+            "Splitting(…) or LongDepth(…)."
         )
     if (flow.noise is None) != (key is None):
         raise InvalidInput(
@@ -162,6 +169,14 @@ def _set_up(flow, mu, depth, save, solver, rtol, atol, probes, stop, key):
             else "key is given but the flow has no noise; leave it out."
         )
     passive, places = checked_probes(flow, mu, probes)
+    is_long = isinstance(integrator, LongDepth)
+    if is_long:
+        check_long_depth(flow, passive is not None)
+    merging = as_merge(merge, is_long, mu.points.dtype)
+    atoms = None
+    if merging is not None:
+        check_mergeable(mu, flow.noise is not None, _is_forward(depths))
+        atoms = initial_atoms(depths[0], mu.points)
     budget, stops = sorted_stops(stop, mu.points.dtype)
     tolerances = (jnp.asarray(tol, mu.points.dtype) for tol in (rtol, atol))
     problem = Problem(
@@ -173,5 +188,10 @@ def _set_up(flow, mu, depth, save, solver, rtol, atol, probes, stop, key):
         *tolerances,
         budget.count,
         key,
+        merging,
     )
-    return problem, initial_state(depths[0], mu.points, passive), depths
+    return problem, initial_state(depths[0], mu.points, passive, atoms), depths
+
+
+def _is_forward(depths: Float[Array, " t"]) -> bool:
+    return not is_concrete(depths) or bool(depths[-1] > depths[0])

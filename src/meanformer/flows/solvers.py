@@ -1,14 +1,19 @@
 """How a flow is integrated: adaptive, stiff, fixed steps, splitting."""
 
 import abc
+from collections.abc import Callable
 
 import diffrax
 import equinox as eqx
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PyTree
 
 from meanformer.errors import check
 from meanformer.flows.methods import RK4, SplitStep
+from meanformer.measures import TokenCloud
+from meanformer.numerics.nearest import nearest_neighbours
+
+ROUNDINGS = 16
 
 
 class AbstractIntegrator(eqx.Module):
@@ -31,6 +36,21 @@ class AbstractIntegrator(eqx.Module):
         """Return the first step of a stretch; `None` lets the controller choose."""
 
     @abc.abstractmethod
+    def watching_gaps(
+        self,
+        controller: diffrax.AbstractStepSizeController,
+        settings: "StepSettings",
+        cloud_of: Callable[[PyTree], TokenCloud],
+    ) -> diffrax.AbstractStepSizeController:
+        """Return the controller for a solve that waits for tokens to meet.
+
+        Args:
+            controller: what `controller` returned.
+            settings: what it was given.
+            cloud_of: the tokens in the solver's unknown.
+        """
+
+    @abc.abstractmethod
     def prepared(self, dtype: jnp.dtype) -> "AbstractIntegrator":
         """Return the same with numbers as arrays: one compilation serves them all."""
 
@@ -43,6 +63,63 @@ class StepSettings(eqx.Module):
     smallest: Float[Array, ""]
     norm: object
     jumps: Float[Array, " j"] | None
+
+
+class Rescaled(diffrax.AbstractAdaptiveStepSizeController):
+    """A controller that sees errors in other units than the solver's.
+
+    Args:
+        controller: the controller that decides.
+        rescale: takes the end of a step and its error, returns the error to judge.
+    """
+
+    controller: diffrax.AbstractAdaptiveStepSizeController
+    rescale: Callable[[PyTree, PyTree], PyTree]
+
+    @property
+    def rtol(self):
+        """That of the controller."""
+        return self.controller.rtol
+
+    @property
+    def atol(self):
+        """That of the controller."""
+        return self.controller.atol
+
+    @property
+    def norm(self):
+        """That of the controller."""
+        return self.controller.norm
+
+    def wrap(self, direction):
+        """Wrap the controller."""
+        return Rescaled(self.controller.wrap(direction), self.rescale)
+
+    def init(self, terms, t0, t1, y0, dt0, args, func, error_order):
+        """Begin as the controller does."""
+        return self.controller.init(terms, t0, t1, y0, dt0, args, func, error_order)
+
+    def adapt_step_size(
+        self, t0, t1, y0, y1_candidate, args, y_error, error_order, controller_state
+    ):
+        """Let the controller decide on the rescaled error."""
+        error = self.rescale(y1_candidate, y_error)
+        return self.controller.adapt_step_size(
+            t0, t1, y0, y1_candidate, args, error, error_order, controller_state
+        )
+
+
+def gap_tolerances(
+    cloud: TokenCloud, rtol: float | Float[Array, ""]
+) -> Float[Array, " n"]:
+    """Return the error each token may have so that its nearest gap is right.
+
+    That is the gap times the relative tolerance, but not less than rounding; infinite
+    for a token that is absent or alone.
+    """
+    gaps, _ = nearest_neighbours(cloud.points, cloud.weights > 0)
+    rounding = ROUNDINGS * jnp.finfo(cloud.points.dtype).eps
+    return rtol * gaps + rounding * jnp.max(jnp.abs(cloud.points))
 
 
 class AbstractAdaptive(AbstractIntegrator):
@@ -67,6 +144,22 @@ class AbstractAdaptive(AbstractIntegrator):
         if settings.jumps is None:
             return controller
         return diffrax.ClipStepSizeController(controller, jump_ts=settings.jumps)
+
+    def watching_gaps(self, controller, settings, cloud_of):
+        """Keep the error of each token small against the gap to its neighbour.
+
+        Otherwise two tokens that approach each other hover at the distance of the
+        tolerance, and never meet.
+        """
+
+        def rescale(end, error):
+            cloud = cloud_of(end)
+            allowed = gap_tolerances(cloud, settings.rtol)[:, None]
+            usual = settings.atol + settings.rtol * jnp.abs(cloud.points)
+            points, *rest = error
+            return points * jnp.maximum(1, usual / allowed), *rest
+
+        return Rescaled(controller, rescale)
 
     def first_step(self, start, end) -> None:
         """Leave the first step to the controller."""
@@ -108,6 +201,10 @@ class AbstractEqualSteps(AbstractIntegrator):
     def controller(self, settings: StepSettings) -> diffrax.AbstractStepSizeController:
         """Return constant steps."""
         return diffrax.ConstantStepSize()
+
+    def watching_gaps(self, controller, settings, cloud_of):
+        """Return the same: the steps are given."""
+        return controller
 
     def first_step(self, start, end) -> Float[Array, ""]:
         """Return the equal step of a stretch."""
@@ -168,3 +265,35 @@ class Splitting(AbstractEqualSteps):
         """Return the splitting step."""
         check(not is_noisy, "splitting has no noise; use solver=FixedStep(h).")
         return SplitStep(self.order)
+
+
+class LongDepth(AbstractAdaptive):
+    r"""Explicit steps in a clock of the tokens' own, for exponentially long depths.
+
+    For flows on the sphere whose lone token rests: `Softmax` and `Unnormalised` with
+    values $V = cI$, any query, key and $eta$, and sums and heads of those. Such a flow
+    passes through phases in which a few groups of tokens hardly move for a depth that
+    is exponential in $eta$. Here
+
+    - velocities are a common scale, kept as a logarithm, times vectors of ordinary
+      size, so that they are right to rounding also at $10^{-300}$;
+    - depth is an unknown, and the steps are taken in the clock
+      $\mathrm{d}s = \mathrm{d}t\,igl(\sum_{i<j} r_{ij}^4igr)^{1/4}$,
+      $r_{ij} = |v_i - v_j|/|x_i - x_j|$, in which no gap shrinks faster than $e^{-s}$:
+      nothing is stiff, and a phase takes a few dozen steps however long it is;
+    - tokens that meet are joined: `merge=Merge()` unless you pass another.
+
+    Depth is accurate relatively: an error $arepsilon$ of an angle changes it by a
+    factor $e^{etaarepsilon}$. `rtol` bounds the error of every step against the
+    gap to the nearest token; `atol` is not used. Tokens at a balance of forces, to
+    rounding, are a stationary saddle: the solve ends with the status `steady` instead
+    of amplifying the rounding. Tokens of weight zero rest. `statistics["arc_length"]`
+    is the length of the path of all tokens in $\mathbb{R}^{nd}$.
+
+    Cost: $O(n^2 d)$ time and memory for each evaluation: for few tokens.
+
+    Args:
+        method: an explicit adaptive method of diffrax; `Dopri8` by default.
+    """
+
+    method: diffrax.AbstractSolver = diffrax.Dopri8()

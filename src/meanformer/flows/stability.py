@@ -15,8 +15,8 @@ from meanformer.attention.jacobian import (
 )
 from meanformer.errors import check
 from meanformer.flows.flow import Flow
+from meanformer.flows.rates import normal_penalty, symmetric_part
 from meanformer.flows.trajectory import Trajectory
-from meanformer.geometry import Euclidean
 from meanformer.measures import TokenCloud, conditional_wasserstein, wasserstein
 
 
@@ -171,26 +171,17 @@ def _rates(flow, cloud: TokenCloud, depths, paths, direction: float):
 
 def _rate(flow, depth, cloud, points, direction):
     """Largest eigenvalue of the symmetric part of the Jacobian on tangent vectors."""
-    jacobian = _jacobian(flow, depth, cloud, points, "weighted")
-    penalty = jnp.zeros((), points.dtype)
-    if not isinstance(flow.space, Euclidean):
-        # Normal directions, which do not move, must not win over negative rates.
-        rough = Search(tolerance=1e-2, max_steps=20).top(jacobian.normal, points)
-        penalty = 2 * jnp.sqrt(jnp.maximum(rough.values[0], 0))
-
-    def operator(v):
-        along = flow.space.project(points, v)
-        symmetric = (jacobian(along) + jacobian.adjoint(along)) / 2
-        rate = direction * flow.space.project(points, symmetric)
-        return rate - penalty * (v - along)
-
+    jacobian = _jacobian(flow, depth, cloud, points, "weighted", direction)
+    penalty = normal_penalty(jacobian, points, flow.space)
+    operator = symmetric_part(jacobian, points, flow.space, penalty)
     found = Search().top(operator, points)
     return found.values[0], found.converged
 
 
-def _jacobian(flow, depth, cloud, points, norm) -> ScaledJacobian:
+def _jacobian(flow, depth, cloud, points, norm, direction=1.0) -> ScaledJacobian:
     def field(tokens):
-        return flow.field(depth, cloud.moved(tokens), tokens, cloud.positions)
+        velocity = flow.field(depth, cloud.moved(tokens), tokens, cloud.positions)
+        return direction * velocity
 
     return ScaledJacobian(field, points, norm_roots(cloud, norm))
 

@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
+from meanformer.flows.merging import Atoms
 from meanformer.flows.status import Status
 
 Moving = tuple[Float[Array, "n d"], Float[Array, "p d"] | None]
@@ -21,6 +22,7 @@ class State(eqx.Module):
         accepted_steps: steps taken so far.
         rejected_steps: steps tried and refused so far.
         stretch: how many saved depths lie behind; it numbers the noise.
+        atoms: which tokens have joined, where the solve merges them; or `None`.
     """
 
     depth: Float[Array, ""]
@@ -30,6 +32,7 @@ class State(eqx.Module):
     accepted_steps: Int[Array, ""]
     rejected_steps: Int[Array, ""]
     stretch: Int[Array, ""]
+    atoms: Atoms | None = None
 
     @property
     def moving(self) -> Moving:
@@ -46,7 +49,8 @@ def initial_state(
     depth: Float[Array, ""],
     points: Float[Array, "n d"],
     probes: Float[Array, "p d"] | None,
+    atoms: Atoms | None = None,
 ) -> State:
     """Return the state at the first depth."""
     none = jnp.zeros((), jnp.result_type(int))
-    return State(depth, points, probes, Status.reached, none, none, none)
+    return State(depth, points, probes, Status.reached, none, none, none, atoms)

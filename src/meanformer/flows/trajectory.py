@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
 from meanformer.errors import StoppedEarly, check, is_concrete, warn
+from meanformer.flows.merging import Atoms, Merges, record_of
 from meanformer.flows.state import State
 from meanformer.flows.status import STATUS_FLAGS, Status, status_code
 from meanformer.measures import TokenCloud
@@ -27,6 +28,7 @@ class Trajectory(eqx.Module):
         status: how the solve ended.
         accepted_steps: steps taken up to each saved depth.
         rejected_steps: steps tried and refused up to each saved depth.
+        atoms: which tokens had joined at each saved depth; `None` without `merge`.
     """
 
     depths: Float[Array, " t"]
@@ -38,6 +40,7 @@ class Trajectory(eqx.Module):
     status: PyTree
     accepted_steps: Int[Array, " t"]
     rejected_steps: Int[Array, " t"]
+    atoms: Atoms | None = None
 
     def __len__(self) -> int:
         return self.depths.shape[0]
@@ -59,6 +62,13 @@ class Trajectory(eqx.Module):
         after = jnp.clip(jnp.searchsorted(*order), 1, max(len(self) - 1, 1))
         points = self.points[0] if len(self) == 1 else self._hermite(after, depth)
         return TokenCloud(points, self.weights, positions=self.positions)
+
+    @property
+    def merges(self) -> Merges | None:
+        """The joins up to the last saved depth, in order; `None` without `merge`."""
+        if self.atoms is None:
+            return None
+        return record_of(jax.tree.map(lambda leaf: leaf[-1], self.atoms))
 
     @property
     def statistics(self) -> dict[str, Array]:
@@ -151,6 +161,7 @@ def as_trajectory(
         states.status,
         states.accepted_steps,
         states.rejected_steps,
+        states.atoms,
     )
     if is_concrete(states.points):
         return _cut_off(trajectory)
@@ -187,4 +198,5 @@ def _along_depth(trajectory: Trajectory) -> tuple:
         trajectory.probes,
         trajectory.accepted_steps,
         trajectory.rejected_steps,
+        trajectory.atoms,
     )

@@ -1,0 +1,142 @@
+r"""Velocities on the sphere that are right at any smallness, as scale and direction.
+
+A token that sees only itself must rest: then its velocity is a sum over the *other*
+tokens, and a sum of small terms loses nothing.
+"""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float
+
+from meanformer.attention.abstract import AbstractAttention, AbstractInContextMap
+from meanformer.attention.composition import MultiHead, Sum
+from meanformer.attention.kernels import Unnormalised
+from meanformer.attention.softmax import Softmax
+from meanformer.errors import Unsupported, is_concrete
+from meanformer.numerics.matrices import matmul
+
+ROUNDINGS = 8
+
+
+class ScaledVelocity(NamedTuple):
+    r"""Velocities of all tokens in one common unit.
+
+    Attributes:
+        log_scale: the logarithm of the unit.
+        velocities: the velocities in that unit.
+        roundings: the speed of each token, in that unit, that rounding alone explains.
+    """
+
+    log_scale: Float[Array, ""]
+    velocities: Float[Array, "n d"]
+    roundings: Float[Array, " n"]
+
+
+def scaled_velocity(
+    gamma: AbstractInContextMap, points: Float[Array, "n d"], weights: Float[Array, " n"]
+) -> ScaledVelocity:
+    r"""Velocities on the sphere, as a common scale times vectors of ordinary size.
+
+    For values $V = cI$ the token's own value is normal to the sphere, so that
+    $$v_i = c\sum_{j \ne i} p_{ij}\,P_{x_i}(x_j - x_i),$$
+    with $p_{ij} = w_j e^{s_{ij}}$, divided by $\sum_k w_k e^{s_{ik}}$ for softmax. The
+    largest exponent off the diagonal is taken out, so that the sum keeps its relative
+    accuracy where all velocities are below the smallest number of the type. Tokens of
+    weight zero rest. Derivatives in the points hold the scale fixed.
+
+    Args:
+        gamma: a map that `check_resting` accepts.
+        points: unit vectors.
+        weights: masses, zero for absence.
+
+    Returns:
+        Scale and velocities. Cost: $O(n^2 d)$ time and memory: for few tokens.
+    """
+    pulls = [_pull(head, points, weights) for head in _heads(gamma)]
+    top = jnp.stack([pull.log_scale for pull in pulls]).max()
+    factors = [jnp.exp(pull.log_scale - top) for pull in pulls]
+    pairs = list(zip(factors, pulls, strict=True))
+    velocities = sum(factor * pull.velocities for factor, pull in pairs)
+    roundings = sum(factor * pull.roundings for factor, pull in pairs)
+    speeds = jnp.linalg.norm(lax.stop_gradient(velocities), axis=1)
+    # What rounding explains is nothing: a balance must not be tipped by it.
+    moves = (speeds > roundings)[:, None]
+    return ScaledVelocity(top, jnp.where(moves, velocities, 0), roundings)
+
+
+def check_resting(gamma: AbstractInContextMap) -> None:
+    """Raise unless a lone token on the sphere rests under this map, for a known reason.
+
+    That is so for softmax and unnormalised attention whose values are a multiple of
+    the tokens, and for sums and heads of those.
+    """
+    for head in _heads(gamma):
+        if not isinstance(head, Softmax | Unnormalised):
+            raise Unsupported(
+                f"LongDepth() cannot follow {type(head).__name__}; it knows Softmax, "
+                "Unnormalised, and sums and heads of these: use Adaptive() or Stiff()."
+            )
+        _check_values(head)
+
+
+def _heads(gamma: AbstractInContextMap) -> tuple[AbstractInContextMap, ...]:
+    """Return the terms of a map, sums in sums and heads included."""
+    if isinstance(gamma, Sum):
+        parts = gamma.maps
+    elif isinstance(gamma, MultiHead) and gamma.outputs is None:
+        parts = gamma.heads
+    else:
+        return (gamma,)
+    return tuple(head for part in parts for head in _heads(part))
+
+
+def _check_values(head: AbstractAttention) -> None:
+    if head.value_bias is not None:
+        raise Unsupported(
+            "value_bias moves a token that sees only itself, so no phase is slow and "
+            "LongDepth() does not apply; use Adaptive() or Stiff()."
+        )
+    if not is_concrete(head.value):
+        return
+    value = np.asarray(head.value)
+    multiple = value.shape[0] == value.shape[1] and np.array_equal(
+        value, value[0, 0] * np.eye(len(value), dtype=value.dtype)
+    )
+    if not multiple:
+        raise Unsupported(
+            "value is not a multiple of the identity, so a token that sees only itself "
+            "moves, no phase is slow and LongDepth() does not apply; use Adaptive() or "
+            "Stiff()."
+        )
+
+
+def _pull(
+    head: AbstractAttention, points: Float[Array, "n d"], weights: Float[Array, " n"]
+) -> ScaledVelocity:
+    """Return the velocities under one head."""
+    present = weights > 0
+    scores = matmul(head.tilts(points), points.T)
+    masked = jnp.where(present[None, :], scores, -jnp.inf)
+    exponents = masked + jnp.log(jnp.where(present, weights, 1))[None, :]
+    if isinstance(head, Softmax):
+        highest = exponents.max(axis=1, keepdims=True)
+        total = jnp.exp(exponents - highest).sum(axis=1, keepdims=True)
+        exponents = exponents - highest - jnp.log(total)
+    apart = present[:, None] & ~jnp.eye(len(points), dtype=bool)
+    exponents = jnp.where(apart, exponents, -jnp.inf)
+    top = lax.stop_gradient(exponents.max())
+    top = jnp.where(jnp.isfinite(top), top, 0)
+    shares = head.value[0, 0] * jnp.exp(exponents - top)
+    differences = points[None, :, :] - points[:, None, :]
+    pulls = jnp.sum(shares[:, :, None] * differences, axis=1)
+    velocities = pulls - jnp.sum(points * pulls, axis=1, keepdims=True) * points
+    # A score is rounded relative to its size, and its exponential by that much.
+    largest = jnp.where(apart, jnp.abs(scores), 0).max()
+    sizes = jnp.sum(jnp.abs(shares) * jnp.linalg.norm(differences, axis=2), axis=1)
+    rounding = ROUNDINGS * jnp.finfo(points.dtype).eps * (1 + largest)
+    return ScaledVelocity(
+        top, velocities, lax.stop_gradient(rounding * sizes)
+    )

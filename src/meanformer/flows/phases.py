@@ -1,0 +1,69 @@
+"""One stretch of depth: in one piece, or phase by phase where tokens are joined."""
+
+from typing import cast
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from meanformer.flows.integrate import Problem, integrate
+from meanformer.flows.long_depth import long_velocity, walk_phase
+from meanformer.flows.merging import Atoms, join, without_derivative
+from meanformer.flows.solvers import LongDepth
+from meanformer.flows.state import State
+from meanformer.flows.status import Status
+
+
+def advance(problem: Problem, state: State, target: Float[Array, ""]) -> State:
+    """Integrate from the state's depth to the target, unless it has stopped already."""
+    if problem.merge is None:
+        return integrate(problem, state, target)
+    problem, state = _without_derivative((problem, state))
+    start = state
+
+    def is_unfinished(state: State) -> Bool[Array, ""]:
+        # Every phase but the last joins two atoms at least.
+        is_possible = state.stretch - start.stretch <= len(state.points)
+        return is_possible & (state.status == Status.reached) & (state.depth < target)
+
+    def phase(state: State) -> State:
+        return _phase(problem, _joined(problem, state), target)
+
+    # Not above it: a solve stopped where it stands keeps its place.
+    end = jax.lax.while_loop(is_unfinished, phase, state)
+    unfinished = (end.status == Status.reached) & (end.depth < target)
+    status = Status.where(unfinished, Status.solver_failed, end.status)
+    return eqx.tree_at(
+        lambda s: (s.status, s.stretch), end, (status, start.stretch + 1)
+    )
+
+
+def velocities_at(problem: Problem, state: State) -> Float[Array, "n d"]:
+    """Return the velocity of each token at a state."""
+    if isinstance(problem.integrator, LongDepth):
+        return long_velocity(problem, state)
+    seen = problem if problem.merge is None else problem.seen_at(state)
+    velocity, _ = seen.velocity(seen.flow.velocity, state.depth, state.moving)
+    return velocity
+
+
+def _phase(problem: Problem, state: State, target: Float[Array, ""]) -> State:
+    if isinstance(problem.integrator, LongDepth):
+        moved = walk_phase(problem, state, target)
+    else:
+        moved = integrate(problem.seen_at(state), state, target)
+    # Joined tokens stand where their leader does, not where rounding took them.
+    leaders = cast(Atoms, moved.atoms).leaders
+    return eqx.tree_at(lambda s: s.points, moved, moved.points[leaders])
+
+
+def _joined(problem: Problem, state: State) -> State:
+    cloud = problem.cloud.moved(state.points)
+    points, atoms = join(problem.gap, cloud, state.depth, cast(Atoms, state.atoms))
+    return eqx.tree_at(lambda s: (s.points, s.atoms), state, (points, atoms))
+
+
+def _without_derivative(tree):
+    arrays, rest = eqx.partition(tree, eqx.is_inexact_array)
+    return eqx.combine(without_derivative(arrays), rest)
