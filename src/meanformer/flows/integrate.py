@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import lineax
-import optimistix
 from jaxtyping import Array, Bool, Float, PyTree
 
 from meanformer.flows.flow import Flow, field_of
+from meanformer.flows.locate import FirstZero
 from meanformer.flows.merging import Atoms, Gap, Merge
 from meanformer.flows.methods import Retracted
 from meanformer.flows.rates import largest_rate
@@ -29,8 +29,6 @@ CHECKPOINTS = 32
 OVERFLOWN = 1e10
 # Coordinates up to which the rate of growth is worth its dense eigenvalues.
 MOST_COORDINATES = 128
-# The condition is exactly zero where it is met to rounding, so this ends there.
-ROOT_FINDER = optimistix.Newton(rtol=1e-9, atol=1e-30)
 
 
 class Problem(eqx.Module):
@@ -157,52 +155,60 @@ def _options(problem: Problem, settings: StepSettings) -> dict[str, Any]:
             controller, settings, lambda y: problem.cloud.moved(y[0])
         ),
         # The meeting comes first: a stop that fires in the same step can wait for it.
-        "event": diffrax.Event([meeting, *stops], ROOT_FINDER),
-        "saveat": saved_with_rates(problem.cloud, _rate_along(problem)),
+        "event": diffrax.Event([meeting, *stops], FirstZero()),
+        "saveat": saved_steps(problem.cloud, lambda t, y, args: y[0]),
     }
 
 
-def _rate_along(problem: Problem) -> Callable:
-    def rate(depth, y, args):
-        def field(points):
-            moving = (points, None)
-            return problem.velocity(problem.flow.velocity, depth, moving)[0]
-
-        cloud = problem.cloud.moved(y[0])
-        return largest_rate(field, cloud, problem.flow.space)
-
-    return rate
-
-
-def saved_with_rates(cloud: TokenCloud, rate: Callable) -> diffrax.SaveAt:
-    """Ask for the end of a solve, and for few tokens for the rate at every step."""
+def saved_steps(cloud: TokenCloud, points_of: Callable) -> diffrax.SaveAt:
+    """Ask for the end of a solve, and for few tokens for their path step by step."""
     end = diffrax.SubSaveAt(t1=True)
     if cloud.points.size > MOST_COORDINATES:
         return diffrax.SaveAt(subs=[end])
-    return diffrax.SaveAt(subs=[end, diffrax.SubSaveAt(t0=True, steps=True, fn=rate)])
+    path = diffrax.SubSaveAt(t0=True, steps=True, fn=points_of)
+    return diffrax.SaveAt(subs=[end, path])
 
 
-def grown(atoms: Atoms, solution: diffrax.Solution) -> Atoms:
-    """Return the atoms with their error carried along a solve, by a trapezoidal sum."""
-    times, values = cast(Any, solution.ts), cast(Any, solution.ys)
-    if len(times) == 1:
+def grown(
+    atoms: Atoms, solution: diffrax.Solution, rate: Callable[[Array, Array], Array]
+) -> Atoms:
+    """Return the atoms with their error carried along a solve, by a trapezoidal sum.
+
+    Args:
+        atoms: the atoms at its start.
+        solution: what came of `saved_steps`.
+        rate: the rate of growth at a time and points.
+    """
+    if len(cast(Any, solution.ts)) == 1:
         return atoms
-    times, rates = times[1], values[1]
-    taken = jnp.isfinite(times[1:])
-    widths = jnp.where(taken, times[1:] - times[:-1], 0)
-    sums = jnp.where(taken, rates[1:] + rates[:-1], 0) / 2
-    growth = jnp.sum(widths * sums)
-    began = atoms.jumps > 0
-    return eqx.tree_at(
-        lambda a: a.log_bound, atoms, atoms.log_bound + jnp.where(began, growth, 0)
-    )
+    times, paths = cast(Any, solution.ts)[1], cast(Any, solution.ys)[1]
+
+    def add(index, carry):
+        total, before = carry
+        now = rate(times[index], paths[index])
+        width = times[index] - times[jnp.maximum(index - 1, 0)]
+        return total + width * (before + now) / 2, now
+
+    zero = jnp.zeros((), paths.dtype)
+    # Before the first join there is no error to carry, and no rate is computed.
+    count = jnp.where(atoms.jumps > 0, jnp.sum(jnp.isfinite(times)), 0)
+    growth, _ = jax.lax.fori_loop(0, count, add, (zero, zero))
+    return eqx.tree_at(lambda a: a.log_bound, atoms, atoms.log_bound + growth)
 
 
 def _results(problem: Problem, state: State, solution: diffrax.Solution):
     """Return the saved end, depths and points, and the atoms there."""
     if problem.merge is None:
         return (cast(Array, solution.ts), cast(Any, solution.ys)), None
-    atoms = grown(cast(Atoms, state.atoms), solution)
+
+    def rate(depth, points):
+        def field(tokens):
+            velocity, _ = problem.velocity(problem.flow.velocity, depth, (tokens, None))
+            return velocity
+
+        return largest_rate(field, problem.cloud.moved(points), problem.flow.space)
+
+    atoms = grown(cast(Atoms, state.atoms), solution, rate)
     return (cast(Any, solution.ts)[0], cast(Any, solution.ys)[0]), atoms
 
 

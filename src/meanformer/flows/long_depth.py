@@ -18,18 +18,18 @@ from meanformer.errors import Unsupported
 from meanformer.flows.flow import Flow
 from meanformer.flows.integrate import (
     OVERFLOWN,
-    ROOT_FINDER,
     Problem,
     choose,
     grown,
     kept_if_finite,
-    saved_with_rates,
+    saved_steps,
 )
+from meanformer.flows.locate import FirstZero
 from meanformer.flows.merging import Atoms
 from meanformer.flows.methods import Retracted
 from meanformer.flows.rates import largest_rate
 from meanformer.flows.schedule import Constant
-from meanformer.flows.solvers import Rescaled, StepSettings, gap_tolerances
+from meanformer.flows.solvers import Rescaled, StepSettings, gap_error
 from meanformer.flows.state import State
 from meanformer.flows.status import AbstractStop, Status
 from meanformer.geometry import Sphere
@@ -104,14 +104,16 @@ class Phase(eqx.Module):
         near = jnp.abs(share) < 64 * jnp.finfo(share.dtype).eps
         return share - jax.lax.stop_gradient(jnp.where(near, share, 0))
 
-    def rate(self, s: Float[Array, ""], walk: Walk, args: PyTree) -> Float[Array, ""]:
+    def rate(
+        self, s: Float[Array, ""], points: Float[Array, "n d"]
+    ) -> Float[Array, ""]:
         """Return the largest rate of growth of a perturbation, in the clock."""
-        rate = _relative_rate(
-            walk.points, self.pulls(walk.points).velocities, self.cloud.weights > 0
-        )
-        cloud = self.cloud.moved(walk.points)
+        velocities = self.pulls(points).velocities
+        rate = _relative_rate(points, velocities, self.cloud.weights > 0)
         growth = largest_rate(
-            lambda points: self.pulls(points).velocities, cloud, self.flow.space
+            lambda tokens: self.pulls(tokens).velocities,
+            self.cloud.moved(points),
+            self.flow.space,
         )
         return growth / jnp.where(rate > 0, rate, 1)
 
@@ -156,7 +158,7 @@ def walk_phase(problem: Problem, state: State, target: Float[Array, ""]) -> Stat
     phase = eqx.tree_at(lambda p: p.log_unit, phase, -pace.log_rate)
     solution = _diffeqsolve(problem, phase, state)
     walk = jax.tree.map(lambda leaf: leaf[-1], cast(Any, solution.ys)[0])
-    atoms = grown(cast(Atoms, state.atoms), solution)
+    atoms = grown(cast(Atoms, state.atoms), solution, phase.rate)
     moved = State(
         jnp.where(phase.missing(walk) <= 0, target, phase.depth(walk)),
         walk.points,
@@ -201,12 +203,13 @@ def _diffeqsolve(problem: Problem, phase: Phase, state: State) -> diffrax.Soluti
         return walk._replace(points=space.retract(walk.points))
 
     def rescale(end: Walk, error: Walk) -> Walk:
-        allowed = gap_tolerances(phase.cloud.moved(end.points), problem.rtol)
-        arc_length = problem.rtol * (1 + end.arc_length)
+        cloud = phase.cloud.moved(end.points)
+        # One number for all tokens: what counts is what an error does to the gaps.
+        gaps = gap_error(cloud, error.points, problem.rtol)
         return Walk(
-            error.points / allowed[:, None],
+            jnp.maximum(jnp.abs(error.points) / problem.rtol, gaps),
             error.log_depth / problem.rtol,
-            error.arc_length / arc_length,
+            error.arc_length / (problem.rtol * (1 + end.arc_length)),
         )
 
     return diffrax.diffeqsolve(
@@ -217,8 +220,8 @@ def _diffeqsolve(problem: Problem, phase: Phase, state: State) -> diffrax.Soluti
         FIRST_STEP * one,
         Walk(state.points, zero, cast(Atoms, state.atoms).arc_length),
         stepsize_controller=Rescaled(integrator.controller(settings), rescale),
-        event=diffrax.Event(_events(problem, phase), ROOT_FINDER),
-        saveat=saved_with_rates(phase.cloud, phase.rate),
+        event=diffrax.Event(_events(problem, phase), FirstZero()),
+        saveat=saved_steps(phase.cloud, lambda s, y, args: y.points),
         max_steps=problem.max_steps,
         throw=False,
     )

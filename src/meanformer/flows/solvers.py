@@ -11,9 +11,9 @@ from jaxtyping import Array, Float, PyTree
 from meanformer.errors import check
 from meanformer.flows.methods import RK4, SplitStep
 from meanformer.measures import TokenCloud
-from meanformer.numerics.nearest import nearest_neighbours
+from meanformer.numerics.nearest import largest_relative_change
 
-ROUNDINGS = 16
+ROUNDINGS = 32
 
 
 class AbstractIntegrator(eqx.Module):
@@ -109,17 +109,19 @@ class Rescaled(diffrax.AbstractAdaptiveStepSizeController):
         )
 
 
-def gap_tolerances(
-    cloud: TokenCloud, rtol: float | Float[Array, ""]
-) -> Float[Array, " n"]:
-    """Return the error each token may have so that its nearest gap is right.
+def gap_error(
+    cloud: TokenCloud, errors: Float[Array, "n d"], rtol: float | Float[Array, ""]
+) -> Float[Array, ""]:
+    """Return the largest error of a gap between tokens, in units of what is allowed.
 
-    That is the gap times the relative tolerance, but not less than rounding; infinite
-    for a token that is absent or alone.
+    That is the gap times the relative tolerance, but not less than rounding.
     """
-    gaps, _ = nearest_neighbours(cloud.points, cloud.weights > 0)
     rounding = ROUNDINGS * jnp.finfo(cloud.points.dtype).eps
-    return rtol * gaps + rounding * jnp.max(jnp.abs(cloud.points))
+    present = cloud.weights > 0
+    size = jnp.max(jnp.where(present[:, None], jnp.abs(cloud.points), 0))
+    return largest_relative_change(
+        cloud.points, errors, present, relative=rtol, absolute=rounding * size
+    )
 
 
 class AbstractAdaptive(AbstractIntegrator):
@@ -146,7 +148,7 @@ class AbstractAdaptive(AbstractIntegrator):
         return diffrax.ClipStepSizeController(controller, jump_ts=settings.jumps)
 
     def watching_gaps(self, controller, settings, cloud_of):
-        """Keep the error of each token small against the gap to its neighbour.
+        """Keep also the errors of the gaps between tokens small against the gaps.
 
         Otherwise two tokens that approach each other hover at the distance of the
         tolerance, and never meet.
@@ -154,10 +156,13 @@ class AbstractAdaptive(AbstractIntegrator):
 
         def rescale(end, error):
             cloud = cloud_of(end)
-            allowed = gap_tolerances(cloud, settings.rtol)[:, None]
-            usual = settings.atol + settings.rtol * jnp.abs(cloud.points)
             points, *rest = error
-            return points * jnp.maximum(1, usual / allowed), *rest
+            allowed = settings.atol + settings.rtol * jnp.abs(cloud.points)
+            present = (cloud.weights > 0)[:, None]
+            usual = jnp.max(jnp.where(present, jnp.abs(points) / allowed, 0))
+            ratio = gap_error(cloud, points, settings.rtol)
+            factor = jnp.where(usual > 0, ratio / jnp.where(usual > 0, usual, 1), 1)
+            return points * jnp.maximum(1, factor), *rest
 
         return Rescaled(controller, rescale)
 

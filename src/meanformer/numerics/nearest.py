@@ -1,5 +1,6 @@
-"""Nearest neighbours and chains of close points, one block of pairs at a time."""
+"""Pairs of points by their distance: the nearest, chains of close ones, changes."""
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, ScalarLike
@@ -25,6 +26,35 @@ def nearest_neighbours(
         return jnp.sqrt(squares[partner]), partner
 
     return _by_rows(of_row, len(points))
+
+
+def largest_relative_change(
+    points: Float[Array, "n d"],
+    changes: Float[Array, "n d"],
+    present: Bool[Array, " n"],
+    *,
+    relative: ScalarLike,
+    absolute: ScalarLike,
+) -> Float[Array, ""]:
+    r"""Return how much the gaps of present points change, against what is allowed.
+
+    $$\max_{i \ne j} \frac{|c_i - c_j|}{\rho\,|x_i - x_j| + \alpha}.$$
+    A change that neighbours share does not count. Cost: as `nearest_neighbours`.
+
+    Args:
+        points: the points $x_i$.
+        changes: their changes $c_i$.
+        present: which of them count.
+        relative: the share $\rho$ of a gap that its change may have.
+        absolute: the change $\alpha > 0$ that is always allowed.
+    """
+
+    def of_row(index):
+        gaps = jnp.sqrt(_squares(points, index))
+        ratios = jnp.sqrt(_squares(changes, index)) / (relative * gaps + absolute)
+        return jnp.max(jnp.where(present & present[index], ratios, 0))
+
+    return jnp.max(_by_rows(of_row, len(points)))
 
 
 def chain_labels(
@@ -58,5 +88,7 @@ def _squares(points: Float[Array, "n d"], index: Int[Array, ""]) -> Float[Array,
 
 
 def _by_rows(of_row, count: int):
-    rows_at_once = max(1, min(count, PAIRS_AT_ONCE // count))
+    rows_at_once = max(1, PAIRS_AT_ONCE // count)
+    if count <= rows_at_once:
+        return jax.vmap(of_row)(jnp.arange(count))
     return lax.map(of_row, jnp.arange(count), batch_size=rows_at_once)
