@@ -61,6 +61,8 @@ _HOMES = {
         "EscapeRadius",
         "FixedStep",
         "Flow",
+        "LongDepth",
+        "Merge",
         "Schedule",
         "Splitting",
         "Status",

@@ -53,6 +53,8 @@ from meanformer.flows import Adaptive as Adaptive
 from meanformer.flows import EscapeRadius as EscapeRadius
 from meanformer.flows import FixedStep as FixedStep
 from meanformer.flows import Flow as Flow
+from meanformer.flows import LongDepth as LongDepth
+from meanformer.flows import Merge as Merge
 from meanformer.flows import Schedule as Schedule
 from meanformer.flows import Splitting as Splitting
 from meanformer.flows import Status as Status

@@ -36,7 +36,9 @@ class ScaledVelocity(NamedTuple):
 
 
 def scaled_velocity(
-    gamma: AbstractInContextMap, points: Float[Array, "n d"], weights: Float[Array, " n"]
+    gamma: AbstractInContextMap,
+    points: Float[Array, "n d"],
+    weights: Float[Array, " n"],
 ) -> ScaledVelocity:
     r"""Velocities on the sphere, as a common scale times vectors of ordinary size.
 
@@ -137,6 +139,4 @@ def _pull(
     largest = jnp.where(apart, jnp.abs(scores), 0).max()
     sizes = jnp.sum(jnp.abs(shares) * jnp.linalg.norm(differences, axis=2), axis=1)
     rounding = ROUNDINGS * jnp.finfo(points.dtype).eps * (1 + largest)
-    return ScaledVelocity(
-        top, velocities, lax.stop_gradient(rounding * sizes)
-    )
+    return ScaledVelocity(top, velocities, lax.stop_gradient(rounding * sizes))

@@ -5,6 +5,8 @@ from meanformer.flows.a_priori import stability_bound as stability_bound
 from meanformer.flows.append import append_tokens as append_tokens
 from meanformer.flows.flow import Flow as Flow
 from meanformer.flows.layers import run_layers as run_layers
+from meanformer.flows.merging import Merge as Merge
+from meanformer.flows.merging import Merges as Merges
 from meanformer.flows.methods import RK4 as RK4
 from meanformer.flows.recorder import AbstractProgress as AbstractProgress
 from meanformer.flows.recorder import AbstractRecorder as AbstractRecorder
@@ -17,6 +19,7 @@ from meanformer.flows.solve import solve as solve
 from meanformer.flows.solvers import AbstractIntegrator as AbstractIntegrator
 from meanformer.flows.solvers import Adaptive as Adaptive
 from meanformer.flows.solvers import FixedStep as FixedStep
+from meanformer.flows.solvers import LongDepth as LongDepth
 from meanformer.flows.solvers import Splitting as Splitting
 from meanformer.flows.solvers import Stiff as Stiff
 from meanformer.flows.stability import Growth as Growth

@@ -27,8 +27,6 @@ from meanformer.typing import Key
 # saved depths, they are computed again: 561 steps at most twice.
 CHECKPOINTS = 32
 OVERFLOWN = 1e10
-# Coordinates up to which the rate of growth is worth its dense eigenvalues.
-MOST_COORDINATES = 128
 
 
 class Problem(eqx.Module):
@@ -132,11 +130,11 @@ def _diffeqsolve(problem: Problem, state: State, end: Float[Array, ""]):
         max_steps=problem.max_steps,
         adjoint=diffrax.RecursiveCheckpointAdjoint(checkpoints=CHECKPOINTS),
         throw=False,
-        **_options(problem, settings),
+        **_options(problem, state, settings),
     )
 
 
-def _options(problem: Problem, settings: StepSettings) -> dict[str, Any]:
+def _options(problem: Problem, state: State, settings: StepSettings) -> dict[str, Any]:
     """Return what differs between a solve that merges and one that does not."""
     controller = problem.integrator.controller(settings)
     stops = [_event(problem, stop) for stop in problem.stops]
@@ -156,14 +154,14 @@ def _options(problem: Problem, settings: StepSettings) -> dict[str, Any]:
         ),
         # The meeting comes first: a stop that fires in the same step can wait for it.
         "event": diffrax.Event([meeting, *stops], FirstZero()),
-        "saveat": saved_steps(problem.cloud, lambda t, y, args: y[0]),
+        "saveat": saved_steps(state, lambda t, y, args: y[0]),
     }
 
 
-def saved_steps(cloud: TokenCloud, points_of: Callable) -> diffrax.SaveAt:
-    """Ask for the end of a solve, and for few tokens for their path step by step."""
+def saved_steps(state: State, points_of: Callable) -> diffrax.SaveAt:
+    """Ask for the end of a solve, and for its steps where a bound is carried along."""
     end = diffrax.SubSaveAt(t1=True)
-    if cloud.points.size > MOST_COORDINATES:
+    if cast(Atoms, state.atoms).log_bound is None:
         return diffrax.SaveAt(subs=[end])
     path = diffrax.SubSaveAt(t0=True, steps=True, fn=points_of)
     return diffrax.SaveAt(subs=[end, path])
@@ -179,7 +177,7 @@ def grown(
         solution: what came of `saved_steps`.
         rate: the rate of growth at a time and points.
     """
-    if len(cast(Any, solution.ts)) == 1:
+    if atoms.log_bound is None:
         return atoms
     times, paths = cast(Any, solution.ts)[1], cast(Any, solution.ys)[1]
 

@@ -139,7 +139,7 @@ def check_long_depth(flow: Flow, has_probes: bool) -> None:
 
 
 def long_velocity(problem: Problem, state: State) -> Float[Array, "n d"]:
-    """Return the velocities at a state, zero where they are below the smallest number."""
+    """Return the velocities at a state, zero where they are below all numbers."""
     pull = _phase(problem, state, state.depth).pulls(state.points)
     velocities = jnp.exp(pull.log_scale) * pull.velocities
     return velocities[cast(Atoms, state.atoms).leaders]
@@ -221,7 +221,7 @@ def _diffeqsolve(problem: Problem, phase: Phase, state: State) -> diffrax.Soluti
         Walk(state.points, zero, cast(Atoms, state.atoms).arc_length),
         stepsize_controller=Rescaled(integrator.controller(settings), rescale),
         event=diffrax.Event(_events(problem, phase), FirstZero()),
-        saveat=saved_steps(phase.cloud, lambda s, y, args: y.points),
+        saveat=saved_steps(state, lambda s, y, args: y.points),
         max_steps=problem.max_steps,
         throw=False,
     )

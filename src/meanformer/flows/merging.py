@@ -1,12 +1,14 @@
 """Tokens that have met become one atom: when, where, and at what cost."""
 
+import dataclasses
 import math
+from collections.abc import Mapping
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from meanformer.errors import InvalidInput, Unsupported, as_number, check, is_concrete
 from meanformer.geometry import AbstractSpace
@@ -15,6 +17,8 @@ from meanformer.numerics.nearest import chain_labels, nearest_neighbours
 
 DISTANCES = {4: 1e-4, 8: 1e-9}  # by the bytes of the type
 ROUNDINGS = 512
+# Coordinates up to which the rate of growth is worth its dense eigenvalues.
+MOST_COORDINATES = 128
 LOCATED = 1e-6, 0.02
 TIE = 1e-3
 
@@ -66,8 +70,9 @@ class Atoms(eqx.Module):
         masses: the mass of the atom it became part of.
         places: where that atom was.
         jumps: the sum of the distances in $W_2$ by which joining moved the measure.
-        log_bound: logarithm of these jumps carried along the path.
-        arc_length: length of the path of all tokens; see `LongDepth`.
+        log_bound: logarithm of these jumps carried along the path; `None` where there
+            are too many tokens to know.
+        arc_length: length of the path of all tokens, with `LongDepth`; else `None`.
     """
 
     leaders: Int[Array, " n"]
@@ -77,8 +82,8 @@ class Atoms(eqx.Module):
     masses: Float[Array, " n"]
     places: Float[Array, "n d"]
     jumps: Float[Array, ""]
-    log_bound: Float[Array, ""]
-    arc_length: Float[Array, ""]
+    log_bound: Float[Array, ""] | None
+    arc_length: Float[Array, ""] | None
 
     def weights(self, cloud: TokenCloud) -> Float[Array, " n"]:
         """Return the masses of the atoms, at their leaders; zero for other tokens."""
@@ -161,11 +166,14 @@ def _refuse(primals, tangents):
     )
 
 
-def initial_atoms(depth: Float[Array, ""], points: Float[Array, "n d"]) -> Atoms:
+def initial_atoms(
+    depth: Float[Array, ""], points: Float[Array, "n d"], is_long: bool
+) -> Atoms:
     """Return every token as an atom of its own."""
     dtype, indices = points.dtype, jnp.arange(len(points))
     none, zero = jnp.zeros((len(points),), dtype), jnp.zeros((), dtype)
     nothing = jnp.log(jnp.finfo(dtype).tiny).astype(dtype)
+    is_small = points.size <= MOST_COORDINATES
     return Atoms(
         indices,
         jnp.zeros((len(points),), depth.dtype),
@@ -174,8 +182,8 @@ def initial_atoms(depth: Float[Array, ""], points: Float[Array, "n d"]) -> Atoms
         none,
         jnp.zeros_like(points),
         zero,
-        nothing,
-        zero,
+        nothing if is_small else None,
+        zero if is_long else None,
     )
 
 
@@ -243,7 +251,6 @@ def join(
     cost = jnp.sum(masses * gap.space.distance(points, means[labels]) ** 2)
     jump = jnp.where(joins.any(), jnp.sqrt(cost), 0)
     leaders = labels[atoms.leaders]
-    log_jump = jnp.log(jnp.where(jump > 0, jump, jnp.finfo(points.dtype).tiny))
     joined = Atoms(
         leaders,
         jnp.where(joins, depth, atoms.joined_depths),
@@ -252,10 +259,15 @@ def join(
         jnp.where(joins, total[labels], atoms.masses),
         jnp.where(joins[:, None], means[labels], atoms.places),
         atoms.jumps + jump,
-        jnp.where(jump > 0, jnp.logaddexp(atoms.log_bound, log_jump), atoms.log_bound),
+        None if atoms.log_bound is None else _log_sum(atoms.log_bound, jump),
         atoms.arc_length,
     )
     return means[leaders], joined
+
+
+def _log_sum(log_bound: Float[Array, ""], jump: Float[Array, ""]) -> Float[Array, ""]:
+    safe = jnp.where(jump > 0, jump, 1)
+    return jnp.where(jump > 0, jnp.logaddexp(log_bound, jnp.log(safe)), log_bound)
 
 
 def record_of(atoms: Atoms) -> Merges:
@@ -267,7 +279,9 @@ def record_of(atoms: Atoms) -> Merges:
     tokens = jnp.arange(len(atoms.leaders))
     rows = tokens
     if is_concrete(atoms.joined_leaders):
-        joined = np.flatnonzero(np.asarray(atoms.joined_leaders) != np.arange(len(rows)))
+        joined = np.flatnonzero(
+            np.asarray(atoms.joined_leaders) != np.arange(len(rows))
+        )
         depths = np.asarray(atoms.joined_depths)[joined]
         rows = jnp.asarray(joined[np.argsort(depths, kind="stable")], tokens.dtype)
     return Merges(
@@ -280,8 +294,48 @@ def record_of(atoms: Atoms) -> Merges:
     )
 
 
+#: The arrays of `Atoms` as files name them, with their axes besides depth.
+ATOM_AXES = {
+    "leader": ("token",),
+    "joined_depth": ("token",),
+    "joined_leader": ("token",),
+    "joined_distance": ("token",),
+    "joined_mass": ("token",),
+    "joined_place": ("token", "coordinate"),
+    "merge_error": (),
+    "log_merge_bound": (),
+    "arc_length": (),
+}
+
+
+def atom_arrays(atoms: Atoms) -> dict[str, Array]:
+    """Return the arrays of the atoms by their names in files, those that there are."""
+    arrays = {
+        name: getattr(atoms, field.name)
+        for name, field in zip(ATOM_AXES, dataclasses.fields(atoms), strict=True)
+    }
+    return {name: array for name, array in arrays.items() if array is not None}
+
+
+def atoms_from(arrays: Mapping[str, Array]) -> Atoms | None:
+    """Return the atoms that arrays of a file stand for; `None` if it has none."""
+    if "leader" not in arrays:
+        return None
+    return Atoms(*[arrays.get(name) for name in ATOM_AXES])
+
+
+def series(atoms: Atoms, weights: Float[Array, " n"]) -> dict[str, Array]:
+    """Return what joining did along the saved depths, for the statistics."""
+    tokens = jnp.arange(len(weights))[None, :]
+    leads = (atoms.leaders == tokens) & (weights > 0)[None, :]
+    found = {"atom_count": leads.sum(axis=1), "merge_error": atoms.jumps}
+    if atoms.log_bound is not None:
+        found["log10_merge_bound"] = atoms.log_bound / math.log(10)
+    if atoms.arc_length is not None:
+        found["arc_length"] = atoms.arc_length
+    return found
+
+
 def _largest_coordinate(cloud: TokenCloud) -> Float[Array, ""]:
     present = (cloud.weights > 0)[:, None]
     return jnp.max(jnp.where(present, jnp.abs(cloud.points), 0))
-
-

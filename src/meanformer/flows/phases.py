@@ -4,7 +4,6 @@ from typing import cast
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from meanformer.flows.integrate import Problem, integrate

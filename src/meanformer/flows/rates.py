@@ -39,7 +39,7 @@ def symmetric_part(
 def normal_penalty(
     jacobian: ScaledJacobian, points: Float[Array, "n d"], space: AbstractSpace
 ) -> Float[Array, ""]:
-    """Return a penalty larger than every rate; zero where all directions are tangent."""
+    """Return a penalty larger than every rate; zero where nothing is normal."""
     if isinstance(space, Euclidean):
         return jnp.zeros((), points.dtype)
     rough = Search(tolerance=1e-2, max_steps=20).top(jacobian.normal, points)

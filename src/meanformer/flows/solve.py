@@ -176,7 +176,7 @@ def _set_up(flow, mu, depth, save, solver, rtol, atol, probes, merge, stop, key)
     atoms = None
     if merging is not None:
         check_mergeable(mu, flow.noise is not None, _is_forward(depths))
-        atoms = initial_atoms(depths[0], mu.points)
+        atoms = initial_atoms(depths[0], mu.points, is_long)
     budget, stops = sorted_stops(stop, mu.points.dtype)
     tolerances = (jnp.asarray(tol, mu.points.dtype) for tol in (rtol, atol))
     problem = Problem(

@@ -9,7 +9,14 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
 from meanformer.errors import StoppedEarly, check, is_concrete, warn
-from meanformer.flows.merging import Atoms, Merges, record_of
+from meanformer.flows.merging import (
+    ATOM_AXES,
+    Atoms,
+    Merges,
+    atom_arrays,
+    record_of,
+    series,
+)
 from meanformer.flows.state import State
 from meanformer.flows.status import STATUS_FLAGS, Status, status_code
 from meanformer.measures import TokenCloud
@@ -72,10 +79,20 @@ class Trajectory(eqx.Module):
 
     @property
     def statistics(self) -> dict[str, Array]:
-        """Series along the saved depths: steps, radius, speed, mean, covariance."""
+        """Series along the saved depths: steps, radius, speed, mean, covariance.
+
+        With `merge` also `atom_count`, the number of atoms; `merge_error`, the sum of
+        the distances in $W_2$ by which joins moved the measure; for few tokens
+        `log10_merge_bound`, the logarithm of these distances carried along the path by
+        the rate at which infinitesimal perturbations of the atoms grow (see
+        `growth_factor`): a bound in the limit of small distances, by a trapezoidal sum
+        over the steps; the smallest number of the type before the first join. With
+        `LongDepth` also `arc_length`.
+        """
         clouds = jax.vmap(lambda points: TokenCloud(points, self.weights))(self.points)
         speeds = jnp.linalg.norm(self.velocities, axis=2)
         present = (self.weights > 0)[None, :]
+        merging = {} if self.atoms is None else series(self.atoms, self.weights)
         return {
             "accepted_steps": self.accepted_steps,
             "rejected_steps": self.rejected_steps,
@@ -83,6 +100,7 @@ class Trajectory(eqx.Module):
             "speed": jnp.where(present, speeds, 0).max(axis=1),
             "mean": jax.vmap(TokenCloud.mean)(clouds),
             "covariance": jax.vmap(TokenCloud.covariance)(clouds),
+            **merging,
         }
 
     @property
@@ -107,6 +125,10 @@ class Trajectory(eqx.Module):
         if self.probes is not None:
             axes = ("depth", "probe", "coordinate")
             variables["probes"] = (axes, np.asarray(self.probes))
+        if self.atoms is not None:
+            arrays = atom_arrays(self.atoms)
+            for name, array in arrays.items():
+                variables[name] = ("depth", *ATOM_AXES[name]), np.asarray(array)
         coordinates = {"depth": np.asarray(self.depths), **places}
         codes = np.full(len(self), status_code(Status.reached))
         codes[-1] = status_code(self.status)

@@ -39,6 +39,10 @@ def fingerprint(problem: Problem, start: State) -> dict[str, str]:
         "stop conditions": (problem.stops, problem.max_steps),
         "key": problem.key,
     }
+    if (
+        problem.merge is not None
+    ):  # runs from before there was a choice have no such line
+        parts["merging"] = problem.merge
     return {name: _hash(part) for name, part in parts.items()}
 
 

@@ -12,6 +12,7 @@ from jaxtyping import Array, Float
 from meanformer.errors import InvalidInput, as_float_array, check
 from meanformer.flows import AbstractRecorder, State, Status, Trajectory
 from meanformer.flows.integrate import Problem
+from meanformer.flows.merging import ATOM_AXES, atom_arrays, atoms_from
 from meanformer.flows.recorder import Snapshot
 from meanformer.flows.status import STATUS_FLAGS, status_code, status_from
 from meanformer.storage.fingerprint import fingerprint
@@ -27,7 +28,7 @@ class RunStore(AbstractRecorder):
 
     `solve(..., store=RunStore(path))` starts a run or continues the one that is there,
     if it is the same one: the same flow, tokens, weights, probes, solver, tolerances,
-    stop conditions and key, and depths that begin alike.
+    merging, stop conditions and key, and depths that begin alike.
     `xarray.open_zarr(path / "trajectory.zarr")` reads it at any moment, also while it
     is written or after a crash. One process at a time may write.
 
@@ -123,7 +124,7 @@ class RunStore(AbstractRecorder):
                 f"{folder} was not written by a run; choose another folder."
             )
         now = self._fingerprint
-        other = [name for name in now if now[name] != then.get(name)]
+        other = [name for name in now | then if now.get(name) != then.get(name)]
         check(
             not other,
             f"{self.path} holds a run with other {', '.join(other)}; ask for the same, "
@@ -155,6 +156,7 @@ _AXES = {
     "status": (),
     "accepted_steps": (),
     "rejected_steps": (),
+    **ATOM_AXES,
 }
 
 
@@ -168,6 +170,8 @@ def _rows(state: State, velocities: Float[Array, "n d"]) -> dict[str, np.ndarray
         "accepted_steps": state.accepted_steps,
         "rejected_steps": state.rejected_steps,
     }
+    if state.atoms is not None:
+        rows |= atom_arrays(state.atoms)
     return {name: np.asarray(row) for name, row in rows.items() if row is not None}
 
 
@@ -185,6 +189,13 @@ def read_snapshots(arrays: GrowingArrays, rows: int) -> list[Snapshot]:
                 jnp.asarray(columns["accepted_steps"][index]),
                 jnp.asarray(columns["rejected_steps"][index]),
                 jnp.asarray(index),
+                atoms_from(
+                    {
+                        name: jnp.asarray(columns[name][index])
+                        for name in ATOM_AXES
+                        if name in names
+                    }
+                ),
             ),
             jnp.asarray(columns["velocities"][index]),
         )
@@ -235,4 +246,5 @@ def _from_xarray(dataset) -> Trajectory:
         status_from(int(dataset["status"].values[-1])),
         array("accepted_steps"),
         array("rejected_steps"),
+        atoms_from({name: array(name) for name in ATOM_AXES if name in dataset}),
     )
