@@ -6,6 +6,7 @@ tokens, and a sum of small terms loses nothing.
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -27,11 +28,21 @@ class ScaledVelocity(NamedTuple):
     Attributes:
         log_scale: the logarithm of the unit.
         velocities: the velocities in that unit.
-        roundings: the speed of each token, in that unit, that rounding alone explains.
+        attention: what each token pays to each other one, in that unit: the rate at
+            which their gap closes is at most the sum of both ways, if they are alone.
     """
 
     log_scale: Float[Array, ""]
     velocities: Float[Array, "n d"]
+    attention: Float[Array, "n n"]
+
+
+class _Pull(NamedTuple):
+    """What one head contributes, and the speeds that rounding alone explains."""
+
+    log_scale: Float[Array, ""]
+    velocities: Float[Array, "n d"]
+    attention: Float[Array, "n n"]
     roundings: Float[Array, " n"]
 
 
@@ -59,14 +70,14 @@ def scaled_velocity(
     """
     pulls = [_pull(head, points, weights) for head in _heads(gamma)]
     top = jnp.stack([pull.log_scale for pull in pulls]).max()
-    factors = [jnp.exp(pull.log_scale - top) for pull in pulls]
-    pairs = list(zip(factors, pulls, strict=True))
-    velocities = sum(factor * pull.velocities for factor, pull in pairs)
-    roundings = sum(factor * pull.roundings for factor, pull in pairs)
+    scaled = [_in_units_of(top, pull) for pull in pulls]
+    velocities = sum(pull.velocities for pull in scaled)
+    roundings = sum(pull.roundings for pull in scaled)
     speeds = jnp.linalg.norm(lax.stop_gradient(velocities), axis=1)
     # What rounding explains is nothing: a balance must not be tipped by it.
     moves = (speeds > roundings)[:, None]
-    return ScaledVelocity(top, jnp.where(moves, velocities, 0), roundings)
+    attention = sum(pull.attention for pull in scaled)
+    return ScaledVelocity(top, jnp.where(moves, velocities, 0), attention)
 
 
 def check_resting(gamma: AbstractInContextMap) -> None:
@@ -95,6 +106,11 @@ def _heads(gamma: AbstractInContextMap) -> tuple[AbstractInContextMap, ...]:
     return tuple(head for part in parts for head in _heads(part))
 
 
+def _in_units_of(log_scale: Float[Array, ""], pull: _Pull) -> _Pull:
+    factor = jnp.exp(pull.log_scale - log_scale)
+    return jax.tree.map(lambda leaf: factor * leaf, pull)
+
+
 def _check_values(head: AbstractAttention) -> None:
     if head.value_bias is not None:
         raise Unsupported(
@@ -117,8 +133,8 @@ def _check_values(head: AbstractAttention) -> None:
 
 def _pull(
     head: AbstractAttention, points: Float[Array, "n d"], weights: Float[Array, " n"]
-) -> ScaledVelocity:
-    """Return the velocities under one head."""
+) -> _Pull:
+    """Return what one head contributes."""
     present = weights > 0
     scores = matmul(head.tilts(points), points.T)
     masked = jnp.where(present[None, :], scores, -jnp.inf)
@@ -135,8 +151,9 @@ def _pull(
     differences = points[None, :, :] - points[:, None, :]
     pulls = jnp.sum(shares[:, :, None] * differences, axis=1)
     velocities = pulls - jnp.sum(points * pulls, axis=1, keepdims=True) * points
-    # A score is rounded relative to its size, and its exponential by that much.
+    # A score is rounded relative to its size, and its exponential by that much; tokens
+    # that went there by such velocities are off by as much again.
     largest = jnp.where(apart, jnp.abs(scores), 0).max()
     sizes = jnp.sum(jnp.abs(shares) * jnp.linalg.norm(differences, axis=2), axis=1)
-    rounding = ROUNDINGS * jnp.finfo(points.dtype).eps * (1 + largest)
-    return ScaledVelocity(top, velocities, lax.stop_gradient(rounding * sizes))
+    rounding = ROUNDINGS * jnp.finfo(points.dtype).eps * (1 + largest) ** 2
+    return _Pull(top, velocities, jnp.abs(shares), lax.stop_gradient(rounding * sizes))

@@ -77,11 +77,10 @@ class Phase(eqx.Module):
         return scaled_velocity(schedule.gamma, unit, self.cloud.weights)
 
     def pace(self, points: Float[Array, "n d"]) -> Pace:
-        """Return the velocities in the clock, in which no gap changes fast."""
+        """Return the velocities in the clock, whose rate is the attention to others."""
         pull = self.pulls(points)
-        rate = _relative_rate(points, pull.velocities, self.cloud.weights > 0)
-        rests = rate == 0
-        safe = jnp.where(rests, 1, rate)
+        rests = jnp.all(pull.velocities == 0)
+        safe = jnp.where(rests, 1, _clock_rate(pull.attention))
         log_rate = pull.log_scale + jnp.log(safe)
         return Pace(pull.velocities / safe, log_rate, rests)
 
@@ -108,8 +107,7 @@ class Phase(eqx.Module):
         self, s: Float[Array, ""], points: Float[Array, "n d"]
     ) -> Float[Array, ""]:
         """Return the largest rate of growth of a perturbation, in the clock."""
-        velocities = self.pulls(points).velocities
-        rate = _relative_rate(points, velocities, self.cloud.weights > 0)
+        rate = _clock_rate(self.pulls(points).attention)
         growth = largest_rate(
             lambda tokens: self.pulls(tokens).velocities,
             self.cloud.moved(points),
@@ -269,17 +267,8 @@ def _largest(errors: Walk) -> Float[Array, ""]:
     return jnp.where(jnp.isfinite(largest), largest, OVERFLOWN)
 
 
-def _relative_rate(
-    points: Float[Array, "n d"],
-    velocities: Float[Array, "n d"],
-    present: Bool[Array, " n"],
-) -> Float[Array, ""]:
-    r"""Return $(\sum_{i<j} (|v_i-v_j|/|x_i-x_j|)^4)^{1/4}$ over present pairs."""
-    gaps = jnp.linalg.norm(points[:, None] - points[None], axis=2)
-    changes = jnp.linalg.norm(velocities[:, None] - velocities[None], axis=2)
-    first = jnp.triu(jnp.ones(gaps.shape, bool), 1)
-    pairs = first & present[:, None] & present[None, :] & (gaps > 0)
-    rates = jnp.where(pairs, changes / jnp.where(pairs, gaps, 1), 0)
-    largest = jnp.max(rates, initial=0)
-    shares = rates / jnp.where(largest > 0, largest, 1)
+def _clock_rate(attention: Float[Array, "n n"]) -> Float[Array, ""]:
+    r"""Return $(\sum_{i \ne j} p_{ij}^4)^{1/4}$, a smooth largest attention."""
+    largest = jnp.max(attention)
+    shares = attention / jnp.where(largest > 0, largest, 1)
     return largest * jnp.sum(shares**POWER) ** (1 / POWER)

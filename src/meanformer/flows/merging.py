@@ -19,7 +19,7 @@ DISTANCES = {4: 1e-4, 8: 1e-9}  # by the bytes of the type
 ROUNDINGS = 512
 # Coordinates up to which the rate of growth is worth its dense eigenvalues.
 MOST_COORDINATES = 128
-LOCATED = 1e-6, 0.02
+LOCATED = 0.02
 TIE = 1e-3
 
 
@@ -221,7 +221,7 @@ class Gap(eqx.Module):
 
     def _located(self, cloud, distance) -> Float[Array, ""]:
         rounding = jnp.finfo(cloud.points.dtype).eps * _largest_coordinate(cloud)
-        return jnp.clip(64 * rounding / distance, *LOCATED)
+        return jnp.minimum(64 * rounding / distance, LOCATED)
 
 
 def join(

@@ -283,9 +283,10 @@ class LongDepth(AbstractAdaptive):
     - velocities are a common scale, kept as a logarithm, times vectors of ordinary
       size, so that they are right to rounding also at $10^{-300}$;
     - depth is an unknown, and the steps are taken in the clock
-      $\mathrm{d}s = \mathrm{d}t\,igl(\sum_{i<j} r_{ij}^4igr)^{1/4}$,
-      $r_{ij} = |v_i - v_j|/|x_i - x_j|$, in which no gap shrinks faster than $e^{-s}$:
-      nothing is stiff, and a phase takes a few dozen steps however long it is;
+      $\mathrm{d}s = \mathrm{d}t\,\bigl(\sum_{i\ne j} p_{ij}^4\bigr)^{1/4}$, smooth and
+      close to the largest attention $p_{ij}$ that an atom pays to another one: gaps
+      then close like $e^{-s}$, nothing is stiff, and a phase takes a few dozen steps
+      however long it is;
     - tokens that meet are joined: `merge=Merge()` unless you pass another.
 
     Depth is accurate relatively: an error $arepsilon$ of an angle changes it by a
