@@ -73,6 +73,7 @@ class Atoms(eqx.Module):
         log_bound: logarithm of these jumps carried along the path; `None` where there
             are too many tokens to know.
         arc_length: length of the path of all tokens, with `LongDepth`; else `None`.
+        joined_arc_lengths: that length where each token was joined; or `None`.
     """
 
     leaders: Int[Array, " n"]
@@ -84,6 +85,7 @@ class Atoms(eqx.Module):
     jumps: Float[Array, ""]
     log_bound: Float[Array, ""] | None
     arc_length: Float[Array, ""] | None
+    joined_arc_lengths: Float[Array, " n"] | None
 
     def weights(self, cloud: TokenCloud) -> Float[Array, " n"]:
         """Return the masses of the atoms, at their leaders; zero for other tokens."""
@@ -107,6 +109,8 @@ class Merges(eqx.Module):
         distances: how far apart the two were.
         points: where the atom was placed.
         masses: its mass.
+        arc_lengths: the length of the path of all tokens then, with `LongDepth`; or
+            `None`.
     """
 
     depths: Float[Array, " k"]
@@ -115,6 +119,7 @@ class Merges(eqx.Module):
     distances: Float[Array, " k"]
     points: Float[Array, "k d"]
     masses: Float[Array, " k"]
+    arc_lengths: Float[Array, " k"] | None
 
     def __len__(self) -> int:
         return self.depths.shape[0]
@@ -184,6 +189,7 @@ def initial_atoms(
         zero,
         nothing if is_small else None,
         zero if is_long else None,
+        none if is_long else None,
     )
 
 
@@ -251,6 +257,7 @@ def join(
     cost = jnp.sum(masses * gap.space.distance(points, means[labels]) ** 2)
     jump = jnp.where(joins.any(), jnp.sqrt(cost), 0)
     leaders = labels[atoms.leaders]
+    lengths = atoms.joined_arc_lengths
     joined = Atoms(
         leaders,
         jnp.where(joins, depth, atoms.joined_depths),
@@ -261,6 +268,7 @@ def join(
         atoms.jumps + jump,
         None if atoms.log_bound is None else _log_sum(atoms.log_bound, jump),
         atoms.arc_length,
+        None if lengths is None else jnp.where(joins, atoms.arc_length, lengths),
     )
     return means[leaders], joined
 
@@ -277,13 +285,15 @@ def record_of(atoms: Atoms) -> Merges:
     itself as its leader.
     """
     tokens = jnp.arange(len(atoms.leaders))
-    rows = tokens
+    rows, lengths = tokens, atoms.joined_arc_lengths
     if is_concrete(atoms.joined_leaders):
         joined = np.flatnonzero(
-            np.asarray(atoms.joined_leaders) != np.arange(len(rows))
+            np.asarray(atoms.joined_leaders) != np.arange(len(tokens))
         )
-        depths = np.asarray(atoms.joined_depths)[joined]
-        rows = jnp.asarray(joined[np.argsort(depths, kind="stable")], tokens.dtype)
+        # Depths below the smallest number of the type are all zero: length goes on.
+        keys = [array for array in (lengths, atoms.joined_depths) if array is not None]
+        order = np.lexsort([np.asarray(array)[joined] for array in keys])
+        rows = jnp.asarray(joined[order], tokens.dtype)
     return Merges(
         atoms.joined_depths[rows],
         atoms.joined_leaders[rows],
@@ -291,6 +301,7 @@ def record_of(atoms: Atoms) -> Merges:
         atoms.distances[rows],
         atoms.places[rows],
         atoms.masses[rows],
+        None if lengths is None else lengths[rows],
     )
 
 
@@ -305,6 +316,7 @@ ATOM_AXES = {
     "merge_error": (),
     "log_merge_bound": (),
     "arc_length": (),
+    "joined_arc_length": ("token",),
 }
 
 

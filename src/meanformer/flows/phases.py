@@ -4,7 +4,8 @@ from typing import cast
 
 import equinox as eqx
 import jax
-from jaxtyping import Array, Bool, Float
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, PyTree
 
 from meanformer.flows.integrate import Problem, integrate
 from meanformer.flows.long_depth import long_velocity, walk_phase
@@ -18,8 +19,9 @@ def advance(problem: Problem, state: State, target: Float[Array, ""]) -> State:
     """Integrate from the state's depth to the target, unless it has stopped already."""
     if problem.merge is None:
         return integrate(problem, state, target)
-    problem, state = _without_derivative((problem, state))
-    start = state
+    # The event finder computes in the widest type there is, whatever the tokens are.
+    wide = jnp.result_type(float)
+    problem, start, target = _without_derivative(_cast((problem, state, target), wide))
 
     def is_unfinished(state: State) -> Bool[Array, ""]:
         # Every phase but the last joins two atoms at least.
@@ -29,13 +31,11 @@ def advance(problem: Problem, state: State, target: Float[Array, ""]) -> State:
     def phase(state: State) -> State:
         return _phase(problem, _joined(problem, state), target)
 
-    # Not above it: a solve stopped where it stands keeps its place.
-    end = jax.lax.while_loop(is_unfinished, phase, state)
+    end = jax.lax.while_loop(is_unfinished, phase, start)
     unfinished = (end.status == Status.reached) & (end.depth < target)
     status = Status.where(unfinished, Status.solver_failed, end.status)
-    return eqx.tree_at(
-        lambda s: (s.status, s.stretch), end, (status, start.stretch + 1)
-    )
+    end = eqx.tree_at(lambda s: (s.status, s.stretch), end, (status, start.stretch + 1))
+    return _cast(end, state.points.dtype)
 
 
 def velocities_at(problem: Problem, state: State) -> Float[Array, "n d"]:
@@ -63,6 +63,12 @@ def _joined(problem: Problem, state: State) -> State:
     return eqx.tree_at(lambda s: (s.points, s.atoms), state, (points, atoms))
 
 
-def _without_derivative(tree):
+def _cast(tree: PyTree, dtype: jnp.dtype) -> PyTree:
+    """Return the same with floating-point arrays of another type."""
+    arrays, rest = eqx.partition(tree, eqx.is_inexact_array)
+    return eqx.combine(jax.tree.map(lambda leaf: leaf.astype(dtype), arrays), rest)
+
+
+def _without_derivative(tree: PyTree) -> PyTree:
     arrays, rest = eqx.partition(tree, eqx.is_inexact_array)
     return eqx.combine(without_derivative(arrays), rest)

@@ -11,5 +11,7 @@ from meanformer.observables.energies import energy_profile as energy_profile
 from meanformer.observables.influence import (
     asymptotic_covariance as asymptotic_covariance,
 )
+from meanformer.observables.staircase import Staircase as Staircase
+from meanformer.observables.staircase import greedy_staircase as greedy_staircase
 from meanformer.observables.structure import GradientStructure as GradientStructure
 from meanformer.observables.structure import is_gradient_flow as is_gradient_flow

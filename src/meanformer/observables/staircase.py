@@ -1,0 +1,149 @@
+"""The order in which clusters merge at low temperature, predicted without a flow."""
+
+import math
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from meanformer.attention import AbstractInContextMap, Softmax, Unnormalised
+from meanformer.errors import InvalidInput, Unsupported, check, is_concrete
+from meanformer.geometry import Sphere
+from meanformer.measures import TokenCloud
+
+TIE = 1e-9
+
+
+class Staircase(eqx.Module):
+    r"""Merges one after another, and the levels of energy between them.
+
+    Attributes:
+        leaders: the token of lowest index in the first group of each merge.
+        tokens: that of the group that joins it.
+        gaps: the angle between the two groups.
+        points: where they meet.
+        arc_lengths: length of the path of all tokens up to each merge.
+        levels: energy before the first merge and after each, in units of that of one
+            cluster.
+        is_tied: whether another pair was equally close, so that the order is arbitrary.
+    """
+
+    leaders: Int[Array, " k"]
+    tokens: Int[Array, " k"]
+    gaps: Float[Array, " k"]
+    points: Float[Array, "k d"]
+    arc_lengths: Float[Array, " k"]
+    levels: Float[Array, " l"]
+    is_tied: Bool[Array, " k"]
+
+
+def greedy_staircase(layer: AbstractInContextMap, cloud: TokenCloud) -> Staircase:
+    r"""Predict the merges of groups on the sphere as $\beta \to \infty$.
+
+    Attention to others falls so fast with the distance that the closest pair moves and
+    all others wait. Groups of masses $m_1, m_2$ made of $N_1, N_2$ tokens, an angle $g$
+    apart, meet on the arc between them, the first after the share
+    $$\sigma = \frac{m_2}{m_1+m_2} \ \text{(unnormalised)}, \qquad
+      \sigma = \frac{m_2^2}{m_1^2+m_2^2} \ \text{(softmax)},$$
+    and the path of all tokens grows by $g\,(N_1\sigma^2 + N_2(1-\sigma)^2)^{1/2}$. The
+    energy, in units of that of one cluster, is $\sum_k m_k^2$ on the plateaus. Meeting
+    points at finite $\beta$ differ by $O(\beta^{-1/2})$. A rule of thumb, checked
+    against flows; not a theorem. It is for scores $\langle x, y\rangle$ and values
+    $cx$, $c > 0$.
+
+    Args:
+        layer: `Softmax` or `Unnormalised`; of it only the kind counts.
+        cloud: the tokens, unit vectors; those of weight zero are left out.
+
+    Returns:
+        The merges. Cost: $O(n^3 d)$ on the host; not under `jit`.
+    """
+    _check(layer, cloud)
+    power = 1 if isinstance(layer, Unnormalised) else 2
+    groups = _Groups(cloud)
+    levels, steps, length = [groups.level()], [], 0.0
+    while len(groups.indices) > 1:
+        first, second, gap, is_tied = groups.closest()
+        shares = groups.masses[[first, second]] ** power
+        share = shares[1] / shares.sum()
+        counts = groups.counts[[first, second]]
+        length += gap * math.hypot(
+            math.sqrt(counts[0]) * share, math.sqrt(counts[1]) * (1 - share)
+        )
+        pair = groups.indices[first], groups.indices[second]
+        point = groups.join(first, second, share)
+        steps.append((*pair, gap, point, length, is_tied))
+        levels.append(groups.level())
+    return _as_staircase(steps, levels, cloud)
+
+
+class _Groups:
+    """Groups of tokens by index, with points, masses and numbers of tokens."""
+
+    def __init__(self, cloud: TokenCloud):
+        weights = np.asarray(cloud.weights, np.float64)
+        self.indices = np.flatnonzero(weights > 0)
+        self.points = np.asarray(cloud.points, np.float64)[self.indices]
+        self.masses = weights[self.indices]
+        self.counts = np.ones(len(self.indices))
+
+    def level(self) -> float:
+        return float(np.sum(self.masses**2))
+
+    def closest(self) -> tuple[int, int, float, bool]:
+        """Return the closest pair, its angle, and whether another is as close."""
+        first, second = np.triu_indices(len(self.points), 1)
+        gaps = np.asarray(
+            Sphere().distance(
+                jnp.asarray(self.points[first]), jnp.asarray(self.points[second])
+            )
+        )
+        best = int(gaps.argmin())
+        is_tied = int(np.sum(gaps <= gaps[best] + TIE)) > 1
+        return int(first[best]), int(second[best]), float(gaps[best]), is_tied
+
+    def join(self, first: int, second: int, share: float) -> np.ndarray:
+        """Let the second group join the first, this share of the way along the arc."""
+        start, end = self.points[first], self.points[second]
+        across = end - (start @ end) * start
+        size = np.linalg.norm(across)
+        angle = share * math.atan2(size, start @ end)
+        if size > 0:
+            start = math.cos(angle) * start + math.sin(angle) * across / size
+        self.points[first] = start
+        self.masses[first] += self.masses[second]
+        self.counts[first] += self.counts[second]
+        for name in ("indices", "points", "masses", "counts"):
+            setattr(self, name, np.delete(getattr(self, name), second, axis=0))
+        return start
+
+
+def _check(layer: AbstractInContextMap, cloud: TokenCloud) -> None:
+    if not isinstance(layer, Softmax | Unnormalised):
+        raise Unsupported(
+            f"layer is {type(layer).__name__}; the rule is for Softmax and "
+            "Unnormalised."
+        )
+    if not isinstance(cloud, TokenCloud):
+        raise InvalidInput(f"cloud is a {type(cloud).__name__}; give a TokenCloud.")
+    check(
+        is_concrete(cloud.points) and is_concrete(cloud.weights),
+        "greedy_staircase needs concrete tokens; call it outside of jit.",
+    )
+    Sphere().check(cloud.points)
+
+
+def _as_staircase(steps: list, levels: list[float], cloud: TokenCloud) -> Staircase:
+    columns = list(zip(*steps, strict=True)) if steps else [[] for _ in range(6)]
+    leaders, tokens, gaps, points, lengths, ties = columns
+    dtype = cloud.points.dtype
+    return Staircase(
+        jnp.asarray(leaders, int),
+        jnp.asarray(tokens, int),
+        jnp.asarray(gaps, dtype),
+        jnp.asarray(np.reshape(points, (-1, cloud.dimension)), dtype),
+        jnp.asarray(lengths, dtype),
+        jnp.asarray(levels, dtype),
+        jnp.asarray(ties, bool),
+    )

@@ -1,0 +1,67 @@
+"""The greedy rule of merges, against tabulated values and closed forms."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import meanformer as mf
+from meanformer.observables import greedy_staircase
+
+SOFTMAX = mf.identity_attention("softmax", 2)
+UNNORMALISED = mf.identity_attention("unnormalised", 2)
+UNIT = 0.5 * np.log(2000) / np.sqrt(2000)
+
+
+def on_circle(angles, weights=None):
+    angles = np.asarray(angles)
+    return mf.TokenCloud(np.stack([np.cos(angles), np.sin(angles)], 1), weights)
+
+
+@pytest.mark.parametrize(
+    ("layer", "lengths"),
+    [
+        (UNNORMALISED, [0.03004521, 0.15147146, 0.33174269, 0.76617045]),
+        (SOFTMAX, [0.03004521, 0.15623507, 0.33650630, 0.80068215]),
+    ],
+    ids=["unnormalised", "softmax"],
+)
+def test_the_staircase_of_five_tokens_is_tabulated(layer, lengths):
+    steps = greedy_staircase(layer, on_circle(UNIT * np.array([0, 0.5, 2, 4, 7])))
+    np.testing.assert_allclose(steps.arc_lengths, lengths, atol=2e-8)
+    np.testing.assert_allclose(steps.levels, [0.2, 0.28, 0.44, 0.52, 1], atol=1e-12)
+    np.testing.assert_array_equal(steps.is_tied, False)
+
+
+def test_two_groups_meet_at_barycentre_or_squared_masses():
+    cloud = on_circle([0.0, np.pi / 2], [0.7, 0.3])
+    for layer, angle in ((UNNORMALISED, 0.4712389), (SOFTMAX, 0.2437443)):
+        point = greedy_staircase(layer, cloud).points[0]
+        np.testing.assert_allclose(np.arctan2(point[1], point[0]), angle, atol=1e-7)
+
+
+def test_ties_are_reported():
+    steps = greedy_staircase(SOFTMAX, on_circle([0.0, 0.4, 0.8, 2.5]))
+    np.testing.assert_array_equal(steps.is_tied, [True, False, False])
+
+
+def test_padding_and_the_splitting_of_a_token_change_no_gap_and_no_level():
+    whole = greedy_staircase(SOFTMAX, on_circle([0.0, 0.5, 2.0], [0.5, 0.2, 0.3]))
+    split = greedy_staircase(
+        SOFTMAX, on_circle([0.0, 0.5, 2.0, 0.0, 1.0], [0.2, 0.2, 0.3, 0.3, 0.0])
+    )
+    np.testing.assert_allclose(split.gaps[1:], whole.gaps, atol=1e-12)
+    np.testing.assert_allclose(split.levels[1:], whole.levels, atol=1e-12)
+    assert float(split.gaps[0]) == 0
+
+
+def test_a_lone_token_has_one_level():
+    steps = greedy_staircase(SOFTMAX, on_circle([0.3]))
+    np.testing.assert_array_equal(steps.levels, [1.0])
+    assert steps.points.shape == (0, 2)
+
+
+def test_what_the_rule_is_not_for_is_refused():
+    with pytest.raises(mf.Unsupported, match="Softmax and Unnormalised"):
+        greedy_staircase(mf.identity_attention("l2", 2), on_circle([0.0]))
+    with pytest.raises(mf.InvalidInput, match="norm"):
+        greedy_staircase(SOFTMAX, mf.TokenCloud(jnp.ones((2, 2))))
