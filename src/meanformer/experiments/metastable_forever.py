@@ -258,7 +258,9 @@ def dwell_findings(betas, dwells, unequal):
 
 def five_tokens(rtol: float):
     """The published run: long walks with tokens joined early and late."""
-    depths = np.unique([*np.geomspace(0.1, 349, SAVED - 6), 0, 5, 20, 200, 300, 350.0])
+    depths = np.sort(
+        [0, 5, 20, 200, *np.geomspace(0.1, 290, SAVED - 23), *np.linspace(300, 350, 19)]
+    )
     late = walk(FIVE, 4.0, depths, rtol=rtol)
     early = walk(FIVE, 4.0, depths, rtol=rtol, merge=1e-2)
     return late, early
@@ -415,7 +417,7 @@ def draw_stairs(stairs) -> Picture:
     )
     for length in np.asarray(rule.arc_lengths):
         right.axvline(length, color=style.INK, linestyle=":", linewidth=1)
-    left.set(xscale="log", xlabel="depth $t$", ylabel="energy of one cluster = 1")
+    left.set(xscale="log", xlabel="depth $t$", ylabel="energy (one cluster: 1)")
     right.set(xlabel=r"arc length in $\mathbb{R}^{nd}$")
     left.legend()
     return Picture(
@@ -440,7 +442,7 @@ def draw_five(five) -> Picture:
         for depth in np.asarray(late.merges.depths):
             axes.axvline(depth, color=style.INK, linestyle=":", linewidth=1)
     above.set(ylabel="angle")
-    below.set(xscale="log", xlabel="depth $t$", ylabel="energy of one cluster = 1")
+    below.set(xscale="log", xlabel="depth $t$", ylabel="energy (one cluster: 1)")
     return Picture(
         figure,
         r"The five tokens of the published run at $\beta = 4$: angles (above) and "

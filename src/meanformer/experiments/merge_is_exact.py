@@ -1,0 +1,301 @@
+r"""Joining tokens that have met changes nothing that matters, and how little.
+
+Tokens of one cluster approach each other exponentially and never meet. Joining two of
+them at the distance $r$, masses $w_1$ and $w_2$, moves the measure by
+$\sqrt{w_1w_2/(w_1+w_2)}\,r$ in $W_2$, and from then on the cluster moves as one
+token. How far is the merged flow from the true one? At most of the order of $r$, which
+is reached at the moment of the join; later the true tokens come together as well, and
+what lasts is of the order of $r^2$ at most, because the mean of a pair is kept. Along
+the path the jumps are carried by the rate at which small perturbations grow, which
+bounds the error for small $r$. Five tokens on the circle are compared with an ordinary
+integrator in angles.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import scipy.integrate
+
+import meanformer as mf
+from meanformer.experiments import (
+    Claim,
+    Experiment,
+    Outcome,
+    Picture,
+    closed_form,
+    other_method,
+    setting,
+    theory,
+)
+from meanformer.plotting import draw_rate, style
+
+ANGLES = np.array(
+    [0.0621971438, 0.2143229734, 1.8191226208, 2.9110710095, 3.1879369617]
+)
+WEIGHTS = np.array([0.25, 0.15, 0.2, 0.3, 0.1])
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """The flow, and how far the distance of a join is lowered."""
+
+    halvings: int = setting(
+        4, full=8, help=r"distances $0.08, 0.04, \dots$, so many of them", at_least=3
+    )
+    beta: float = setting(
+        4.0, help=r"inverse temperature, $\beta$", at_least=1, at_most=8
+    )
+    depth: float = setting(20.0, help="last depth", at_least=15, at_most=25)
+
+
+FIRST_ORDER = Claim(
+    id="first-order",
+    statement=r"The largest distance of the merged from the true flow along depth is "
+    r"of first order in the distance $r$ of a join.",
+    status="observation",
+)
+LASTING = Claim(
+    id="second-order",
+    statement=r"What is left of it when the true clusters have come together is of "
+    r"second order in $r$ or higher.",
+    status="observation",
+)
+BOUND = Claim(
+    id="bound",
+    statement=r"The distance stays below the jumps carried along the path, at all "
+    r"depths and all $r$: the largest ratio.",
+    status="observation",
+)
+JUMPS = Claim(
+    id="jumps",
+    statement=r"The joins move the measure by $\sqrt{w_1w_2/(w_1+w_2)}\,r$ each.",
+    status="observation",
+)
+EVENT = Claim(
+    id="event",
+    statement=r"The first join happens at the depth where an ordinary integrator sees "
+    r"the gap fall below $r$.",
+    status="observation",
+)
+ENERGY = Claim(
+    id="energy",
+    statement=r"The energy at the last depth is that of the true flow, up to second "
+    r"order in $r$.",
+    status="observation",
+)
+MEASURE = Claim(
+    id="measure",
+    statement=r"Reported tokens with their own masses, and atoms with theirs, are the "
+    r"same measure.",
+    status="observation",
+)
+
+
+def run(parameters: Parameters, *, progress) -> Outcome:
+    """Merge at smaller and smaller distances, against the flow without merging."""
+    distances = 0.08 / 2 ** np.arange(parameters.halvings)
+    depths = np.linspace(0, parameters.depth, 161)
+    exact = true_angles(parameters.beta, depths)
+    paths = [merged(parameters, r, depths) for r in progress.over(distances)]
+    errors = np.array([error_along(path, exact) for path in paths])
+    bounds = np.array([bound_along(path) for path in paths])
+    joined = np.array([path.statistics["merge_error"] > 0 for path in paths])
+    return Outcome(
+        findings=[
+            FIRST_ORDER.close_to(
+                fitted_order(distances, errors.max(axis=1)),
+                1,
+                tolerance=0.1,
+                source=theory("fitted to the three smallest distances"),
+            ),
+            LASTING.at_least(
+                fitted_order(distances, errors[:, -1]),
+                2,
+                tolerance=0.1,
+                source=theory("fitted to the three smallest distances"),
+            ),
+            BOUND.at_most(
+                errors[joined] / bounds[joined],
+                1.0,
+                tolerance=1e-3,
+                source=theory("linearised: it holds for small distances"),
+            ),
+            jump_finding(paths),
+            event_finding(parameters, distances, paths),
+            energy_finding(parameters.beta, distances, paths, exact),
+            measure_finding(paths),
+        ],
+        pictures=[draw(depths, distances, errors, bounds)],
+    )
+
+
+def on_circle(angles) -> np.ndarray:
+    """Points of the plane at these angles."""
+    return np.stack([np.cos(angles), np.sin(angles)], axis=-1)
+
+
+def velocity(_, angles, beta):
+    """The flow in angles."""
+    gaps = angles[None, :] - angles[:, None]
+    masses = WEIGHTS[None, :] * np.exp(beta * np.cos(gaps))
+    return (masses * np.sin(gaps)).sum(1) / masses.sum(1)
+
+
+def true_angles(beta: float, depths) -> np.ndarray:
+    """The angles of the true flow, by SciPy."""
+    return scipy.integrate.solve_ivp(
+        velocity,
+        (depths[0], depths[-1]),
+        ANGLES,
+        method="DOP853",
+        t_eval=depths,
+        args=(beta,),
+        rtol=1e-12,
+        atol=1e-13,
+    ).y.T
+
+
+def merged(parameters: Parameters, distance: float, depths) -> mf.Trajectory:
+    """The flow with tokens joined at a distance."""
+    flow = mf.Flow(
+        mf.identity_attention("softmax", 2, parameters.beta), space=mf.Sphere()
+    )
+    return mf.solve(
+        flow,
+        mf.TokenCloud(on_circle(ANGLES), WEIGHTS),
+        depths[-1],
+        save=depths,
+        merge=mf.Merge(float(distance)),
+        rtol=1e-10,
+        atol=1e-12,
+    )
+
+
+def error_along(path: mf.Trajectory, exact: np.ndarray) -> np.ndarray:
+    """Distance of the two flows at each depth, token by token: no less than $W_2$."""
+    squares = ((np.asarray(path.points) - on_circle(exact)) ** 2).sum(-1)
+    return np.sqrt(squares @ WEIGHTS)
+
+
+def bound_along(path: mf.Trajectory) -> np.ndarray:
+    """The jumps carried along the path."""
+    return 10 ** np.asarray(path.statistics["log10_merge_bound"])
+
+
+def fitted_order(distances, errors) -> float:
+    """The exponent of the three smallest distances."""
+    return float(np.polyfit(np.log(distances[-3:]), np.log(errors[-3:]), 1)[0])
+
+
+def jump_finding(paths):
+    """The sum of the jumps, against masses and distances of the joined pairs."""
+    expected = []
+    for path in paths:
+        masses, total = WEIGHTS.copy(), 0.0
+        record = path.merges
+        for leader, token, distance in zip(
+            record.leaders, record.tokens, record.distances, strict=True
+        ):
+            first, second = masses[int(leader)], masses[int(token)]
+            total += np.sqrt(first * second / (first + second)) * float(distance)
+            masses[int(leader)] += second
+        expected.append(total)
+    measured = [float(path.statistics["merge_error"][-1]) for path in paths]
+    return JUMPS.close_to(
+        measured,
+        expected,
+        relative_tolerance=1e-3,
+        source=closed_form("two points joined at their mean"),
+    )
+
+
+def event_finding(parameters: Parameters, distances, paths):
+    """The first join of each solve, against an event of SciPy."""
+    expected = []
+    for distance in distances:
+
+        def event(_, angles, beta, distance=distance):
+            return np.diff(angles).min() - distance
+
+        event.terminal = True
+        found = scipy.integrate.solve_ivp(
+            velocity,
+            (0, parameters.depth),
+            ANGLES,
+            method="DOP853",
+            args=(parameters.beta,),
+            events=event,
+            rtol=1e-12,
+            atol=1e-13,
+        )
+        expected.append(found.t[-1])
+    return EVENT.close_to(
+        [float(path.merges.depths[0]) for path in paths],
+        expected,
+        tolerance=1e-6,
+        source=other_method("event of SciPy's DOP853, in angles"),
+    )
+
+
+def energy_finding(beta: float, distances, paths, exact):
+    """Difference of the energies at the last depth, over the squared distance."""
+
+    def energy(points):
+        return WEIGHTS @ np.exp(beta * (points @ points.T - 1)) @ WEIGHTS
+
+    true = energy(on_circle(exact[-1]))
+    errors = [abs(energy(np.asarray(path.points[-1])) - true) for path in paths]
+    return ENERGY.at_most(
+        np.array(errors) / distances**2,
+        1.0,
+        source=theory("a multiple of the squared distance"),
+    )
+
+
+def measure_finding(paths):
+    """Distance of the two descriptions of the measure at the last depth."""
+    gaps = []
+    for path in paths:
+        leaders = np.asarray(path.atoms.leaders[-1])
+        masses = np.bincount(leaders, WEIGHTS, minlength=len(WEIGHTS))
+        atoms = mf.TokenCloud(path.points[-1], masses)
+        gaps.append(float(mf.wasserstein(path.cloud(-1), atoms)))
+    return MEASURE.close_to(
+        gaps, 0.0, tolerance=1e-9, source=other_method("exact transport")
+    )
+
+
+def draw(depths, distances, errors, bounds) -> Picture:
+    """Errors against the distance, and along depth with the bound."""
+    figure, (left, right) = style.canvas(2, panel=(4.4, 3.4))
+    draw_rate(distances, errors.max(axis=1), left, label="largest", slope=1)
+    draw_rate(distances, errors[:, -1], left, label="at the last depth", slope=3)
+    left.set(xlabel="distance of a join $r$", ylabel="distance to the true flow")
+    left.legend()
+    for index, color in ((0, style.BLUE), (len(distances) - 1, style.ORANGE)):
+        label = f"$r = {distances[index]:.3g}$"
+        right.plot(depths, errors[index], color=color, label=label)
+        began = bounds[index] > 1e-30
+        right.plot(
+            depths[began], bounds[index][began], "--", color=color, linewidth=1.2
+        )
+    right.set(yscale="log", ylim=(1e-7, 1), xlabel="depth $t$")
+    right.legend()
+    return Picture(
+        figure,
+        "How far the merged flow is from the true one. Left: against the distance of "
+        "a join, with slopes 1 and 3 (dashed). Right: along depth, with the jumps "
+        "carried along the path (dashed).",
+    )
+
+
+experiment = Experiment(
+    name="merge-is-exact",
+    title="Joining tokens that have met is exact to first order",
+    room="flows",
+    about=__doc__,
+    claims=(FIRST_ORDER, LASTING, BOUND, JUMPS, EVENT, ENERGY, MEASURE),
+    parameters=Parameters,
+    run=run,
+    seconds=12,
+)
