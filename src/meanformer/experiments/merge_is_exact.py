@@ -27,7 +27,7 @@ from meanformer.experiments import (
     setting,
     theory,
 )
-from meanformer.plotting import draw_rate, style
+from meanformer.plotting import draw_rate, mark_sizes, style
 
 ANGLES = np.array(
     [0.0621971438, 0.2143229734, 1.8191226208, 2.9110710095, 3.1879369617]
@@ -270,6 +270,7 @@ def draw(depths, distances, errors, bounds) -> Picture:
     figure, (left, right) = style.canvas(2, panel=(4.4, 3.4))
     draw_rate(distances, errors.max(axis=1), left, label="largest", slope=1)
     draw_rate(distances, errors[:, -1], left, label="at the last depth", slope=3)
+    mark_sizes(distances, left)
     left.set(xlabel="distance of a join $r$", ylabel="distance to the true flow")
     left.legend()
     for index, color in ((0, style.BLUE), (len(distances) - 1, style.ORANGE)):

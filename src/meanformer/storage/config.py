@@ -32,6 +32,8 @@ from meanformer.flows import (
     EscapeRadius,
     FixedStep,
     Flow,
+    LongDepth,
+    Merge,
     Splitting,
     SteadyState,
     StepBudget,
@@ -46,7 +48,7 @@ MOST_DEPTHS = 10**6
 SPACES = {"euclidean": Euclidean, "sphere": Sphere}
 LAWS = ("gaussian", "sphere", "box")
 MASKS = ("causal", "strict", "window", "prefix", "blocks")
-SOLVERS = ("adaptive", "stiff", "fixed", "lie", "strang")
+SOLVERS = ("adaptive", "stiff", "fixed", "lie", "strang", "long-depth")
 ACTIVATIONS = {
     "gelu": jax.nn.gelu,
     "relu": jax.nn.relu,
@@ -283,6 +285,7 @@ def _solve(section: Section, dtype) -> tuple[Float[Array, " t"], dict[str, Any]]
         "rtol": section.take_positive("rtol", float, 1e-6),
         "atol": section.take_positive("atol", float, 1e-9),
         "solver": _solver(section),
+        "merge": _merge(section),
     }
     return depth_grid(depth, every).astype(dtype), options
 
@@ -329,7 +332,19 @@ def _solver(section: Section) -> AbstractIntegrator:
         return FixedStep(step)
     if needs_step:
         return Splitting(step, order=1 if name == "lie" else 2)
-    return Adaptive() if name == "adaptive" else Stiff()
+    return {"adaptive": Adaptive, "stiff": Stiff, "long-depth": LongDepth}[name]()
+
+
+def _merge(section: Section) -> Merge | None:
+    """Return how tokens are joined: not, at the usual distance, or at a given one."""
+    value = section.take("merge")
+    if value is None or isinstance(value, bool):
+        return Merge() if value else None
+    check(
+        is_number(value) and value > 0,
+        f"solve.merge is {value!r}; it must be true, false, or a positive distance.",
+    )
+    return Merge(float(value))
 
 
 def _stops(section: Section) -> tuple:

@@ -12,6 +12,13 @@ WORDS = {
     "raise the radius": "raise stop.escape_radius",
     "use the explicit solver": 'set solve.solver = "adaptive"',
     "on Sphere() every": 'with flow.space = "sphere" every',
+    "use Adaptive() or Stiff()": 'set solve.solver = "adaptive" or "stiff"',
+    "use Adaptive() for a schedule": 'set solve.solver = "adaptive"',
+    "LongDepth() ": 'solve.solver = "long-depth" ',
+    "is for Sphere()": 'is for flow.space = "sphere"',
+    "merge joins tokens": "solve.merge joins tokens",
+    "or merge.": "or solve.merge.",
+    "leave merge out": "leave solve.merge out",
     "pass allow_negative_beta=True": "give allow_negative_beta = true",
 }
 
