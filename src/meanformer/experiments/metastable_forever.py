@@ -13,6 +13,7 @@ and compared with that integral and with an ordinary integrator where one can fo
 """
 
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import scipy.integrate
@@ -29,6 +30,7 @@ from meanformer.experiments import (
     setting,
     theory,
 )
+from meanformer.flows import Merges
 from meanformer.observables import greedy_staircase
 from meanformer.plotting import style
 
@@ -185,6 +187,11 @@ def walk(angles, beta, depths, *, kind="softmax", weights=None, **options):
     )
 
 
+def joins(path: mf.Trajectory) -> Merges:
+    """The joins of a walk, which always has them."""
+    return cast(Merges, path.merges)
+
+
 def log_depths(last: float, first: float = 1e-2) -> np.ndarray:
     """Zero and logarithmically spaced depths."""
     return np.append(0.0, np.geomspace(first, last, SAVED - 1))
@@ -221,7 +228,7 @@ def dwell(beta: float, rtol: float, masses=(0.5, 0.5)) -> tuple[float, int]:
     depths[1:] *= 10 * law(beta, np.pi / 2, MEETING, masses)
     path = walk(angles, beta, depths, weights=masses, merge=MEETING, rtol=rtol)
     steps = path.accepted_steps[-1] + path.rejected_steps[-1]
-    return float(path.merges.depths[0]), int(steps)
+    return float(joins(path).depths[0]), int(steps)
 
 
 def dwell_findings(betas, dwells, unequal):
@@ -276,7 +283,7 @@ def five_findings(five):
     source = other_method("angles, solved by SciPy's DOP853")
     return (
         FIVE_DEPTHS.close_to(
-            np.asarray(early.merges.depths)[[0, 1, 3]],
+            np.asarray(joins(early).depths)[[0, 1, 3]],
             meetings[[0, 1, 3]],
             tolerance=2e-2,
             source=source,
@@ -339,7 +346,7 @@ def meeting_finding(rtol: float):
         path = walk(
             angles, beta, log_depths(last, last / 2), weights=UNEQUAL, rtol=rtol
         )
-        point = np.asarray(path.merges.points[0])
+        point = np.asarray(joins(path).points[0])
         found.append(np.arctan2(point[1], point[0]))
         exact.append(
             scipy.integrate.quad(share_of_first, 0, np.pi / 2, args=(beta,))[0]
@@ -371,7 +378,7 @@ def staircase(beta: float, kind: str, rtol: float):
 def levels_of(path: mf.Trajectory) -> np.ndarray:
     """The sum of squared masses before the first and after each join."""
     masses, levels = np.full(5, 0.2), [0.2]
-    for leader, token in zip(path.merges.leaders, path.merges.tokens, strict=True):
+    for leader, token in zip(joins(path).leaders, joins(path).tokens, strict=True):
         masses[int(leader)] += masses[int(token)]
         masses[int(token)] = 0
         levels.append(np.sum(masses**2))
@@ -391,7 +398,7 @@ def staircase_findings(climbed):
             source=closed_form(r"$\sum_k N_k^2/n^2$"),
         ),
         ARC.close_to(
-            np.asarray(path.merges.arc_lengths),
+            np.asarray(joins(path).arc_lengths),
             np.asarray(rule.arc_lengths),
             relative_tolerance=1e-4,
             source=theory("greedy rule: the closest pair first"),
@@ -404,8 +411,8 @@ def draw_stairs(stairs) -> Picture:
     figure, (left, right) = style.canvas(2, panel=(4.6, 3.4), sharey=True)
     for beta, path in sorted(stairs.values(), key=lambda stair: stair[0]):
         levels = levels_of(path)
-        depths = np.asarray(path.merges.depths)
-        lengths = np.asarray(path.merges.arc_lengths)
+        depths = np.asarray(joins(path).depths)
+        lengths = np.asarray(joins(path).arc_lengths)
         label = rf"$\beta = {beta:g}$"
         ends = [0.1, *depths, 1e2 * depths[-1]]
         left.stairs(levels, ends, baseline=None, label=label, linewidth=1.7)
@@ -439,7 +446,7 @@ def draw_five(five) -> Picture:
         above.plot(depths, angles % (2 * np.pi), linewidth=1.5)
     below.plot(depths, energy_of(late)[1:], color=style.BLUE)
     for axes in (above, below):
-        for depth in np.asarray(late.merges.depths):
+        for depth in np.asarray(joins(late).depths):
             axes.axvline(depth, color=style.INK, linestyle=":", linewidth=1)
     above.set(ylabel="angle")
     below.set(xscale="log", xlabel="depth $t$", ylabel="energy (one cluster: 1)")

@@ -43,7 +43,7 @@ class FirstZero(optimistix.AbstractRootFinder):
     def step(self, fn, y, args, options, state: Bracket, tags):
         """Evaluate at one place, shrink the bracket, choose the next place."""
         values, aux = fn(y, args)
-        value = sum(jax.tree.leaves(values)).astype(y.dtype)
+        value = jnp.asarray(sum(jax.tree.leaves(values)), y.dtype)
         # Where the same end moves twice, the value at the other counts half: without
         # this, false position creeps.
         is_left = value > 0

@@ -156,7 +156,7 @@ class StopWhen(AbstractStop):
 
 
 class StepBudget(eqx.Module):
-    """The most solver steps between two saved depths.
+    """The most solver steps between two saved depths, or joins of a merging solve.
 
     Args:
         count: number of steps, accepted and rejected; 4096 unless given.

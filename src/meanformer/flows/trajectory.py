@@ -60,7 +60,8 @@ class Trajectory(eqx.Module):
         """Return the token cloud at any depth in range.
 
         At a saved depth it is the saved one; between two of them a cubic interpolation
-        with the saved velocities, of fourth order in their distance.
+        with the saved velocities, of fourth order in their distance. Where depths are
+        far apart, as with `LongDepth`, save those that you look at instead.
         """
         depth = jnp.asarray(depth, self.depths.dtype)
         self._check_in_range(depth)
