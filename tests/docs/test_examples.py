@@ -42,6 +42,13 @@ def test_the_causal_example_moves_its_first_token_by_its_values_alone():
     np.testing.assert_allclose(names["trajectory"].at(1.0).points[0], expected, 1e-5)
 
 
+@pytest.mark.slow
+def test_the_metastable_example_lasts_as_long_as_its_page_says():
+    names = run("metastable")
+    assert 9.4e15 < float(names["meetings"][-1]) < 9.5e15
+    assert names["steps"] < 120
+
+
 def test_the_gaussian_example_agrees_with_its_closed_form():
     names = run("gaussian_context")
     np.testing.assert_allclose(names["values"], names["expected"], rtol=1e-12)

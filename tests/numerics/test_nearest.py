@@ -23,14 +23,16 @@ def problem(key):
     return points, present
 
 
-def test_the_nearest_neighbours_are_those_of_a_tree(problem, pairs_at_once):
-    points, present = problem
-    gaps, partners = nearest.nearest_neighbours(points, present)
+@pytest.mark.parametrize("dimension", [3, 20])
+def test_the_closest_pair_is_that_of_a_tree(dimension, key, pairs_at_once):
+    points = jr.normal(key, (25, dimension))
+    present = jnp.arange(25) % 6 != 2
+    gap, *pair = nearest.closest_pair(points, present)
     rows = np.flatnonzero(present)
     expected, index = KDTree(np.asarray(points)[rows]).query(points[rows], k=2)
-    np.testing.assert_allclose(gaps[rows], expected[:, 1], rtol=1e-14)
-    np.testing.assert_array_equal(partners[rows], rows[index[:, 1]])
-    assert np.isinf(gaps[~np.asarray(present)]).all()
+    best = expected[:, 1].argmin()
+    np.testing.assert_allclose(gap, expected[best, 1], rtol=1e-14)
+    assert {int(i) for i in pair} == {int(i) for i in rows[index[best]]}
 
 
 def test_chains_are_the_components_of_the_graph_of_close_points(problem, pairs_at_once):
@@ -65,5 +67,12 @@ def test_a_change_that_neighbours_share_does_not_count(problem, pairs_at_once):
 
 
 def test_a_point_alone_has_no_neighbour():
-    gaps, _ = nearest.nearest_neighbours(jnp.ones((1, 2)), jnp.ones(1, bool))
-    assert np.isinf(gaps[0])
+    gap, *_ = nearest.closest_pair(jnp.ones((2, 2)), jnp.array([True, False]))
+    assert np.isinf(gap)
+
+
+def test_points_that_nearly_meet_are_told_apart():
+    points = jnp.array([[1.0, 1.0], [1.0, 1.0 + 2e-9], [1.0, 1.0 - 1e-9]])
+    gap, *pair = nearest.closest_pair(points, jnp.ones(3, bool))
+    np.testing.assert_allclose(gap, 1e-9, rtol=1e-6)
+    assert {int(i) for i in pair} == {0, 2}

@@ -101,7 +101,7 @@ class Phase(eqx.Module):
         whole = jnp.maximum(jnp.log1p(ratio), jnp.finfo(ratio.dtype).tiny)
         share = 1 - walk.log_depth / whole
         near = jnp.abs(share) < 64 * jnp.finfo(share.dtype).eps
-        return share - jax.lax.stop_gradient(jnp.where(near, share, 0))
+        return jnp.where(near, 0, share)
 
     def rate(
         self, s: Float[Array, ""], points: Float[Array, "n d"]

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int
 from meanformer.errors import InvalidInput, Unsupported, as_number, check, is_concrete
 from meanformer.geometry import AbstractSpace
 from meanformer.measures import TokenCloud
-from meanformer.numerics.nearest import chain_labels, nearest_neighbours
+from meanformer.numerics.nearest import chain_labels, closest_pair
 
 DISTANCES = {4: 1e-4, 8: 1e-9}  # by the bytes of the type
 ROUNDINGS = 512
@@ -210,16 +210,14 @@ class Gap(eqx.Module):
     def log_excess(self, cloud: TokenCloud) -> Float[Array, ""]:
         """Return the logarithm of gap over distance, zero within what can be told.
 
-        The derivative is that of the nearest pair: what a Newton iteration needs.
+        One for a lone atom, which never meets another.
         """
-        gaps, partners = nearest_neighbours(cloud.points, cloud.weights > 0)
-        first = jnp.argmin(gaps)
-        pair = cloud.points[first][None], cloud.points[partners[first]][None]
+        chord, *pair = closest_pair(cloud.points, cloud.weights > 0)
+        first, second = (cloud.points[index][None] for index in pair)
         distance = self.distance(cloud)
-        excess = jnp.log(self.space.distance(*pair)[0] / distance)
-        excess = jnp.where(jnp.isfinite(gaps[first]), excess, 1)
+        excess = jnp.log(self.space.distance(first, second)[0] / distance)
         near = jnp.abs(excess) < self._located(cloud, distance)
-        return excess - jax.lax.stop_gradient(jnp.where(near, excess, 0))
+        return jnp.where(jnp.isfinite(chord), jnp.where(near, 0, excess), 1)
 
     def linking(self, cloud: TokenCloud) -> Float[Array, ""]:
         """Return the length up to which a gap counts as closed, ties included."""

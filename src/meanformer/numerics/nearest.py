@@ -1,31 +1,72 @@
-"""Pairs of points by their distance: the nearest, chains of close ones, changes."""
+"""Pairs of points by their distance: the closest, chains of close ones, changes.
 
-import jax
+Squares of distances are sums of squared differences, right to rounding also for points
+that nearly meet; inner products would lose them. One block of pairs exists at a time.
+"""
+
+from collections.abc import Callable
+
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int, ScalarLike
+from jaxtyping import Array, Bool, Float, Int, PyTree, ScalarLike
+
+from meanformer.numerics.tiles import map_rows
 
 PAIRS_AT_ONCE = 2_000_000
+# Coordinates up to which writing out the sum is faster than a loop over it.
+WRITTEN_OUT = 8
 
 
-def nearest_neighbours(
+def closest_pair(
     points: Float[Array, "n d"], present: Bool[Array, " n"]
-) -> tuple[Float[Array, " n"], Int[Array, " n"]]:
-    """Return how far the nearest other present point is, and which it is.
+) -> tuple[Float[Array, ""], Int[Array, ""], Int[Array, ""]]:
+    """Return the smallest distance between present points, and between which.
 
-    An absent point, and a point without another, has the distance infinity. Distances
-    come from differences, so they are right to rounding also for points that nearly
-    meet. No derivative. Cost: $O(n^2 d)$ time, two million pairs of memory.
+    Infinity if there are not two of them. No derivative. Cost: $O(n^2 d)$ time, two
+    million pairs of memory.
     """
     points = lax.stop_gradient(points)
 
-    def of_row(index):
-        others = present & present[index] & (jnp.arange(len(points)) != index)
-        squares = jnp.where(others, _squares(points, index), jnp.inf)
-        partner = jnp.argmin(squares)
-        return jnp.sqrt(squares[partner]), partner
+    def squares_to_others(index, rows, is_row):
+        others = index[:, None] != jnp.arange(len(points))[None, :]
+        pairs = others & is_row[:, None] & present[None, :]
+        return jnp.where(pairs, _squares(rows, points), jnp.inf)
 
-    return _by_rows(of_row, len(points))
+    def of_block(block):
+        return squares_to_others(*block).min(axis=1)
+
+    table = jnp.arange(len(points)), points, present
+    first = jnp.argmin(_by_rows(of_block, table))
+    row = squares_to_others(*[column[first][None] for column in table])[0]
+    second = jnp.argmin(row)
+    return jnp.sqrt(row[second]), first, second
+
+
+def chain_labels(
+    points: Float[Array, "n d"], present: Bool[Array, " n"], distance: ScalarLike
+) -> Int[Array, " n"]:
+    """Label each point by the first point that a chain of short steps leads to.
+
+    A step leads from a present point to another one at most `distance` away; absent
+    points keep their own index. No derivative. Cost: $O(n^2 d)$ time for each link of
+    the longest chain, two million pairs of memory.
+    """
+    points = lax.stop_gradient(points)
+
+    def sweep(carry):
+        labels, _ = carry
+
+        def of_block(block):
+            rows, is_row, own = block
+            close = _squares(rows, points) <= distance**2
+            linked = close & is_row[:, None] & present[None, :]
+            return jnp.where(linked, labels[None, :], own[:, None]).min(axis=1)
+
+        lower = _by_rows(of_block, (points, present, labels))
+        return lower, jnp.any(lower != labels)
+
+    start = jnp.arange(len(points)), jnp.array(True)
+    return lax.while_loop(lambda carry: carry[1], sweep, start)[0]
 
 
 def largest_relative_change(
@@ -39,7 +80,7 @@ def largest_relative_change(
     r"""Return how much the gaps of present points change, against what is allowed.
 
     $$\max_{i \ne j} \frac{|c_i - c_j|}{\rho\,|x_i - x_j| + \alpha}.$$
-    A change that neighbours share does not count. Cost: as `nearest_neighbours`.
+    A change that neighbours share does not count. Cost: as `closest_pair`, twice.
 
     Args:
         points: the points $x_i$.
@@ -49,46 +90,33 @@ def largest_relative_change(
         absolute: the change $\alpha > 0$ that is always allowed.
     """
 
-    def of_row(index):
-        gaps = jnp.sqrt(_squares(points, index))
-        ratios = jnp.sqrt(_squares(changes, index)) / (relative * gaps + absolute)
-        return jnp.max(jnp.where(present & present[index], ratios, 0))
+    def of_block(block):
+        rows, moves, is_row = block
+        allowed = relative * jnp.sqrt(_squares(rows, points)) + absolute
+        ratios = jnp.sqrt(_squares(moves, changes)) / allowed
+        pairs = is_row[:, None] & present[None, :]
+        return jnp.where(pairs, ratios, 0).max(axis=1)
 
-    return jnp.max(_by_rows(of_row, len(points)))
-
-
-def chain_labels(
-    points: Float[Array, "n d"], present: Bool[Array, " n"], distance: ScalarLike
-) -> Int[Array, " n"]:
-    """Label each point by the first point that a chain of short steps leads to.
-
-    A step leads from a present point to another one at most `distance` away; absent
-    points keep their own index. Cost: $O(n^2 d)$ time for each link of the longest
-    chain, two million pairs of memory.
-    """
-    points = lax.stop_gradient(points)
-
-    def sweep(carry):
-        labels, _ = carry
-
-        def of_row(index):
-            close = _squares(points, index) <= distance**2
-            linked = present & present[index] & close
-            return jnp.min(jnp.where(linked, labels, labels[index]))
-
-        lower = _by_rows(of_row, len(points))
-        return lower, jnp.any(lower != labels)
-
-    start = jnp.arange(len(points)), jnp.array(True)
-    return lax.while_loop(lambda carry: carry[1], sweep, start)[0]
+    return jnp.max(_by_rows(of_block, (points, changes, present)))
 
 
-def _squares(points: Float[Array, "n d"], index: Int[Array, ""]) -> Float[Array, " n"]:
-    return jnp.sum((points - points[index][None, :]) ** 2, axis=1)
+def _squares(
+    rows: Float[Array, "m d"], points: Float[Array, "n d"]
+) -> Float[Array, "m n"]:
+    """Return squared distances; coordinate by coordinate, so that it vectorises."""
+    ends, starts = rows.T, points.T
+
+    def add(k, total):
+        return total + (ends[k][:, None] - starts[k][None, :]) ** 2
+
+    total = jnp.zeros((len(rows), len(points)), points.dtype)
+    if points.shape[1] > WRITTEN_OUT:
+        return lax.fori_loop(0, points.shape[1], add, total)
+    for k in range(points.shape[1]):
+        total = add(k, total)
+    return total
 
 
-def _by_rows(of_row, count: int):
-    rows_at_once = max(1, PAIRS_AT_ONCE // count)
-    if count <= rows_at_once:
-        return jax.vmap(of_row)(jnp.arange(count))
-    return lax.map(of_row, jnp.arange(count), batch_size=rows_at_once)
+def _by_rows(of_block: Callable, table: PyTree[Array]) -> Array:
+    count = len(table[0])
+    return map_rows(of_block, table, max(1, PAIRS_AT_ONCE // count))
