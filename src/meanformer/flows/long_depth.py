@@ -29,7 +29,7 @@ from meanformer.flows.merging import Atoms
 from meanformer.flows.methods import Retracted
 from meanformer.flows.rates import largest_rate
 from meanformer.flows.schedule import Constant
-from meanformer.flows.solvers import Rescaled, StepSettings, gap_error
+from meanformer.flows.solvers import ROUNDINGS, Rescaled, StepSettings, gap_error
 from meanformer.flows.state import State
 from meanformer.flows.status import AbstractStop, Status
 from meanformer.geometry import Sphere
@@ -200,14 +200,17 @@ def _diffeqsolve(problem: Problem, phase: Phase, state: State) -> diffrax.Soluti
     def retract(walk: Walk) -> Walk:
         return walk._replace(points=space.retract(walk.points))
 
+    # What is smaller than rounding cannot be asked for.
+    rtol = problem.rtol + ROUNDINGS * jnp.finfo(state.points.dtype).eps
+
     def rescale(end: Walk, error: Walk) -> Walk:
         cloud = phase.cloud.moved(end.points)
         # One number for all tokens: what counts is what an error does to the gaps.
         gaps = gap_error(cloud, error.points, problem.rtol)
         return Walk(
-            jnp.maximum(jnp.abs(error.points) / problem.rtol, gaps),
-            error.log_depth / problem.rtol,
-            error.arc_length / (problem.rtol * (1 + end.arc_length)),
+            jnp.maximum(jnp.abs(error.points) / rtol, gaps),
+            error.log_depth / (rtol * (1 + end.log_depth)),
+            error.arc_length / (rtol * (1 + end.arc_length)),
         )
 
     return diffrax.diffeqsolve(
@@ -253,7 +256,8 @@ def _status(problem: Problem, solution: diffrax.Solution) -> PyTree:
     ended, rests, *fired = cast(Any, solution.event_mask)
     located = ended & (result == results.event_occurred)
     status = Status.where(located, Status.reached, Status.solver_failed)
-    budget = result == results.max_steps_reached
+    stuck = result == results.dt_min_reached
+    budget = stuck | (result == results.max_steps_reached)
     status = Status.where(budget, Status.step_budget, status)
     status = Status.where(rests, Status.steady, status)
     for stop, is_met in zip(problem.stops, fired, strict=True):
