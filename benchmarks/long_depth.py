@@ -33,7 +33,9 @@ def of_temperature(beta: float) -> Iterator[Result]:
     label = "explicit, no merging" + (", extrapolated" if scale > 1 else "")
     name = f"metastable phase, beta={beta:g}, depth {meeting:.2g}"
     theirs = int(explicit.accepted_steps[-1])
-    yield Result(f"{name}, steps", label, steps, theirs * scale, "steps", 100.0)
+    # At high temperature the phase is short, and every solver gets through.
+    target = 100.0 if beta >= 20 else None
+    yield Result(f"{name}, steps", label, steps, theirs * scale, "steps", target)
     yield Result(name, label, ours, taken * scale, "s")
     label = f"normalised gradient in NumPy, {EULER_STEPS:.0e} steps, extrapolated"
     yield Result(name, label, ours, normalised_gradient(beta), "s", 100.0)

@@ -5,6 +5,7 @@ from meanformer.flows.a_priori import stability_bound as stability_bound
 from meanformer.flows.append import append_tokens as append_tokens
 from meanformer.flows.flow import Flow as Flow
 from meanformer.flows.layers import run_layers as run_layers
+from meanformer.flows.merging import Atoms as Atoms
 from meanformer.flows.merging import Merge as Merge
 from meanformer.flows.merging import Merges as Merges
 from meanformer.flows.methods import RK4 as RK4

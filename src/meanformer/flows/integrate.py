@@ -89,11 +89,12 @@ def integrate(problem: Problem, state: State, target: Float[Array, ""]) -> State
     running = state.status == Status.reached
     end = jnp.where(running, target, state.depth)
     solution = _diffeqsolve(problem, state, end)
-    (depths, (points, probes)), atoms = _results(problem, state, solution)
+    saved, depths, atoms = _results(problem, state, solution)
+    points, probes = jax.tree.map(lambda leaf: leaf[-1], saved)
     moved = State(
         depths[-1],
-        points[-1],
-        None if probes is None else probes[-1],
+        points,
+        probes,
         _status(problem, solution),
         state.accepted_steps + solution.stats["num_accepted_steps"],
         state.rejected_steps + solution.stats["num_rejected_steps"],
@@ -195,9 +196,10 @@ def grown(
 
 
 def _results(problem: Problem, state: State, solution: diffrax.Solution):
-    """Return the saved end, depths and points, and the atoms there."""
+    """Return what was saved of tokens and probes, the depths, and the atoms there."""
+    saved, depths = cast(Any, solution.ys), cast(Any, solution.ts)
     if problem.merge is None:
-        return (cast(Array, solution.ts), cast(Any, solution.ys)), None
+        return saved, depths, None
 
     def rate(depth, points):
         def field(tokens):
@@ -207,7 +209,7 @@ def _results(problem: Problem, state: State, solution: diffrax.Solution):
         return largest_rate(field, problem.cloud.moved(points), problem.flow.space)
 
     atoms = grown(cast(Atoms, state.atoms), solution, rate)
-    return (cast(Any, solution.ts)[0], cast(Any, solution.ys)[0]), atoms
+    return saved[0], depths[0], atoms
 
 
 def _terms(problem: Problem, state: State, end: Float[Array, ""]):
