@@ -108,7 +108,8 @@ space = "sphere"
 
 [solve]
 depth = {depth}
-save_every = 5e19
+saves_per_decade = 1
+first_depth = 1e10
 solver = "long-depth"
 merge = 1e-6
 """
@@ -117,12 +118,13 @@ merge = 1e-6
 @pytest.mark.slow
 def test_a_long_simulation_is_extended_as_if_it_had_been_long(tmp_path):
     paths = []
-    for depth in ("1e20", "2e20"):
+    for depth in ("1e12", "1e20"):
         config = tmp_path / f"{depth}.toml"
         config.write_text(textwrap.dedent(CONFIG.format(depth=depth)))
         paths.append(storage.simulate(config, tmp_path / f"run-{depth}"))
-    extended = storage.extend(tmp_path / "run-1e20", 2e20)
+    extended = storage.extend(tmp_path / "run-1e12", 1e20)
     assert_same(extended, paths[1])
+    np.testing.assert_allclose(extended.depths[1:], 10.0 ** np.arange(10, 21))
     assert len(extended.merges) == 2
 
 
@@ -132,6 +134,8 @@ def test_a_long_simulation_is_extended_as_if_it_had_been_long(tmp_path):
         ('merge = "near"', "solve.merge is 'near'"),
         ("merge = -1.0", "must be true, false, or a positive distance"),
         ('solver = "long"', "did you mean long-depth"),
+        ("depth = 3e20", "the nearest are 1e+20 and 1e+21"),
+        ("saves_per_decade = 2.5", "must be a whole number"),
     ],
 )
 def test_a_mistake_about_merging_is_told_in_the_words_of_the_file(

@@ -15,10 +15,12 @@ from meanformer.geometry import AbstractSpace
 from meanformer.measures import TokenCloud
 from meanformer.numerics.nearest import chain_labels, closest_pair
 
-DISTANCES = {4: 1e-4, 8: 1e-9}  # by the bytes of the type
+DISTANCES = {2: 1e-2, 4: 1e-4, 8: 1e-9}  # by the bytes of the type
 ROUNDINGS = 512
 # Coordinates up to which the rate of growth is worth its dense eigenvalues.
 MOST_COORDINATES = 128
+# A meeting is located at least to this share of the distance, and as well as rounding
+# of the tokens allows; gaps larger by the share of a tie close in the same event.
 LOCATED = 0.02
 TIE = 1e-3
 

@@ -276,9 +276,9 @@ class LongDepth(AbstractAdaptive):
     r"""Explicit steps in a clock of the tokens' own, for exponentially long depths.
 
     For flows on the sphere whose lone token rests: `Softmax` and `Unnormalised` with
-    values $V = cI$, any query, key and $eta$, and sums and heads of those. Such a flow
-    passes through phases in which a few groups of tokens hardly move for a depth that
-    is exponential in $eta$. Here
+    values $V = cI$, any query, key and $\beta$, and sums and heads of those. Such a
+    flow passes through phases in which a few groups of tokens hardly move for a depth
+    that is exponential in $\beta$. Here
 
     - velocities are a common scale, kept as a logarithm, times vectors of ordinary
       size, so that they are right to rounding also at $10^{-300}$;
@@ -289,12 +289,13 @@ class LongDepth(AbstractAdaptive):
       however long it is;
     - tokens that meet are joined: `merge=Merge()` unless you pass another.
 
-    Depth is accurate relatively: an error $arepsilon$ of an angle changes it by a
-    factor $e^{etaarepsilon}$. `rtol` bounds the error of every step against the
-    gap to the nearest token; `atol` is not used. Tokens at a balance of forces, to
-    rounding, are a stationary saddle: the solve ends with the status `steady` instead
-    of amplifying the rounding. Tokens of weight zero rest. `statistics["arc_length"]`
-    is the length of the path of all tokens in $\mathbb{R}^{nd}$.
+    Depth is accurate relatively: an error $\varepsilon$ of an angle changes it by a
+    factor $e^{\beta\varepsilon}$. `rtol` bounds the error of every step in
+    every gap against the gap, and in depth; `atol` is not used. Tokens at a balance of
+    forces, to rounding, are a stationary saddle: the solve ends with the status
+    `steady` instead of amplifying the rounding. Tokens of weight zero rest.
+    `statistics["arc_length"]` is the length of the path of all tokens in
+    $\mathbb{R}^{nd}$.
 
     Cost: $O(n^2 d)$ time and memory for each evaluation: for few tokens.
 

@@ -279,15 +279,26 @@ def _flow(section: Section, velocity: AbstractInContextMap):
 
 
 def _solve(section: Section, dtype) -> tuple[Float[Array, " t"], dict[str, Any]]:
-    depth = section.require("depth", float)
-    every = section.take("save_every", float, depth / 10)
+    depths = _depths(section)
     options = {
         "rtol": section.take_positive("rtol", float, 1e-6),
         "atol": section.take_positive("atol", float, 1e-9),
         "solver": _solver(section),
         "merge": _merge(section),
     }
-    return depth_grid(depth, every).astype(dtype), options
+    return depths.astype(dtype), options
+
+
+def _depths(section: Section) -> Float[Array, " t"]:
+    """Return the saved depths, equally or logarithmically spaced."""
+    depth, every = section.require("depth", float), section.take("save_every", float)
+    per_decade = section.take_positive("saves_per_decade", int)
+    first = section.take_positive("first_depth", float)
+    if per_decade is None:
+        check(first is None, "solve.first_depth needs solve.saves_per_decade.")
+        return depth_grid(depth, depth / 10 if every is None else every)
+    check(every is None, "solve has both save_every and saves_per_decade.")
+    return decade_grid(depth, 1.0 if first is None else first, per_decade)
 
 
 def depth_grid(depth: float, every: float) -> Float[Array, " t"]:
@@ -317,6 +328,29 @@ def depth_grid(depth: float, every: float) -> Float[Array, " t"]:
         f"{(below + 1) * every:.12g}.",
     )
     return every * jnp.arange(count + 1, dtype=float)
+
+
+def decade_grid(depth: float, first: float, per_decade: int) -> Float[Array, " t"]:
+    """Return 0 and `first` times powers of ten, `depth` the last of them."""
+    check(
+        first < depth < np.inf,
+        f"solve.depth is {depth}; it must be finite and larger than solve.first_depth, "
+        f"{first}.",
+    )
+    steps = per_decade * float(np.log10(depth / first))
+    count = round(steps)
+    check(count < MOST_DEPTHS, f"solve.saves_per_decade is {per_decade}; too many.")
+    below, above = (
+        first * 10 ** (end / per_decade) for end in (np.floor(steps), np.ceil(steps))
+    )
+    check(
+        abs(steps - count) <= 1e-9 * max(count, 1),
+        f"solve.depth is {depth:.12g}; with {per_decade} saves per decade from "
+        f"{first:.12g} the nearest are {below:.12g} and {above:.12g}.",
+    )
+    return jnp.asarray(
+        np.append(0.0, first * 10.0 ** (np.arange(count + 1) / per_decade))
+    )
 
 
 def _solver(section: Section) -> AbstractIntegrator:

@@ -89,17 +89,20 @@ def extend(
 
     Args:
         folder: the folder of the run.
-        depth: the new last depth, a multiple of the distance between saved depths.
+        depth: the new last depth, in line with the saved depths.
         progress: show a bar on standard error.
     """
     record = read_record(folder)
     with jax.enable_x64(record["double_precision"]):
         build(record["config"], folder)
         table = record["config"]["solve"]
-        old, every = table["depth"], table.get("save_every", table["depth"] / 10)
+        old = table["depth"]
         check(depth > old, f"depth is {depth}; the run already goes to {old}.")
-        depth_grid(depth, every)
-        table.update(depth=depth, save_every=every)
+        if "saves_per_decade" not in table:
+            every = table.get("save_every", old / 10)
+            depth_grid(depth, every)
+            table.update(save_every=every)
+        table.update(depth=depth)
         longer = _continued(record, "extend", depth=depth)
         run = build(record["config"], folder)
         return _carry_out(folder, run, lambda: _write_record(folder, longer), progress)
