@@ -134,7 +134,7 @@ def test_a_long_simulation_is_extended_as_if_it_had_been_long(tmp_path):
         ('merge = "near"', "solve.merge is 'near'"),
         ("merge = -1.0", "must be true, false, or a positive distance"),
         ('solver = "long"', "did you mean long-depth"),
-        ("depth = 3e20", "the nearest are 1e+20 and 1e+21"),
+        ("depth = 3e20", r"the nearest are 1e\+20 and 1e\+21"),
         ("saves_per_decade = 2.5", "must be a whole number"),
     ],
 )

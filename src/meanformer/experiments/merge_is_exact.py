@@ -292,7 +292,7 @@ def draw(depths, distances, errors, bounds) -> Picture:
 
 experiment = Experiment(
     name="merge-is-exact",
-    title="Joining tokens that have met is exact to first order",
+    title="Joining tokens that have met costs no more than their distance",
     room="flows",
     about=__doc__,
     claims=(FIRST_ORDER, LASTING, BOUND, JUMPS, EVENT, ENERGY, MEASURE),
