@@ -53,6 +53,7 @@ _HOMES = {
         "InvalidInput",
         "Overflow",
         "PrecisionWarning",
+        "SlowSums",
         "StoppedEarly",
         "Unsupported",
     ),
@@ -102,10 +103,11 @@ _HOMES = {
         "transport_plan",
         "wasserstein",
     ),
-    "numerics.pair_sums": (
+    "numerics.fourier_sums": (
         "Auto",
-        "Blocked",
+        "Fourier",
     ),
+    "numerics.pair_sums": ("Blocked",),
     "storage": (
         "RunStore",
         "open_run",

@@ -39,6 +39,10 @@ class StoppedEarly(UserWarning):
     """A solve that ended before the depth asked for; the message gives advice."""
 
 
+class SlowSums(UserWarning):
+    """Fast sums that would have been inaccurate, so that exact ones were computed."""
+
+
 # Packages whose frames stand between a user's line and a warning about it.
 _BETWEEN = ("meanformer", "equinox", "jax", "jaxtyping", "beartype", "contextlib")
 

@@ -10,6 +10,7 @@ from typing import Any
 import typer
 
 from meanformer.cli.app import HELP, app
+from meanformer.files import cache_directory
 
 CORE = ("meanformer", "jax", "jaxlib", "equinox", "diffrax", "numpy", "scipy",
         "matplotlib", "xarray", "zarr")  # fmt: skip
@@ -29,7 +30,7 @@ def _findings() -> Iterator[tuple[str, Any]]:
     for name in CORE:
         yield name, environment.version_of(name) or "missing; pip install meanformer"
     yield from _arithmetic()
-    folder = environment.cache_directory()
+    folder = cache_directory()
     yield "cache", f"{folder} ({_size(folder)}); MEANFORMER_CACHE moves it"
     yield from _optional_parts()
 

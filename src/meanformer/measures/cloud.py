@@ -24,9 +24,10 @@ from meanformer.measures.checks import (
 )
 from meanformer.numerics.dense import kernel_shares
 from meanformer.numerics.farthest import farthest_pair
+from meanformer.numerics.fourier_sums import Auto
 from meanformer.numerics.matrices import matmul
 from meanformer.numerics.norms import safe_norm
-from meanformer.numerics.pair_sums import AbstractPairSums, Auto
+from meanformer.numerics.pair_sums import AbstractPairSums
 from meanformer.numerics.pairs import Pairs
 from meanformer.typing import ArrayLike, Key
 
@@ -187,7 +188,9 @@ class TokenCloud(AbstractWeightedCloud):
         self.weights = checked_weights(self.points, weights, normalize=normalize)
         self.positions = checked_positions(self.points, positions)
         if not isinstance(sums, AbstractPairSums | None):
-            raise InvalidInput(f"sums is {sums!r}; it must be Auto(…) or Blocked(…).")
+            raise InvalidInput(
+                f"sums is {sums!r}; it must be Auto(…), Blocked(…) or Fourier(…)."
+            )
         self.sums = Auto() if sums is None else sums
 
     def pairs(self, u: Float[Array, "m d"]) -> Pairs:

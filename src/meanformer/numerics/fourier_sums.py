@@ -1,0 +1,203 @@
+"""Pair sums by fast Fourier transforms, and the choice between them and exact ones."""
+
+import importlib.util
+
+import equinox as eqx
+import jax
+from jaxtyping import Array, Float
+
+from meanformer.errors import SlowSums, Unsupported, check, is_concrete, warn
+from meanformer.numerics.costs import costs, measured_costs
+from meanformer.numerics.fourier.levels import (
+    LARGEST_DIMENSION,
+    Level,
+    ladder,
+    working_dtype,
+)
+from meanformer.numerics.fourier.report import SumReport
+from meanformer.numerics.fourier.softmax import (
+    SAMPLE,
+    Settings,
+    first_level,
+    fourier_softmax,
+)
+from meanformer.numerics.pair_sums import AbstractPairSums, Blocked
+from meanformer.numerics.pairs import Pairs
+from meanformer.numerics.plans import SumPlan, exact_plan, fourier_plan
+
+# Predictions this far apart decide without a measurement.
+CLEAR = 4.0
+
+
+class Fourier(AbstractPairSums):
+    r"""Sums in nearly linear time, where queries and keys have at most 3 dimensions.
+
+    The exponential of the score is a Gaussian in the right coordinates, or a function
+    of the angle on the circle, so that the sum is a convolution, computed by two
+    nonuniform fast Fourier transforms. For softmax, L2, unnormalised and Sinkhorn
+    attention. Never silently inaccurate: each query's error is bounded, queries above
+    the tolerance are summed exactly, and if they are many, all are, with a warning
+    (`SlowSums`) outside of compiled code; `report` tells.
+
+    Args:
+        tolerance: largest error allowed, relative to the mass that a query sees and to
+            the width of the values. In single precision (JAX without 64 bits) it is
+            at least 2e-5.
+
+    Cost: $O((m + n)\log^k(1/\varepsilon) + N^k \log N)$ time, where $N$ grows like the
+    square root of the largest score.
+    """
+
+    tolerance: float = eqx.field(default=1e-8, static=True)
+
+    def __check_init__(self):
+        _check_tolerance(self.tolerance)
+
+    def softmax(self, pairs, values):
+        """Log-mass and mean under the exponential of the score."""
+        _check_supported(pairs)
+        if len(pairs.tilts) <= SAMPLE:
+            return Blocked().softmax(pairs, values)
+        result, report = fourier_softmax(pairs, values, self._settings(pairs))
+        if is_concrete(report.is_exact) and bool(report.is_exact):
+            warn(
+                f"Fourier({self.tolerance}) would have been inaccurate here "
+                f"({report.in_words}), so that exact sums were computed; raise the "
+                "tolerance, lower beta, or use Auto().",
+                SlowSums,
+            )
+        return result
+
+    def report(self, pairs: Pairs, values: Float[Array, "n v"]) -> SumReport:
+        """Compute the sum and tell how, and how accurate it is."""
+        _check_supported(pairs)
+        return fourier_softmax(pairs, values, self._settings(pairs))[1]
+
+    def plan(self, pairs: Pairs, values: Float[Array, "n v"]) -> SumPlan:
+        """Find the level that the sum would start with."""
+        _check_supported(pairs)
+        return _plan(pairs, values, self._settings(pairs), "Fourier was asked for")
+
+    def kernel(self, pairs, values, profile):
+        """Refuse: only an exponential of the score is a convolution."""
+        raise Unsupported(
+            "Fourier sums are for softmax, L2, unnormalised and Sinkhorn attention "
+            "without a mask; use sums=Auto(), which sums the others exactly."
+        )
+
+    def hardmax(self, pairs, values, tolerance):
+        """Refuse: the largest score is no sum."""
+        raise Unsupported(
+            "Fourier sums cannot find the largest score; use sums=Auto() for hardmax."
+        )
+
+    def _settings(self, pairs: Pairs) -> Settings:
+        levels = ladder(pairs.tilts.shape[1], self.tolerance, working_dtype())
+        return Settings(levels, self.tolerance)
+
+
+class Auto(AbstractPairSums):
+    """The default: the fastest sums whose error stays below a tolerance.
+
+    Fast sums where a model of their cost says that they are faster, exact ones
+    elsewhere: few tokens, masks, more than three dimensions, kernels other than the
+    exponential. The model has six numbers, measured once on a machine when the answer
+    is not clear without, and kept in the cache. `explain` tells what is chosen.
+
+    Args:
+        tolerance: largest error allowed, relative to the mass that a query sees and to
+            the width of the values.
+    """
+
+    tolerance: float = eqx.field(default=1e-8, static=True)
+
+    def __check_init__(self):
+        _check_tolerance(self.tolerance)
+
+    def softmax(self, pairs, values):
+        """Log-mass and mean under the exponential of the score."""
+        levels = self._levels(pairs, values)
+        if not levels:
+            return Blocked().softmax(pairs, values)
+        return fourier_softmax(pairs, values, Settings(levels, self.tolerance))[0]
+
+    def plan(self, pairs: Pairs, values: Float[Array, "n v"]) -> SumPlan:
+        """Compare what both ways cost, and find the level to start with."""
+        reason = _why_not(pairs)
+        if reason is not None:
+            return exact_plan(pairs, values, reason)
+        levels = self._levels(pairs, values)
+        if not levels:
+            return exact_plan(pairs, values, "that is faster for so few")
+        settings = Settings(levels, self.tolerance)
+        return _plan(pairs, values, settings, "that is faster for so many")
+
+    def kernel(self, pairs, values, profile):
+        """Mass and moment under a function of the score."""
+        return Blocked().kernel(pairs, values, profile)
+
+    def hardmax(self, pairs, values, tolerance):
+        """Best score and mean over the tokens that reach it."""
+        return Blocked().hardmax(pairs, values, tolerance)
+
+    def _levels(self, pairs: Pairs, values: Float[Array, "n v"]) -> tuple[Level, ...]:
+        """Return the levels that are faster than the exact sum."""
+        if _why_not(pairs) is not None:
+            return ()
+        levels = ladder(pairs.tilts.shape[1], self.tolerance, working_dtype())
+        ratios = _ratios(costs(), levels, pairs, values)
+        if not max(ratios) > 1 / CLEAR:
+            return ()
+        if min(ratios) < CLEAR:
+            ratios = _ratios(measured_costs(), levels, pairs, values)
+        faster = zip(levels, ratios, strict=True)
+        return tuple(level for level, ratio in faster if ratio > 1)
+
+
+def _ratios(costs, levels, pairs, values) -> list[float]:
+    """Return how much longer the exact sum takes than each level."""
+    sizes = len(pairs.tilts), len(pairs.points), pairs.tilts.shape[1]
+    columns = 1 + values.shape[1]
+    exact = costs.exact(*sizes, columns)
+    return [exact / costs.fast(level, *sizes, columns) for level in levels]
+
+
+def _plan(pairs, values, settings: Settings, reason: str) -> SumPlan:
+    """Plan a fast sum; inside compiled code only the first level is known."""
+    if not is_concrete(pairs.tilts):
+        return fourier_plan(pairs, values, settings.levels[0], reason)
+    index, problem = first_level(pairs, values, settings)
+    if problem is not None:
+        return exact_plan(pairs, values, problem)
+    return fourier_plan(pairs, values, settings.levels[index], reason)
+
+
+def _why_not(pairs: Pairs) -> str | None:
+    """Return why a sum cannot be fast, if it cannot."""
+    dimension = pairs.tilts.shape[1]
+    if dimension > LARGEST_DIMENSION:
+        return f"queries and keys have {dimension} dimensions, more than three"
+    if pairs.first is not None:
+        return "a mask gives each query its own sum"
+    if not _is_available():
+        return f"there is no fast transform for {jax.default_backend()}"
+    return None
+
+
+def _is_available() -> bool:
+    backend = jax.default_backend()
+    module = "jax_finufft_cpu" if backend == "cpu" else "jax_finufft_gpu"
+    return importlib.util.find_spec(f"jax_finufft.{module}") is not None
+
+
+def _check_supported(pairs: Pairs) -> None:
+    reason = _why_not(pairs)
+    if reason is not None:
+        raise Unsupported(
+            f"Fourier sums cannot be used: {reason}; use sums=Auto(), which sums "
+            "exactly there."
+        )
+
+
+def _check_tolerance(tolerance: float) -> None:
+    check(0 < tolerance < 1, f"tolerance is {tolerance!r}; it must be between 0 and 1.")
