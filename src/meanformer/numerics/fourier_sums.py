@@ -23,10 +23,17 @@ from meanformer.numerics.fourier.softmax import (
 )
 from meanformer.numerics.pair_sums import AbstractPairSums, Blocked
 from meanformer.numerics.pairs import Pairs
-from meanformer.numerics.plans import SumPlan, exact_plan, fourier_plan
+from meanformer.numerics.plans import (
+    SumPlan,
+    exact_plan,
+    exact_seconds,
+    fourier_plan,
+)
 
 # Predictions this far apart decide without a measurement.
 CLEAR = 4.0
+# Exact sums that take less than this many seconds are not worth a compilation.
+WORTHWHILE = 0.05
 
 
 class Fourier(AbstractPairSums):
@@ -100,9 +107,10 @@ class Auto(AbstractPairSums):
     """The default: the fastest sums whose error stays below a tolerance.
 
     Fast sums where a model of their cost says that they are faster, exact ones
-    elsewhere: few tokens, masks, more than three dimensions, kernels other than the
-    exponential. The model has six numbers, measured once on a machine when the answer
-    is not clear without, and kept in the cache. `explain` tells what is chosen.
+    elsewhere: few tokens (some 10 000), masks, more than three dimensions, kernels
+    other than the exponential. The model has six numbers, measured once on a machine
+    when the answer is not clear without, and kept in the cache. `explain` tells what
+    is chosen.
 
     Args:
         tolerance: largest error allowed, relative to the mass that a query sees and to
@@ -145,6 +153,8 @@ class Auto(AbstractPairSums):
         if _why_not(pairs) is not None:
             return ()
         levels = ladder(pairs.tilts.shape[1], self.tolerance, working_dtype())
+        if exact_seconds(pairs, values) < WORTHWHILE:
+            return ()
         ratios = _ratios(costs(), levels, pairs, values)
         if not max(ratios) > 1 / CLEAR:
             return ()

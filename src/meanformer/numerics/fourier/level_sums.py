@@ -8,7 +8,8 @@ from meanformer.numerics.fourier.frames import AbstractFrame, box
 from meanformer.numerics.fourier.levels import TRANSFORMS, Level
 from meanformer.numerics.pairs import Pairs
 
-MassAndMean = tuple[Float[Array, " m"], Float[Array, "m v"]]
+# Some of the queries, so that their number is not bound.
+MassAndMean = tuple[Float[Array, " _m"], Float[Array, "_m _v"]]
 
 
 def log_total_mass(
@@ -69,7 +70,8 @@ def level_sum(
 def sum_distance(
     first: MassAndMean, second: MassAndMean, width: Float[Array, ""]
 ) -> Float[Array, ""]:
-    """Return the largest relative difference of two results."""
+    """Return the largest relative difference of two results, beyond their rounding."""
     masses = jnp.max(jnp.abs(jnp.expm1(first[0] - second[0])))
-    means = jnp.max(jnp.abs(first[1] - second[1]), initial=0)
+    rounding = 16 * jnp.finfo(width.dtype).eps * jnp.abs(second[1])
+    means = jnp.max(jnp.abs(first[1] - second[1]) - rounding, initial=0)
     return jnp.maximum(masses, means / width)

@@ -85,17 +85,24 @@ class Attempt(NamedTuple):
     bounds: Float[Array, " m"]
 
 
-@partial(jax.jit, static_argnames="settings")
 def fourier_softmax(
     pairs: Pairs, values: Float[Array, "n v"], settings: Settings
 ) -> tuple[MassAndMean, SumReport]:
     """Log-mass and mean; see `AbstractPairSums.softmax`. There must be no mask."""
     dtype = jnp.result_type(*jax.tree.leaves((pairs, values)))
-    pairs, values = cast((pairs, values), working_dtype())
+    wide = cast((pairs, values), working_dtype())
+    result, report = differentiable_sum(settings, *wide)
+    return cast(result, dtype), report
+
+
+@partial(jax.jit, static_argnums=0)
+def differentiable_sum(
+    settings: Settings, pairs: Pairs, values: Float[Array, "n v"]
+) -> tuple[MassAndMean, SumReport]:
+    """Sum and report; decisions are constant for differentiation."""
     fixed = lax.stop_gradient((pairs, values))
     found, decisions, report = checked_sum(settings, *fixed)
-    result = with_derivative(settings.levels, found, decisions, pairs, values)
-    return cast(result, dtype), report
+    return with_derivative(settings.levels, found, decisions, pairs, values), report
 
 
 def checked_sum(

@@ -3,6 +3,7 @@
 import math
 
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Float
 
 from meanformer.numerics.fourier.levels import Level
@@ -91,25 +92,23 @@ def convolution(
 
     Everything is real, so that two columns make one complex transform.
     """
-    from meanformer.numerics.fourier.nufft import nufft1, nufft2
+    from meanformer.numerics.fourier import nufft
 
     dimension = queries.shape[1]
-    shape = (level.modes,) * dimension
-    coefficients = nufft1(
-        shape, paired(columns), *tokens.T, iflag=-1, eps=level.accuracy
-    )
+    shape, accuracy = (level.modes,) * dimension, level.accuracy
+    coefficients = nufft.transform(shape, paired(columns), tokens, accuracy)
     for axis in range(dimension):
         around = [1] * (dimension + 1)
         around[axis + 1] = level.modes
-        coefficients = coefficients * factors[axis].reshape(around)
-    values = nufft2(coefficients, *queries.T, iflag=1, eps=level.accuracy)
-    return unpaired(values)[: len(columns)]
+        factor = factors[axis].reshape(around).astype(coefficients.dtype)
+        coefficients = coefficients * factor
+    return unpaired(nufft.evaluate(coefficients, queries, accuracy))[: len(columns)]
 
 
 def paired(columns: Float[Array, "c n"]) -> Array:
     """Join neighbouring columns as real and imaginary parts."""
     even = jnp.pad(columns, ((0, len(columns) % 2), (0, 0)))
-    return even[0::2] + 1j * even[1::2]
+    return lax.complex(even[0::2], even[1::2])
 
 
 def unpaired(values: Array) -> Float[Array, "c m"]:
