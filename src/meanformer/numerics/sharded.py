@@ -7,7 +7,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, PyTree
 
 from meanformer.errors import InvalidInput, check
@@ -31,8 +31,8 @@ class Sharded(AbstractPairSums):
     its own queries, by sums of any kind. No device ever holds more than two shares of
     the tokens, nor a pair that is not of its own queries, in derivatives neither.
 
-    Arrays that are laid out over the mesh already, in equal parts along their first
-    axis, stay where they are; others are laid out so.
+    Arrays that `place` has laid out over the devices stay where they are; others are
+    laid out at each call.
 
     Args:
         mesh: the devices, from `jax.make_mesh` for example.
@@ -59,6 +59,25 @@ class Sharded(AbstractPairSums):
         self.mesh = _checked_mesh(mesh)
         self.sums = _checked_sums(sums)
         self.axis = _checked_axis(mesh, axis)
+
+    def place(self, arrays: PyTree) -> PyTree[Array]:
+        """Lay out arrays over the devices, in equal parts along their first axis.
+
+        Args:
+            arrays: one array or a tree of them, with as many rows as queries or tokens,
+                a multiple of the number of devices; in several processes, the same in
+                each.
+        """
+        size = self.mesh.shape[self.axis]
+        for array in jax.tree.leaves(arrays):
+            count = jnp.shape(array)[0]
+            check(
+                count % size == 0,
+                f"an array has {count} rows, which {size} devices cannot share "
+                "equally; add tokens of weight zero with pad(cloud, count).",
+            )
+        layout = NamedSharding(self.mesh, PartitionSpec(self.axis))
+        return jax.device_put(arrays, layout)
 
     def softmax(self, pairs, values):
         """Log-mass and mean under the exponential of the score."""
@@ -104,6 +123,7 @@ def _spread(
     sharded: Sharded, on_device: Callable, pairs: Pairs, values: Float[Array, "n v"]
 ) -> MassAndVectors:
     """Run a sum on all devices, each with its queries and its share of the tokens."""
+    _check_layout(pairs, values)
     count, dtype = len(pairs.tilts), common_dtype(pairs, values)
     pairs, values = in_one_precision(pairs, values)
     ring = Ring(sharded.axis, sharded.mesh.shape[sharded.axis])
@@ -132,9 +152,20 @@ def _padded(tree: PyTree[Array], size: int) -> PyTree[Array]:
     return jax.tree.map(pad, tree)
 
 
+def _check_layout(pairs: Pairs, values: Array) -> None:
+    """Raise if an array is on a mesh with axes that the program itself must mention."""
+    for array in jax.tree.leaves((pairs, values)):
+        check(
+            AxisType.Explicit not in jax.typeof(array).sharding.mesh.axis_types,
+            "an array is laid out over axes of type Explicit; lay it out with "
+            "Sharded(mesh).place(array), or make the mesh with axes of type Auto.",
+        )
+
+
 def _checked_mesh(mesh: Any) -> Mesh:
     if isinstance(mesh, Mesh):
-        return mesh
+        # Axes of type Auto: compilers lay out what the rest of a program computes.
+        return Mesh(mesh.devices, mesh.axis_names)
     raise InvalidInput(
         f"mesh is a {type(mesh).__name__}; it must be a jax.sharding.Mesh: "
         'jax.make_mesh((4,), ("tokens",)) makes one of four devices.'
