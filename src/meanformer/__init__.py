@@ -106,6 +106,7 @@ _HOMES = {
         "Auto",
         "Blocked",
     ),
+    "numerics.sharded": ("Sharded",),
     "storage": (
         "RunStore",
         "open_run",

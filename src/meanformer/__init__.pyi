@@ -91,6 +91,7 @@ from meanformer.measures import transport_plan as transport_plan
 from meanformer.measures import wasserstein as wasserstein
 from meanformer.numerics.pair_sums import Auto as Auto
 from meanformer.numerics.pair_sums import Blocked as Blocked
+from meanformer.numerics.sharded import Sharded as Sharded
 from meanformer.storage import RunStore as RunStore
 from meanformer.storage import open_run as open_run
 

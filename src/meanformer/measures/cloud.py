@@ -187,7 +187,9 @@ class TokenCloud(AbstractWeightedCloud):
         self.weights = checked_weights(self.points, weights, normalize=normalize)
         self.positions = checked_positions(self.points, positions)
         if not isinstance(sums, AbstractPairSums | None):
-            raise InvalidInput(f"sums is {sums!r}; it must be Auto(…) or Blocked(…).")
+            raise InvalidInput(
+                f"sums is {sums!r}; it must be Auto(…), Blocked(…) or Sharded(…)."
+            )
         self.sums = Auto() if sums is None else sums
 
     def pairs(self, u: Float[Array, "m d"]) -> Pairs:
