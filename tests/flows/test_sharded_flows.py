@@ -41,6 +41,18 @@ def test_a_solve_on_four_devices_is_a_solve_on_one_and_stays_laid_out():
 
 
 @pytest.mark.slow
+def test_a_solve_on_four_devices_gathers_no_tokens():
+    @jax.jit
+    def points(cloud):
+        return mf.solve(FLOW, cloud, depth=1.0, save=3).points
+
+    program = points.lower(on_four_devices(sphere_points())).compile().as_text()
+    assert "collective-permute" in program
+    assert "all-gather" not in program
+    assert "all-to-all" not in program
+
+
+@pytest.mark.slow
 def test_the_gradient_through_a_solve_on_four_devices_is_that_on_one():
     target = sphere_points()[::-1]
 
