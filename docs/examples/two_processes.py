@@ -22,9 +22,9 @@ def compute(index: int, address: str) -> None:
     mesh = jax.make_mesh((jax.device_count(),), ("tokens",))
     attention = mf.identity_attention("softmax", dimension=3, beta=4.0)
 
-    points = np.asarray(mf.UniformSphere(3).sample(COUNT, key=jr.key(0)))
+    points = mf.UniformSphere(3).sample(COUNT, key=jr.key(0))
     sums = mf.Sharded(mesh)
-    cloud = mf.TokenCloud(sums.place(points), sums=sums)
+    cloud = sums.place(mf.TokenCloud(points, sums=sums))
     velocity = attention(cloud, cloud.points)
 
     expected = np.asarray(attention(mf.TokenCloud(points), points))

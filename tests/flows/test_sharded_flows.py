@@ -15,7 +15,7 @@ FLOW = mf.Flow(mf.identity_attention("softmax", dimension=3, beta=4.0))
 def on_four_devices(points):
     """Lay out a cloud over the devices."""
     sums = mf.Sharded(jax.make_mesh((4,), ("tokens",)))
-    return mf.TokenCloud(sums.place(points), sums=sums)
+    return sums.place(mf.TokenCloud(points, sums=sums))
 
 
 def sphere_points(count=24):

@@ -320,6 +320,8 @@ def test_what_is_not_a_mesh_is_refused(untyped):
 def test_what_devices_cannot_share_is_refused():
     with pytest.raises(InvalidInput, match="has 6 rows, which 4 devices .*pad"):
         SHARDED.place(jnp.ones((6, 2)))
+    with pytest.raises(InvalidInput, match="has 1 rows"):
+        SHARDED.place((jnp.ones((4, 2)), 3.0))
     mesh = jax.make_mesh((4,), ("tokens",), (AxisType.Explicit,))
     layout = NamedSharding(mesh, PartitionSpec("tokens"))
     pairs, values = random_problem(4, 4)

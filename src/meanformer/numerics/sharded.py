@@ -61,16 +61,16 @@ class Sharded(AbstractPairSums):
         self.axis = _checked_axis(mesh, axis)
 
     def place(self, arrays: PyTree) -> PyTree[Array]:
-        """Lay out arrays over the devices, in equal parts along their first axis.
+        """Lay out a cloud, or arrays, over the devices, in equal shares of their rows.
 
         Args:
-            arrays: one array or a tree of them, with as many rows as queries or tokens,
-                a multiple of the number of devices; in several processes, the same in
-                each.
+            arrays: a `TokenCloud`, an array or a tree of arrays, with a number of rows
+                that is a multiple of that of the devices; in several processes, the
+                same in each.
         """
         size = self.mesh.shape[self.axis]
         for array in jax.tree.leaves(arrays):
-            count = jnp.shape(array)[0]
+            count = len(array) if jnp.ndim(array) else 1
             check(
                 count % size == 0,
                 f"an array has {count} rows, which {size} devices cannot share "
