@@ -181,8 +181,8 @@ def _appearing_masses(
     r"""Derivative of the tilted masses by the weights of absent tokens.
 
     A share of which a query sees only absent tokens has no log-mass, and the derivative
-    by their weights, $\sum_j \dot w_j e^{s_{ij} - c_i} (1, v_j)$, would be lost. It is
-    the same at any weights, here at one.
+    by their weights, $\sum_j \dot w_j e^{s_{ij} - c_i} (1, v_j)$, would be lost. Masses
+    are linear in the weights: it is the same at any, here at one.
     """
 
     def masses(weights):
