@@ -209,16 +209,17 @@ def test_huge_scores_and_offsets_stay_finite():
     assert_same(SHARDED.softmax(pairs, values), dense_softmax(pairs, values), 1e-8)
 
 
-@pytest.mark.parametrize("tokens", [1, 3])
-def test_devices_may_be_left_without_tokens_or_queries(tokens):
-    pairs, values = random_problem(2, tokens)
+def test_devices_may_be_left_without_tokens_or_queries():
+    pairs, values = random_problem(2, 1)
     ours = SHARDED.softmax(pairs, values)
     assert_same(ours, dense_softmax(pairs, values))
     none = eqx.tree_at(lambda p: p.tilts, pairs, pairs.tilts[:0])
     assert [part.shape for part in SHARDED.softmax(none, values)] == [(0,), (0, 2)]
 
 
-@pytest.mark.parametrize("kind", ["softmax", "hardmax"])
+@pytest.mark.parametrize(
+    "kind", ["softmax", pytest.param("hardmax", marks=pytest.mark.slow)]
+)
 def test_vmap_over_clouds_agrees_with_single_calls(kind):
     problems = [random_problem(5, 6, masked=True, seed=seed) for seed in range(3)]
     batch = jax.tree.map(lambda *leaves: jnp.stack(leaves), *problems)
