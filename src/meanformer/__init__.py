@@ -108,6 +108,7 @@ _HOMES = {
         "Fourier",
     ),
     "numerics.pair_sums": ("Blocked",),
+    "numerics.sharded": ("Sharded",),
     "storage": (
         "RunStore",
         "open_run",

@@ -93,6 +93,7 @@ from meanformer.measures import wasserstein as wasserstein
 from meanformer.numerics.fourier_sums import Auto as Auto
 from meanformer.numerics.fourier_sums import Fourier as Fourier
 from meanformer.numerics.pair_sums import Blocked as Blocked
+from meanformer.numerics.sharded import Sharded as Sharded
 from meanformer.storage import RunStore as RunStore
 from meanformer.storage import open_run as open_run
 

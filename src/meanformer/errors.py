@@ -66,8 +66,14 @@ def check(condition: bool | np.bool_, message: str) -> None:
 
 
 def is_concrete(array) -> bool:
-    """Whether the values of an array are known now, rather than traced."""
-    return not isinstance(array, jax.core.Tracer)
+    """Whether the values of an array are known here and now.
+
+    A traced array has no values yet; one laid out over several processes has some of
+    them elsewhere.
+    """
+    if isinstance(array, jax.core.Tracer):
+        return False
+    return not isinstance(array, jax.Array) or array.is_fully_addressable
 
 
 def as_float_array(name: str, value: Any) -> Array:

@@ -16,7 +16,7 @@ from meanformer.numerics.fourier.levels import (
     CIRCLE,
     GAUSSIAN,
     Level,
-    ladder,
+    full_ladder,
     working_dtype,
 )
 from meanformer.numerics.fourier.report import MODES, NONE, RANGE
@@ -140,7 +140,7 @@ def test_a_circle_convolution_is_as_accurate_as_its_level(concentration, accurac
 def test_the_circle_is_summed_by_angle():
     pairs, values = problem(dimension=2, beta=30.0)
     report = Fourier().report(pairs, values)
-    levels = ladder(2, 1e-8, working_dtype())
+    levels = full_ladder(2, 1e-8, working_dtype()).levels
     assert levels[int(report.level)].kind == CIRCLE
     off = eqx.tree_at(lambda p: p.points, pairs, 1.01 * pairs.points.at[0].mul(0.9))
     report = Fourier().report(off, values)

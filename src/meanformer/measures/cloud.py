@@ -209,7 +209,8 @@ class TokenCloud(AbstractWeightedCloud):
         self.positions = checked_positions(self.points, positions)
         if not isinstance(sums, AbstractPairSums | None):
             raise InvalidInput(
-                f"sums is {sums!r}; it must be Auto(…), Blocked(…) or Fourier(…)."
+                f"sums is {sums!r}; it must be Auto(…), Blocked(…), Fourier(…) or "
+                "Sharded(…)."
             )
         self.sums = Auto() if sums is None else sums
 

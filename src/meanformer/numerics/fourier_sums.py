@@ -10,14 +10,13 @@ from meanformer.errors import SlowSums, Unsupported, check, is_concrete, warn
 from meanformer.numerics.costs import costs, measured_costs
 from meanformer.numerics.fourier.levels import (
     LARGEST_DIMENSION,
-    Level,
-    ladder,
+    Ladder,
+    full_ladder,
     working_dtype,
 )
 from meanformer.numerics.fourier.report import SumReport
 from meanformer.numerics.fourier.softmax import (
     SAMPLE,
-    Settings,
     first_level,
     fourier_softmax,
 )
@@ -62,10 +61,10 @@ class Fourier(AbstractPairSums):
 
     def softmax(self, pairs, values):
         """Log-mass and mean under the exponential of the score."""
-        _check_supported(pairs)
-        if len(pairs.tilts) <= SAMPLE:
+        ladder = self.ladder(pairs, values)
+        if ladder is None:
             return Blocked().softmax(pairs, values)
-        result, report = fourier_softmax(pairs, values, self._settings(pairs))
+        result, report = fourier_softmax(pairs, values, ladder)
         if is_concrete(report.is_exact) and bool(report.is_exact):
             warn(
                 f"Fourier({self.tolerance}) would have been inaccurate here "
@@ -77,13 +76,14 @@ class Fourier(AbstractPairSums):
 
     def report(self, pairs: Pairs, values: Float[Array, "n v"]) -> SumReport:
         """Compute the sum and tell how, and how accurate it is."""
-        _check_supported(pairs)
-        return fourier_softmax(pairs, values, self._settings(pairs))[1]
+        return fourier_softmax(pairs, values, self._full_ladder(pairs))[1]
 
     def plan(self, pairs: Pairs, values: Float[Array, "n v"]) -> SumPlan:
         """Find the level that the sum would start with."""
-        _check_supported(pairs)
-        return _plan(pairs, values, self._settings(pairs), "Fourier was asked for")
+        ladder = self.ladder(pairs, values)
+        if ladder is None:
+            return exact_plan(pairs, values, "there are so few queries")
+        return _plan(pairs, values, ladder, "Fourier was asked for")
 
     def kernel(self, pairs, values, profile):
         """Refuse: only an exponential of the score is a convolution."""
@@ -98,9 +98,14 @@ class Fourier(AbstractPairSums):
             "Fourier sums cannot find the largest score; use sums=Auto() for hardmax."
         )
 
-    def _settings(self, pairs: Pairs) -> Settings:
-        levels = ladder(pairs.tilts.shape[1], self.tolerance, working_dtype())
-        return Settings(levels, self.tolerance)
+    def ladder(self, pairs: Pairs, values: Float[Array, "n v"]) -> Ladder | None:
+        """Return all levels; few queries are summed exactly."""
+        ladder = self._full_ladder(pairs)
+        return None if len(pairs.tilts) <= SAMPLE else ladder
+
+    def _full_ladder(self, pairs: Pairs) -> Ladder:
+        _check_supported(pairs)
+        return full_ladder(pairs.tilts.shape[1], self.tolerance, working_dtype())
 
 
 class Auto(AbstractPairSums):
@@ -124,21 +129,20 @@ class Auto(AbstractPairSums):
 
     def softmax(self, pairs, values):
         """Log-mass and mean under the exponential of the score."""
-        levels = self._levels(pairs, values)
-        if not levels:
+        ladder = self.ladder(pairs, values)
+        if ladder is None:
             return Blocked().softmax(pairs, values)
-        return fourier_softmax(pairs, values, Settings(levels, self.tolerance))[0]
+        return fourier_softmax(pairs, values, ladder)[0]
 
     def plan(self, pairs: Pairs, values: Float[Array, "n v"]) -> SumPlan:
         """Compare what both ways cost, and find the level to start with."""
         reason = _why_not(pairs)
         if reason is not None:
             return exact_plan(pairs, values, reason)
-        levels = self._levels(pairs, values)
-        if not levels:
+        ladder = self.ladder(pairs, values)
+        if ladder is None:
             return exact_plan(pairs, values, "that is faster for so few")
-        settings = Settings(levels, self.tolerance)
-        return _plan(pairs, values, settings, "that is faster for so many")
+        return _plan(pairs, values, ladder, "that is faster for so many")
 
     def kernel(self, pairs, values, profile):
         """Mass and moment under a function of the score."""
@@ -148,38 +152,40 @@ class Auto(AbstractPairSums):
         """Best score and mean over the tokens that reach it."""
         return Blocked().hardmax(pairs, values, tolerance)
 
-    def _levels(self, pairs: Pairs, values: Float[Array, "n v"]) -> tuple[Level, ...]:
-        """Return the levels that are faster than the exact sum."""
-        if _why_not(pairs) is not None:
-            return ()
-        levels = ladder(pairs.tilts.shape[1], self.tolerance, working_dtype())
-        if exact_seconds(pairs, values) < WORTHWHILE:
-            return ()
-        ratios = _ratios(costs(), levels, pairs, values)
-        if not max(ratios) > 1 / CLEAR:
-            return ()
+    def ladder(self, pairs: Pairs, values: Float[Array, "n v"]) -> Ladder | None:
+        """Return the levels that are faster than the exact sum, if there are any."""
+        if _why_not(pairs) is not None or exact_seconds(pairs, values) < WORTHWHILE:
+            return None
+        ladder = full_ladder(pairs.tilts.shape[1], self.tolerance, working_dtype())
+        ratios = _ratios(costs(), ladder, pairs, values)
+        if max(ratios) < 1 / CLEAR:
+            return None
         if min(ratios) < CLEAR:
-            ratios = _ratios(measured_costs(), levels, pairs, values)
-        faster = zip(levels, ratios, strict=True)
-        return tuple(level for level, ratio in faster if ratio > 1)
+            ratios = _ratios(measured_costs(), ladder, pairs, values)
+        faster = tuple(
+            level
+            for level, ratio in zip(ladder.levels, ratios, strict=True)
+            if ratio > 1
+        )
+        return ladder._replace(levels=faster) if faster else None
 
 
-def _ratios(costs, levels, pairs, values) -> list[float]:
+def _ratios(costs, ladder, pairs, values) -> list[float]:
     """Return how much longer the exact sum takes than each level."""
     sizes = len(pairs.tilts), len(pairs.points), pairs.tilts.shape[1]
     columns = 1 + values.shape[1]
     exact = costs.exact(*sizes, columns)
-    return [exact / costs.fast(level, *sizes, columns) for level in levels]
+    return [exact / costs.fast(level, *sizes, columns) for level in ladder.levels]
 
 
-def _plan(pairs, values, settings: Settings, reason: str) -> SumPlan:
+def _plan(pairs, values, ladder: Ladder, reason: str) -> SumPlan:
     """Plan a fast sum; inside compiled code only the first level is known."""
     if not is_concrete(pairs.tilts):
-        return fourier_plan(pairs, values, settings.levels[0], reason)
-    index, problem = first_level(pairs, values, settings)
+        return fourier_plan(pairs, values, ladder.levels[0], reason)
+    index, problem = first_level(pairs, values, ladder)
     if problem is not None:
         return exact_plan(pairs, values, problem)
-    return fourier_plan(pairs, values, settings.levels[index], reason)
+    return fourier_plan(pairs, values, ladder.levels[index], reason)
 
 
 def _why_not(pairs: Pairs) -> str | None:

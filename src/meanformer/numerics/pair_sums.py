@@ -8,6 +8,7 @@ import equinox as eqx
 from jaxtyping import Array, Float, ScalarLike
 
 from meanformer.errors import check
+from meanformer.numerics.fourier.levels import Ladder
 from meanformer.numerics.kernel_sums import hardmax_sum, kernel_sum
 from meanformer.numerics.pairs import Pairs, thinned
 from meanformer.numerics.plans import Explanation, SumPlan, exact_plan
@@ -34,6 +35,10 @@ class AbstractPairSums(eqx.Module):
             $\Lambda$ and $m$; a query that sees nothing gets $-\infty$ and zero, and
             has zero derivative.
         """
+
+    @abc.abstractmethod
+    def ladder(self, pairs: Pairs, values: Float[Array, "n v"]) -> Ladder | None:
+        """Return the levels of fast transforms to choose from; `None`: sum exactly."""
 
     @abc.abstractmethod
     def plan(self, pairs: Pairs, values: Float[Array, "n v"]) -> SumPlan:
@@ -120,6 +125,10 @@ class Blocked(AbstractPairSums):
         """Log-mass and mean under the exponential of the score."""
         return softmax_sum(pairs, values, block_size=self.block_size)
 
+    def ladder(self, pairs, values):
+        """Every pair is summed."""
+        return
+
     def plan(self, pairs, values):
         """Every pair is summed."""
         return exact_plan(pairs, values, "exact sums were asked for")
@@ -143,6 +152,10 @@ class Asked(AbstractPairSums):
         """Note the plan of the sum."""
         self.plans.append(self.sums.plan(pairs, values))
         return Blocked().softmax(*thinned(pairs, values))
+
+    def ladder(self, pairs, values):
+        """Return the levels of the sums that are asked about."""
+        return self.sums.ladder(pairs, values)
 
     def plan(self, pairs, values):
         """Return the plan of the sums that are asked about."""

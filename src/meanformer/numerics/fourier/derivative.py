@@ -71,12 +71,13 @@ def moved_sum(
     def at_level(level: Level):
         return of_branch(lambda *terms: moving_sum(level, moving, *terms))
 
-    branches = [*map(at_level, levels), of_branch(exactly)]
+    devices = levels[0].devices
+    branches = [*map(at_level, levels), of_branch(partial(exactly, devices=devices))]
     moved = lax.switch(level, branches, terms, moving)
 
     @of_branch
     def of_patch(pairs, values):
-        return exactly(queries_of(pairs, decisions.patch), values)
+        return exactly(queries_of(pairs, decisions.patch), values, devices)
 
     is_needed = any_in_batch(decisions.is_patched.any())
     return lax.cond(

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 GAUSSIAN, CIRCLE = "gaussian", "circle"
 LARGEST_DIMENSION = 3
@@ -30,12 +31,20 @@ AMPLIFICATIONS = (256.0,)
 TRANSFORMS = 2
 
 
+class Devices(NamedTuple):
+    """The devices along an axis of a mesh, which share the queries and the tokens."""
+
+    mesh: Mesh
+    axis: str
+
+
 class Level(NamedTuple):
-    """One transform: its kind, the modes along each axis, and its accuracy."""
+    """One transform: its kind, modes along each axis, accuracy, and who computes it."""
 
     kind: str
     modes: int
     accuracy: float
+    devices: Devices | None = None
 
 
 def working_dtype() -> jnp.dtype:
@@ -55,15 +64,36 @@ def accuracies(tolerance: float, dtype: jnp.dtype) -> tuple[float, ...]:
     return (*[accuracy for accuracy in coarser if accuracy > finest], finest)
 
 
-def ladder(dimension: int, tolerance: float, dtype: jnp.dtype) -> tuple[Level, ...]:
+class Ladder(NamedTuple):
+    """The levels that a sum may use, and the tolerance that it keeps.
+
+    They are fixed when the sum is compiled.
+    """
+
+    levels: tuple[Level, ...]
+    tolerance: float
+
+    @property
+    def devices(self) -> Devices | None:
+        """The devices that share the work, if there are several."""
+        return self.levels[0].devices
+
+    def shared(self, devices: Devices) -> "Ladder":
+        """Return the same levels, computed by several devices."""
+        levels = tuple(level._replace(devices=devices) for level in self.levels)
+        return Ladder(levels, self.tolerance)
+
+
+def full_ladder(dimension: int, tolerance: float, dtype: jnp.dtype) -> Ladder:
     """Return all levels for points of a dimension, those with few modes first."""
     kinds = [(GAUSSIAN, modes) for modes in GAUSSIAN_MODES[dimension]]
     if dimension == 2:
         kinds = [(CIRCLE, modes) for modes in CIRCLE_MODES] + kinds
     reached = accuracies(reachable_tolerance(tolerance, dtype), dtype)
-    return tuple(
+    levels = tuple(
         Level(kind, modes, accuracy) for accuracy in reached for kind, modes in kinds
     )
+    return Ladder(levels, tolerance)
 
 
 def kernel_width(accuracy: float) -> int:

@@ -10,6 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from meanformer.numerics.batching import any_in_batch
 from meanformer.numerics.fourier.level_sums import MassAndMean
+from meanformer.numerics.fourier.levels import Devices
 from meanformer.numerics.pairs import Pairs
 from meanformer.numerics.softmax_sums import softmax_sum
 
@@ -28,9 +29,16 @@ class Decisions(NamedTuple):
     is_patched: Bool[Array, " p"]
 
 
-def exactly(pairs: Pairs, values: Float[Array, "n v"]) -> MassAndMean:
+def exactly(
+    pairs: Pairs, values: Float[Array, "n v"], devices: Devices | None
+) -> MassAndMean:
     """Return the exact log-mass and mean."""
-    return softmax_sum(pairs, values, block_size="auto")
+    if devices is None:
+        return softmax_sum(pairs, values, block_size="auto")
+    from meanformer.numerics.pair_sums import Blocked
+    from meanformer.numerics.sharded import spread_softmax
+
+    return spread_softmax(*devices, Blocked(), pairs, values)
 
 
 def queries_of(pairs: Pairs, index: Int[Array, " p"]) -> Pairs:
@@ -56,12 +64,16 @@ def replaced(result: MassAndMean, decisions: Decisions, by: MassAndMean) -> Mass
 
 
 def replaced_exactly(
-    result: MassAndMean, decisions: Decisions, pairs: Pairs, values: Float[Array, "n v"]
+    result: MassAndMean,
+    decisions: Decisions,
+    pairs: Pairs,
+    values: Float[Array, "n v"],
+    devices: Devices | None,
 ) -> MassAndMean:
     """Replace the sums of the patched queries by exact ones."""
 
     def replace() -> MassAndMean:
-        exact = exactly(queries_of(pairs, decisions.patch), values)
+        exact = exactly(queries_of(pairs, decisions.patch), values, devices)
         return replaced(result, decisions, exact)
 
     is_needed = any_in_batch(decisions.is_patched.any())

@@ -34,6 +34,8 @@ from meanformer.numerics.fourier.level_sums import (
 )
 from meanformer.numerics.fourier.levels import (
     TRANSFORMS,
+    Devices,
+    Ladder,
     Level,
     reachable_tolerance,
     working_dtype,
@@ -63,13 +65,6 @@ LARGEST_PATCH = 256
 HOPELESS = 8
 
 
-class Settings(NamedTuple):
-    """What is fixed when a sum is compiled."""
-
-    levels: tuple[Level, ...]
-    tolerance: float
-
-
 class Sampled(NamedTuple):
     """A random sample of the queries and their exact sums."""
 
@@ -86,46 +81,46 @@ class Attempt(NamedTuple):
 
 
 def fourier_softmax(
-    pairs: Pairs, values: Float[Array, "n v"], settings: Settings
+    pairs: Pairs, values: Float[Array, "n v"], ladder: Ladder
 ) -> tuple[MassAndMean, SumReport]:
     """Log-mass and mean; see `AbstractPairSums.softmax`. There must be no mask."""
     dtype = jnp.result_type(*jax.tree.leaves((pairs, values)))
     wide = cast((pairs, values), working_dtype())
-    result, report = differentiable_sum(settings, *wide)
+    result, report = differentiable_sum(ladder, *wide)
     return cast(result, dtype), report
 
 
 @partial(jax.jit, static_argnums=0)
 def differentiable_sum(
-    settings: Settings, pairs: Pairs, values: Float[Array, "n v"]
+    ladder: Ladder, pairs: Pairs, values: Float[Array, "n v"]
 ) -> tuple[MassAndMean, SumReport]:
     """Sum and report; decisions are constant for differentiation."""
     fixed = lax.stop_gradient((pairs, values))
-    found, decisions, report = checked_sum(settings, *fixed)
-    return with_derivative(settings.levels, found, decisions, pairs, values), report
+    found, decisions, report = checked_sum(ladder, *fixed)
+    return with_derivative(ladder.levels, found, decisions, pairs, values), report
 
 
 def checked_sum(
-    settings: Settings, pairs: Pairs, values: Float[Array, "n v"]
+    ladder: Ladder, pairs: Pairs, values: Float[Array, "n v"]
 ) -> tuple[MassAndMean, Decisions, SumReport]:
     """Sum by the cheapest level that is accurate enough, and say which it was."""
-    levels = settings.levels
-    tolerance = reachable_tolerance(settings.tolerance, pairs.tilts.dtype)
+    levels, devices = ladder.levels, ladder.devices
+    tolerance = reachable_tolerance(ladder.tolerance, pairs.tilts.dtype)
     frames = frames_of(pairs, pairs.weights > 0)
-    sampled = draw_sample(pairs, values)
+    sampled = draw_sample(pairs, values, devices)
     allowed, foreseen = allowed_levels(levels, frames, pairs, sampled, tolerance)
     attempt = best_attempt(levels, allowed, frames, pairs, values, tolerance)
 
     bounds, patch = lax.top_k(attempt.bounds, min(len(pairs.tilts), LARGEST_PATCH))
     decisions = Decisions(attempt.level, patch, bounds > tolerance)
-    result = replaced_exactly(attempt.result, decisions, pairs, values)
+    result = replaced_exactly(attempt.result, decisions, pairs, values, devices)
 
     observed = sum_distance(
         rows(result, sampled.index), sampled.result, value_width(pairs, values)
     )
     is_exact = attempt.level == len(levels)
     is_wrong = any_in_batch(~is_exact & ~(observed <= tolerance))
-    result = lax.cond(is_wrong, lambda: exactly(pairs, values), lambda: result)
+    result = lax.cond(is_wrong, lambda: exactly(pairs, values, devices), lambda: result)
 
     reason = jnp.where(is_wrong, WRONG, jnp.where(allowed.any(), RANGE, foreseen))
     is_exact |= is_wrong
@@ -151,29 +146,32 @@ def value_width(pairs: Pairs, values: Float[Array, "n v"]) -> Float[Array, ""]:
     return jnp.maximum(width, jnp.finfo(width.dtype).tiny)
 
 
-@partial(jax.jit, static_argnames="settings")
-def _first_allowed(pairs, values, settings):
-    tolerance = reachable_tolerance(settings.tolerance, pairs.tilts.dtype)
-    frames, sampled = frames_of(pairs, pairs.weights > 0), draw_sample(pairs, values)
-    allowed, reason = allowed_levels(settings.levels, frames, pairs, sampled, tolerance)
+@partial(jax.jit, static_argnames="ladder")
+def _first_allowed(pairs, values, ladder):
+    tolerance = reachable_tolerance(ladder.tolerance, pairs.tilts.dtype)
+    frames = frames_of(pairs, pairs.weights > 0)
+    sampled = draw_sample(pairs, values, ladder.devices)
+    allowed, reason = allowed_levels(ladder.levels, frames, pairs, sampled, tolerance)
     return jnp.argmax(allowed), jnp.where(allowed.any(), NONE, reason)
 
 
 def first_level(
-    pairs: Pairs, values: Float[Array, "n v"], settings: Settings
+    pairs: Pairs, values: Float[Array, "n v"], ladder: Ladder
 ) -> tuple[int, str | None]:
     """Return the level that a sum would start with, or why there is none."""
     pairs, values = cast((pairs, values), working_dtype())
-    index, reason = _first_allowed(pairs, values, settings)
+    index, reason = _first_allowed(pairs, values, ladder)
     return int(index), REASONS[int(reason)]
 
 
-def draw_sample(pairs: Pairs, values: Float[Array, "n v"]) -> Sampled:
+def draw_sample(
+    pairs: Pairs, values: Float[Array, "n v"], devices: Devices | None
+) -> Sampled:
     """Sum a few queries exactly; which ones changes with the queries."""
     bits = lax.bitcast_convert_type(pairs.tilts.sum().astype(jnp.float32), jnp.int32)
     count = len(pairs.tilts)
     index = jr.randint(jr.fold_in(jr.key(0), bits), (min(SAMPLE, count),), 0, count)
-    return Sampled(index, exactly(queries_of(pairs, index), values))
+    return Sampled(index, exactly(queries_of(pairs, index), values, devices))
 
 
 def allowed_levels(
@@ -229,7 +227,8 @@ def best_attempt(
         return lambda: level_sum(frames[level.kind], pairs, values, level, present)
 
     def without_level():
-        return exactly(pairs, values), jnp.zeros(count, pairs.tilts.dtype)
+        exact = exactly(pairs, values, levels[0].devices)
+        return exact, jnp.zeros(count, pairs.tilts.dtype)
 
     def is_unfinished(attempt: Attempt) -> Bool[Array, ""]:
         left = jnp.sum(~(attempt.bounds <= tolerance))

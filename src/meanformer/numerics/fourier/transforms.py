@@ -1,12 +1,16 @@
 """Convolutions with a Gaussian, or with its like on the circle, at scattered points."""
 
 import math
+from functools import partial
 
+import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
 from meanformer.numerics.fourier.levels import Level
+from meanformer.numerics.padding import padded
 
 
 def gaussian_convolution(
@@ -90,19 +94,50 @@ def convolution(
 ) -> Float[Array, "c m"]:
     """Transform the tokens, multiply by the kernel's coefficients, and evaluate.
 
+    Several devices transform their own tokens, add up the coefficients, and evaluate
+    their own queries.
+    """
+    arrays = queries, tokens, columns.T
+    if level.devices is None:
+        return on_device(level, None, factors, *arrays).T
+    mesh, axis = level.devices
+    along = PartitionSpec(axis)
+    shared = jax.shard_map(
+        partial(on_device, level, axis, factors),
+        mesh=mesh,
+        in_specs=along,
+        out_specs=along,
+        check_vma=False,
+    )
+    return shared(*padded(arrays, mesh.shape[axis]))[: len(queries)].T
+
+
+def on_device(
+    level: Level,
+    axis: str | None,
+    factors: Float[Array, "k modes"],
+    queries: Float[Array, "m k"],
+    tokens: Float[Array, "n k"],
+    columns: Float[Array, "n c"],
+) -> Float[Array, "m c"]:
+    """Convolve as one device does, or as the only one.
+
     Everything is real, so that two columns make one complex transform.
     """
     from meanformer.numerics.fourier import nufft
 
-    dimension = queries.shape[1]
+    dimension, count = queries.shape[1], columns.shape[1]
     shape, accuracy = (level.modes,) * dimension, level.accuracy
-    coefficients = nufft.transform(shape, paired(columns), tokens, accuracy)
-    for axis in range(dimension):
+    coefficients = nufft.transform(shape, paired(columns.T), tokens, accuracy)
+    if axis is not None:
+        coefficients = lax.psum(coefficients, axis)
+    for place, along_axis in enumerate(factors):
         around = [1] * (dimension + 1)
-        around[axis + 1] = level.modes
-        factor = factors[axis].reshape(around).astype(coefficients.dtype)
+        around[place + 1] = level.modes
+        factor = along_axis.reshape(around).astype(coefficients.dtype)
         coefficients = coefficients * factor
-    return unpaired(nufft.evaluate(coefficients, queries, accuracy))[: len(columns)]
+    values = nufft.evaluate(coefficients, queries, accuracy)
+    return unpaired(values)[:count].T
 
 
 def paired(columns: Float[Array, "c n"]) -> Array:
