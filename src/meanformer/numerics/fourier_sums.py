@@ -100,8 +100,7 @@ class Fourier(AbstractPairSums):
 
     def ladder(self, pairs: Pairs, values: Float[Array, "n v"]) -> Ladder | None:
         """Return all levels; few queries are summed exactly."""
-        ladder = self._full_ladder(pairs)
-        return None if len(pairs.tilts) <= SAMPLE else ladder
+        return None if len(pairs.tilts) <= SAMPLE else self._full_ladder(pairs)
 
     def _full_ladder(self, pairs: Pairs) -> Ladder:
         _check_supported(pairs)
