@@ -7,7 +7,7 @@ import jax
 from jaxtyping import Array, Float
 
 from meanformer.errors import SlowSums, Unsupported, check, is_concrete, warn
-from meanformer.numerics.costs import costs, measured_costs
+from meanformer.numerics.costs import Costs, costs, measured_costs
 from meanformer.numerics.fourier.levels import (
     LARGEST_DIMENSION,
     Ladder,
@@ -23,16 +23,21 @@ from meanformer.numerics.fourier.softmax import (
 from meanformer.numerics.pair_sums import AbstractPairSums, Blocked
 from meanformer.numerics.pairs import Pairs
 from meanformer.numerics.plans import (
+    Sizes,
     SumPlan,
     exact_plan,
-    exact_seconds,
     fourier_plan,
+    sizes_of,
 )
 
 # Predictions this far apart decide without a measurement.
 CLEAR = 4.0
 # Exact sums that take less than this many seconds are not worth a compilation.
 WORTHWHILE = 0.05
+
+
+# Numbers of tokens to try, as multiples of powers of ten.
+MARKS = (1, 2, 3, 5, 7)
 
 
 class Fourier(AbstractPairSums):
@@ -153,14 +158,20 @@ class Auto(AbstractPairSums):
 
     def ladder(self, pairs: Pairs, values: Float[Array, "n v"]) -> Ladder | None:
         """Return the levels that are faster than the exact sum, if there are any."""
-        if _why_not(pairs) is not None or exact_seconds(pairs, values) < WORTHWHILE:
+        if _why_not(pairs) is not None:
             return None
-        ladder = full_ladder(pairs.tilts.shape[1], self.tolerance, working_dtype())
-        ratios = _ratios(costs(), ladder, pairs, values)
+        return self.ladder_for(sizes_of(pairs, values))
+
+    def ladder_for(self, sizes: Sizes) -> Ladder | None:
+        """Return the levels that are faster than the exact sum of these sizes."""
+        if costs().exact(*sizes) < WORTHWHILE:
+            return None
+        ladder = full_ladder(sizes.dimension, self.tolerance, working_dtype())
+        ratios = _ratios(costs(), ladder, sizes)
         if max(ratios) < 1 / CLEAR:
             return None
         if min(ratios) < CLEAR:
-            ratios = _ratios(measured_costs(), ladder, pairs, values)
+            ratios = _ratios(measured_costs(), ladder, sizes)
         faster = tuple(
             level
             for level, ratio in zip(ladder.levels, ratios, strict=True)
@@ -169,12 +180,19 @@ class Auto(AbstractPairSums):
         return ladder._replace(levels=faster) if faster else None
 
 
-def _ratios(costs, ladder, pairs, values) -> list[float]:
+def smallest_fast_count(sums: Auto, dimension: int) -> int:
+    """Return from how many tokens on, to a digit, sums over a cloud are fast."""
+    for count in (mantissa * 10**power for power in range(2, 9) for mantissa in MARKS):
+        sizes = Sizes(count, count, dimension, 1 + dimension)
+        if sums.ladder_for(sizes) is not None:
+            break
+    return count
+
+
+def _ratios(costs: Costs, ladder: Ladder, sizes: Sizes) -> list[float]:
     """Return how much longer the exact sum takes than each level."""
-    sizes = len(pairs.tilts), len(pairs.points), pairs.tilts.shape[1]
-    columns = 1 + values.shape[1]
-    exact = costs.exact(*sizes, columns)
-    return [exact / costs.fast(level, *sizes, columns) for level in ladder.levels]
+    exact = costs.exact(*sizes)
+    return [exact / costs.fast(level, *sizes) for level in ladder.levels]
 
 
 def _plan(pairs, values, ladder: Ladder, reason: str) -> SumPlan:

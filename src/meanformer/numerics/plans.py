@@ -64,27 +64,33 @@ def level_in_words(level: Level) -> str:
     return f"{kind}, {level.modes} modes per axis, accuracy {level.accuracy:.0e}"
 
 
-def exact_seconds(pairs: Pairs, values: Float[Array, "n v"]) -> float:
-    """Predict how long the exact sum takes; masks are not counted."""
-    dimension = pairs.tilts.shape[1]
-    return costs().exact(
-        len(pairs.tilts), len(pairs.points), dimension, 1 + values.shape[1]
-    )
+class Sizes(NamedTuple):
+    """What the time of a sum depends on; a column is the mass or one value."""
+
+    queries: int
+    tokens: int
+    dimension: int
+    columns: int
+
+
+def sizes_of(pairs: Pairs, values: Float[Array, "n v"]) -> Sizes:
+    """Return the sizes of a sum."""
+    counts = len(pairs.tilts), len(pairs.points)
+    return Sizes(*counts, pairs.tilts.shape[1], 1 + values.shape[1])
 
 
 def exact_plan(pairs: Pairs, values: Float[Array, "n v"], reason: str) -> SumPlan:
-    """Plan an exact sum."""
-    seconds = exact_seconds(pairs, values)
-    counts = len(pairs.tilts), len(pairs.points)
-    return SumPlan("exact", reason, seconds, seconds, *counts)
+    """Plan an exact sum; masks are not counted."""
+    sizes = sizes_of(pairs, values)
+    seconds = costs().exact(*sizes)
+    return SumPlan("exact", reason, seconds, seconds, sizes.queries, sizes.tokens)
 
 
 def fourier_plan(
     pairs: Pairs, values: Float[Array, "n v"], level: Level, reason: str
 ) -> SumPlan:
     """Plan a sum at a level."""
-    counts = len(pairs.tilts), len(pairs.points)
-    columns = 1 + values.shape[1]
-    seconds = costs().fast(level, *counts, pairs.tilts.shape[1], columns)
-    exact = exact_seconds(pairs, values)
+    sizes = sizes_of(pairs, values)
+    seconds, exact = costs().fast(level, *sizes), costs().exact(*sizes)
+    counts = sizes.queries, sizes.tokens
     return SumPlan("fourier", reason, seconds, exact, *counts, level)
