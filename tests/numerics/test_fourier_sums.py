@@ -236,6 +236,20 @@ def test_a_batch_gets_what_its_members_get():
         np.testing.assert_allclose(one, mean(strength), atol=1e-8)
 
 
+def test_single_precision_keeps_what_it_can_and_refuses_the_rest():
+    with jax.enable_x64(False):
+        pairs, values = problem("gauss", 1, 1.0, dtype=np.float32)
+        with pytest.raises(
+            Unsupported, match="float32 can keep a tolerance of 1.6e-05"
+        ):
+            Fourier(1e-8).softmax(pairs, values)
+        assert Auto(1e-8).ladder(pairs, values) is None
+        result = Fourier(1e-3).softmax(pairs, values)
+        report = Fourier(1e-3).report(pairs, values)
+    assert not bool(report.is_exact)
+    assert max(errors(result, pairs, values)) <= 1e-3
+
+
 def test_what_cannot_be_fast_is_refused_with_the_reason():
     pairs, values = problem()
     with pytest.raises(Unsupported, match="5 dimensions, more than three"):
@@ -249,6 +263,8 @@ def test_what_cannot_be_fast_is_refused_with_the_reason():
         Fourier().softmax(masked, values)
     with pytest.raises(Unsupported, match="use sums=Auto"):
         Fourier().kernel(pairs, values, jnp.tanh)
+    with pytest.raises(Unsupported, match="float64 can keep a tolerance of 2.4e-13"):
+        Fourier(1e-14).softmax(pairs, values)
     with pytest.raises(Unsupported, match="largest score"):
         Fourier().hardmax(pairs, values, 0.0)
     with pytest.raises(InvalidInput, match="between 0 and 1"):

@@ -52,9 +52,9 @@ def working_dtype() -> jnp.dtype:
     return jax.dtypes.canonicalize_dtype(jnp.float64)
 
 
-def reachable_tolerance(tolerance: float, dtype: jnp.dtype) -> float:
-    """Return the tolerance, or the smallest one that this type can keep."""
-    return max(tolerance, 4 * TRANSFORMS * FINEST[dtype])
+def smallest_tolerance(dtype: jnp.dtype) -> float:
+    """Return the smallest tolerance that sums of this type can keep."""
+    return 4 * TRANSFORMS * FINEST[dtype]
 
 
 def accuracies(tolerance: float, dtype: jnp.dtype) -> tuple[float, ...]:
@@ -89,7 +89,7 @@ def full_ladder(dimension: int, tolerance: float, dtype: jnp.dtype) -> Ladder:
     kinds = [(GAUSSIAN, modes) for modes in GAUSSIAN_MODES[dimension]]
     if dimension == 2:
         kinds = [(CIRCLE, modes) for modes in CIRCLE_MODES] + kinds
-    reached = accuracies(reachable_tolerance(tolerance, dtype), dtype)
+    reached = accuracies(tolerance, dtype)
     levels = tuple(
         Level(kind, modes, accuracy) for accuracy in reached for kind, modes in kinds
     )

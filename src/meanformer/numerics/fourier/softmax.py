@@ -37,7 +37,6 @@ from meanformer.numerics.fourier.levels import (
     Devices,
     Ladder,
     Level,
-    reachable_tolerance,
     working_dtype,
 )
 from meanformer.numerics.fourier.report import (
@@ -105,7 +104,7 @@ def checked_sum(
 ) -> tuple[MassAndMean, Decisions, SumReport]:
     """Sum by the cheapest level that is accurate enough, and say which it was."""
     levels, devices = ladder.levels, ladder.devices
-    tolerance = reachable_tolerance(ladder.tolerance, pairs.tilts.dtype)
+    tolerance = ladder.tolerance
     frames = frames_of(pairs, pairs.weights > 0)
     sampled = draw_sample(pairs, values, devices)
     allowed, foreseen = allowed_levels(levels, frames, pairs, sampled, tolerance)
@@ -148,7 +147,7 @@ def value_width(pairs: Pairs, values: Float[Array, "n v"]) -> Float[Array, ""]:
 
 @partial(jax.jit, static_argnames="ladder")
 def _first_allowed(pairs, values, ladder):
-    tolerance = reachable_tolerance(ladder.tolerance, pairs.tilts.dtype)
+    tolerance = ladder.tolerance
     frames = frames_of(pairs, pairs.weights > 0)
     sampled = draw_sample(pairs, values, ladder.devices)
     allowed, reason = allowed_levels(ladder.levels, frames, pairs, sampled, tolerance)
