@@ -10,6 +10,8 @@ import pytest
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
+# For sums over several devices; everything else stays on the first.
+jax.config.update("jax_num_cpu_devices", 4)
 
 # Compiled programs stay mapped, and Linux allows a process 65530 mappings: thousands of
 # tests in one process would pass that.

@@ -53,6 +53,7 @@ _HOMES = {
         "InvalidInput",
         "Overflow",
         "PrecisionWarning",
+        "SlowSums",
         "StoppedEarly",
         "Unsupported",
     ),
@@ -104,10 +105,12 @@ _HOMES = {
         "transport_plan",
         "wasserstein",
     ),
-    "numerics.pair_sums": (
+    "numerics.fourier_sums": (
         "Auto",
-        "Blocked",
+        "Fourier",
     ),
+    "numerics.pair_sums": ("Blocked",),
+    "numerics.sharded": ("Sharded",),
     "storage": (
         "RunStore",
         "open_run",

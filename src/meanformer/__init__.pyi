@@ -47,6 +47,7 @@ from meanformer.attention import standard_beta as standard_beta
 from meanformer.errors import InvalidInput as InvalidInput
 from meanformer.errors import Overflow as Overflow
 from meanformer.errors import PrecisionWarning as PrecisionWarning
+from meanformer.errors import SlowSums as SlowSums
 from meanformer.errors import StoppedEarly as StoppedEarly
 from meanformer.errors import Unsupported as Unsupported
 from meanformer.flows import Adaptive as Adaptive
@@ -91,8 +92,10 @@ from meanformer.measures import sinkhorn_divergence as sinkhorn_divergence
 from meanformer.measures import transport_map as transport_map
 from meanformer.measures import transport_plan as transport_plan
 from meanformer.measures import wasserstein as wasserstein
-from meanformer.numerics.pair_sums import Auto as Auto
+from meanformer.numerics.fourier_sums import Auto as Auto
+from meanformer.numerics.fourier_sums import Fourier as Fourier
 from meanformer.numerics.pair_sums import Blocked as Blocked
+from meanformer.numerics.sharded import Sharded as Sharded
 from meanformer.storage import RunStore as RunStore
 from meanformer.storage import open_run as open_run
 

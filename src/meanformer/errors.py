@@ -39,6 +39,10 @@ class StoppedEarly(UserWarning):
     """A solve that ended before the depth asked for; the message gives advice."""
 
 
+class SlowSums(UserWarning):
+    """Fast sums that would have been inaccurate, so that exact ones were computed."""
+
+
 # Packages whose frames stand between a user's line and a warning about it.
 _BETWEEN = ("meanformer", "equinox", "jax", "jaxtyping", "beartype", "contextlib")
 
@@ -62,8 +66,14 @@ def check(condition: bool | np.bool_, message: str) -> None:
 
 
 def is_concrete(array) -> bool:
-    """Whether the values of an array are known now, rather than traced."""
-    return not isinstance(array, jax.core.Tracer)
+    """Whether the values of an array are known here and now.
+
+    A traced array has no values yet; one laid out over several processes has some of
+    them elsewhere.
+    """
+    if isinstance(array, jax.core.Tracer):
+        return False
+    return not isinstance(array, jax.Array) or array.is_fully_addressable
 
 
 def as_float_array(name: str, value: Any) -> Array:

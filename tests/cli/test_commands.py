@@ -6,6 +6,7 @@ import re
 import shlex
 from pathlib import Path
 
+import jax
 import pytest
 from typer.testing import CliRunner
 
@@ -207,8 +208,9 @@ def test_cite_says_when_there_is_nothing_to_cite(meanformer):
 def test_doctor_tells_versions_devices_and_caches(meanformer):
     result = meanformer("doctor")
     assert result.exit_code == 0
-    for piece in ("python", "jax", "devices", "cpu:0", "float64", "cache", "transport"):
+    for piece in ("python", "jax", "devices", "float64", "cache", "transport"):
         assert piece in result.stdout
+    assert all(f"{d.platform}:{d.id} " in result.stdout for d in jax.devices())
 
 
 def test_help_and_version_leave_with_0(meanformer):

@@ -2,6 +2,8 @@
 
 import re
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import jax
@@ -60,6 +62,23 @@ def test_the_attention_of_ones_own_accepts_clouds_and_gaussians():
     values = names["attention"](cloud, np.array([[2.0, 0.0]]))
     np.testing.assert_allclose(names["values"], [[0.5, 0]], atol=1e-12)
     np.testing.assert_allclose(values, [[np.tanh(0.5), 0]], atol=1e-12)
+
+
+@pytest.mark.slow
+def test_two_processes_compute_one_velocity():
+    script = EXAMPLES / "two_processes.py"
+    done = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    # The library that connects them prints too, sometimes on the same line.
+    reports = re.findall(
+        r"process (\d) computed 500 of 1000 rows on 2 of 4 devices; "
+        r"largest difference (\S+e-\d+)",
+        done.stdout,
+    )
+    assert {index for index, _ in reports} == {"0", "1"}
+    assert all(float(difference) < 1e-13 for _, difference in reports)
 
 
 def test_the_simulation_of_the_command_line_page_is_what_it_says():

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from meanformer import files
 from meanformer.errors import InvalidInput, Overflow
 from meanformer.experiments import (
     Claim,
@@ -220,10 +221,10 @@ def test_a_pattern_without_match_names_the_nearest():
 
 
 def test_the_cache_directory_follows_the_environment(monkeypatch, tmp_path):
-    assert str(environment.cache_directory()) == os.environ["MEANFORMER_CACHE"]
+    assert str(files.cache_directory()) == os.environ["MEANFORMER_CACHE"]
     monkeypatch.delenv("MEANFORMER_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert environment.cache_directory() == tmp_path / "meanformer"
+    assert files.cache_directory() == tmp_path / "meanformer"
 
 
 def test_run_times_are_remembered():

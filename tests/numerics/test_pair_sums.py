@@ -10,7 +10,8 @@ from pair_problems import dense_scores, dense_softmax, random_problem
 
 from meanformer.errors import InvalidInput
 from meanformer.numerics.dense import hardmax_shares
-from meanformer.numerics.pair_sums import Auto, Blocked
+from meanformer.numerics.fourier_sums import Auto
+from meanformer.numerics.pair_sums import Blocked
 from meanformer.numerics.pairs import Pairs
 from meanformer.numerics.tiles import tile_shape
 

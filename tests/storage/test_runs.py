@@ -167,6 +167,21 @@ def test_points_of_one_run_are_never_given_out_as_those_of_another(tmp_path, par
         solve_into(tmp_path, **OTHERS[part])
 
 
+@pytest.mark.slow
+def test_a_run_is_known_by_the_number_of_its_devices_not_by_their_names(tmp_path):
+    def on(devices):
+        mesh = jax.sharding.Mesh(np.array(devices), ("tokens",))
+        points, weights = reference_cloud().points, reference_cloud().weights
+        return mf.TokenCloud(points, weights, sums=mf.Sharded(mesh))
+
+    devices = jax.devices()
+    path = solve_into(tmp_path, cloud=on(devices[:2]))
+    np.testing.assert_allclose(path.points, solve_into(tmp_path / "one").points)
+    assert len(solve_into(tmp_path, cloud=on(devices[2:]))) == 6
+    with pytest.raises(mf.InvalidInput, match="a run with other tokens"):
+        solve_into(tmp_path, cloud=on(devices))
+
+
 def test_a_run_with_noise_is_refused_another_key(tmp_path):
     noisy = mf.Flow(reference_attention(), noise=0.3)
     solve_into(tmp_path, flow=noisy, key=jr.key(7))

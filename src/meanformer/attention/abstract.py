@@ -149,8 +149,11 @@ class AbstractAttention(AbstractInContextMap):
 
     def tilts(self, x: Float[Array, "m d"]) -> Float[Array, "m d"]:
         r"""Return $\beta K^\top(Qx + b_Q)$: the gradient of the score in the token."""
-        tilts = matmul(self.temperature * self.queries(x), self.key)
-        return checked_range(self, tilts)
+        return self.tilts_of(self.temperature * self.queries(x))
+
+    def tilts_of(self, queries: Float[Array, "m k"]) -> Float[Array, "m d"]:
+        r"""Return $K^\top q$ for each query."""
+        return checked_range(self, matmul(queries, self.key))
 
     def values(
         self, mass: Float[Array, " m"] | None, moment: Float[Array, "m d"]

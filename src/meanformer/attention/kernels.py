@@ -14,6 +14,7 @@ from meanformer.attention.abstract import (
     number,
     parameter,
 )
+from meanformer.attention.softmax import view_of
 from meanformer.errors import Overflow, check, check_finite, check_shape, is_concrete
 from meanformer.measures import AbstractContext
 from meanformer.measures.abstract import FeatureMap
@@ -111,7 +112,8 @@ class Unnormalised(AbstractAttention):
         self, mu: AbstractContext, x: Float[Array, "m d"]
     ) -> Float[Array, "m e"]:
         """Return the exponentially weighted values as seen from each query."""
-        log_mass, mean = mu.tilted_mass_and_mean(self.tilts(x))
+        queries = self.temperature * self.queries(x)
+        log_mass, mean = view_of(self, mu, queries, None).log_mass_and_mean()
         mass = _bounded_exp(log_mass)
         return self.values(mass, mass[:, None] * mean)
 

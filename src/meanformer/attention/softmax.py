@@ -17,36 +17,64 @@ from meanformer.numerics.matrices import matmul
 
 
 class View(NamedTuple):
-    """What the queries see, measured from an origin (`None`: that of the space)."""
+    r"""What the queries see, measured from an origin (`None`: that of the space).
+
+    The tilts may be given as $K^\top q$ for queries $q$ and a key $K$ with few rows.
+    """
 
     context: AbstractContext
-    tilts: Float[Array, "m d"]
+    tilts: Float[Array, "m k"]
     origin: Float[Array, " d"] | None
     divisor: AbstractContext | None = None
+    key: Float[Array, "k d"] | None = None
 
     def mass_and_moment(self) -> tuple[Float[Array, " m"] | None, Float[Array, "m d"]]:
         """Return the mass seen by each query (`None`: one) and the first moment.
 
         The mass is relative to that of the divisor, by default the context itself.
         """
-        mean = self.context.tilted_mean(self.tilts)
+        log_mass, mean = self.log_mass_and_mean()
         if self.origin is not None:
             mean = mean + self.origin[None, :]
-        mass = self._mass()
+        mass = self._relative(log_mass)
         return mass, mean if mass is None else mass[:, None] * mean
+
+    def log_mass_and_mean(self) -> tuple[Float[Array, " m"], Float[Array, "m d"]]:
+        """Return the log-mass seen by each query, and the mean from the origin."""
+        return self._seen(self.context)
 
     def shares(self) -> Float[Array, "m n"]:
         """Return the weight of each token as seen from each query."""
         if not isinstance(self.context, AbstractCloud):
             raise Unsupported("an attention matrix needs a context made of tokens.")
-        shares, mass = softmax_shares(self.context.pairs(self.tilts)), self._mass()
+        tilts = self.tilts if self.key is None else matmul(self.tilts, self.key)
+        shares = softmax_shares(self.context.pairs(tilts))
+        mass = self._relative(self.log_mass_and_mean()[0])
         return shares if mass is None else mass[:, None] * shares
 
-    def _mass(self) -> Float[Array, " m"] | None:
+    def _seen(
+        self, context: AbstractContext
+    ) -> tuple[Float[Array, " m"], Float[Array, "m d"]]:
+        if self.key is None:
+            return context.tilted_mass_and_mean(self.tilts)
+        return context.tilted_through(self.tilts, self.key)
+
+    def _relative(self, log_mass: Float[Array, " m"]) -> Float[Array, " m"] | None:
         if self.divisor is None:
             return None
-        ratio = self.context.log_laplace(self.tilts)
-        return jnp.exp(ratio - self.divisor.log_laplace(self.tilts))
+        return jnp.exp(log_mass - self._seen(self.divisor)[0])
+
+
+def view_of(
+    gamma: AbstractAttention,
+    context: AbstractContext,
+    queries: Float[Array, "m k"],
+    origin: Float[Array, " d"] | None,
+) -> View:
+    """Return what queries see; a key with few rows is kept, for it makes cheap sums."""
+    if len(gamma.key) < gamma.input_dimension:
+        return View(context, checked_range(gamma, queries), origin, key=gamma.key)
+    return View(context, gamma.tilts_of(queries), origin)
 
 
 class AbstractTilting(AbstractAttention):
@@ -91,7 +119,7 @@ class Softmax(AbstractTilting):
 
     def view(self, mu: AbstractContext, x: Float[Array, "m d"]) -> View:
         r"""Return the context itself, and $\beta K^\top(Qx+b_Q)$."""
-        return View(mu, self.tilts(x), None)
+        return view_of(self, mu, self.temperature * self.queries(x), None)
 
     def read(
         self, mass: Float[Array, " m"] | None, moment: Float[Array, "m d"]
@@ -140,8 +168,7 @@ class L2(AbstractTilting):
         if origin is not None:
             moved = matmul(self.query - self.key, origin)
             queries = self.queries(x - origin[None, :]) + moved[None, :]
-        tilts = checked_range(self, matmul(self.sharpness * queries, self.key))
-        return View(tilted, tilts, origin)
+        return view_of(self, tilted, self.sharpness * queries, origin)
 
     def read(
         self, mass: Float[Array, " m"] | None, moment: Float[Array, "m d"]

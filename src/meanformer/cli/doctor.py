@@ -10,9 +10,10 @@ from typing import Any
 import typer
 
 from meanformer.cli.app import HELP, app
+from meanformer.files import cache_directory
 
-CORE = ("meanformer", "jax", "jaxlib", "equinox", "diffrax", "numpy", "scipy",
-        "matplotlib", "xarray", "zarr")  # fmt: skip
+CORE = ("meanformer", "jax", "jaxlib", "jax-finufft", "equinox", "diffrax", "numpy",
+        "scipy", "matplotlib", "xarray", "zarr")  # fmt: skip
 
 
 @app.command(rich_help_panel=HELP)
@@ -29,8 +30,9 @@ def _findings() -> Iterator[tuple[str, Any]]:
     for name in CORE:
         yield name, environment.version_of(name) or "missing; pip install meanformer"
     yield from _arithmetic()
-    folder = environment.cache_directory()
+    folder = cache_directory()
     yield "cache", f"{folder} ({_size(folder)}); MEANFORMER_CACHE moves it"
+    yield "sums", _choice_of_sums()
     yield from _optional_parts()
 
 
@@ -47,6 +49,17 @@ def _arithmetic() -> Iterator[tuple[str, str]]:
         "precision",
         f"experiments run in float64; JAX itself is set to {bits} bits{advice}",
     )
+
+
+def _choice_of_sums() -> str:
+    """From how many tokens on sums are fast, by what is known of this machine."""
+    from meanformer.numerics.costs import Costs, costs
+    from meanformer.numerics.fourier_sums import Auto, smallest_fast_count
+
+    known = costs()
+    origin = "default costs" if known == Costs() else "costs measured here"
+    counts = [f"{smallest_fast_count(Auto(), k)} in {k}-d" for k in (1, 2, 3)]
+    return f"fast from about {', '.join(counts)} ({origin})"
 
 
 def _size(folder: Path) -> str:

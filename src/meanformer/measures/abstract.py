@@ -36,6 +36,12 @@ class AbstractContext(eqx.Module):
     ) -> tuple[Float[Array, " m"], Float[Array, "m d"]]:
         r"""Return $\Lambda_\mu(u)$ and its gradient for each row of `u`."""
 
+    def tilted_through(
+        self, queries: Float[Array, "m k"], key: Float[Array, "k d"]
+    ) -> tuple[Float[Array, " m"], Float[Array, "m d"]]:
+        r"""Return the same at the tilts $K^\top q$; a cloud is cheaper for few rows."""
+        return self.tilted_mass_and_mean(matmul(queries, key))
+
     def log_laplace(self, u: Float[Array, "m d"]) -> Float[Array, " m"]:
         r"""Return $\Lambda_\mu(u)$ for each row of `u`."""
         return self.tilted_mass_and_mean(u)[0]

@@ -24,9 +24,10 @@ from meanformer.measures.checks import (
 )
 from meanformer.numerics.dense import kernel_shares
 from meanformer.numerics.farthest import farthest_pair
+from meanformer.numerics.fourier_sums import Auto
 from meanformer.numerics.matrices import matmul
 from meanformer.numerics.norms import safe_norm
-from meanformer.numerics.pair_sums import AbstractPairSums, Auto
+from meanformer.numerics.pair_sums import AbstractPairSums
 from meanformer.numerics.pairs import Pairs
 from meanformer.typing import ArrayLike, Key
 
@@ -41,8 +42,17 @@ class AbstractCloud(AbstractContext):
     sums: eqx.AbstractVar[AbstractPairSums]
 
     @abc.abstractmethod
-    def pairs(self, u: Float[Array, "m d"]) -> Pairs:
-        """Return the scores of the tilts against the points, densities as offsets."""
+    def pairs(
+        self, u: Float[Array, "m k"], keys: Float[Array, "n k"] | None = None
+    ) -> Pairs:
+        """Return the scores of the tilts against the points, densities as offsets.
+
+        Keys stand for the points in the scores, if they are given.
+        """
+
+    @abc.abstractmethod
+    def averaged(self, pairs: Pairs) -> tuple[Float[Array, " m"], Float[Array, "m d"]]:
+        """Return log-mass and mean of the points under these scores."""
 
     @abc.abstractmethod
     def kernel_pairs(
@@ -76,8 +86,15 @@ class AbstractCloud(AbstractContext):
         self, u: Float[Array, "m d"]
     ) -> tuple[Float[Array, " m"], Float[Array, "m d"]]:
         """Return the log-Laplace transform and the tilted mean from one pass."""
-        u = checked_tilts(self.dimension, u)
-        return self.sums.softmax(self.pairs(u), self.points)
+        return self.averaged(self.pairs(checked_tilts(self.dimension, u)))
+
+    def tilted_through(
+        self, queries: Float[Array, "m k"], key: Float[Array, "k d"]
+    ) -> tuple[Float[Array, " m"], Float[Array, "m d"]]:
+        """Return the same with scores between queries and keys, if that is cheaper."""
+        if len(key) >= self.dimension:
+            return self.tilted_mass_and_mean(matmul(queries, key))
+        return self.averaged(self.pairs(queries, matmul(self.points, key.T)))
 
     def kernel_mean(
         self, u: Float[Array, "m d"], profile: Callable[[Array], Array]
@@ -97,6 +114,10 @@ class AbstractWeightedCloud(AbstractCloud, AbstractMeasure):
     """A cloud that is a measure: points with masses of total one."""
 
     weights: eqx.AbstractVar[Float[Array, " n"]]
+
+    def averaged(self, pairs: Pairs) -> tuple[Float[Array, " m"], Float[Array, "m d"]]:
+        """Return log-mass and mean of the points under these scores."""
+        return self.sums.softmax(pairs, self.points)
 
     def kernel_shares(
         self,
@@ -187,12 +208,17 @@ class TokenCloud(AbstractWeightedCloud):
         self.weights = checked_weights(self.points, weights, normalize=normalize)
         self.positions = checked_positions(self.points, positions)
         if not isinstance(sums, AbstractPairSums | None):
-            raise InvalidInput(f"sums is {sums!r}; it must be Auto(…) or Blocked(…).")
+            raise InvalidInput(
+                f"sums is {sums!r}; it must be Auto(…), Blocked(…), Fourier(…) or "
+                "Sharded(…)."
+            )
         self.sums = Auto() if sums is None else sums
 
-    def pairs(self, u: Float[Array, "m d"]) -> Pairs:
-        """Return the scores of the tilts against the points."""
-        return self.kernel_pairs(u, self.points)
+    def pairs(
+        self, u: Float[Array, "m k"], keys: Float[Array, "n k"] | None = None
+    ) -> Pairs:
+        """Return the scores of the tilts against the points, or their keys."""
+        return self.kernel_pairs(u, self.points if keys is None else keys)
 
     def kernel_pairs(
         self, u: Float[Array, "m k"], features: Float[Array, "n k"]
@@ -250,9 +276,12 @@ class TiltedCloud(AbstractWeightedCloud):
         """How sums over pairs are computed: as for the cloud."""
         return self.base.sums
 
-    def pairs(self, u: Float[Array, "m d"]) -> Pairs:
+    def pairs(
+        self, u: Float[Array, "m k"], keys: Float[Array, "n k"] | None = None
+    ) -> Pairs:
         """Return the scores of the tilts, with the log-density as an offset."""
-        return Pairs(u, self.points, self.base.weights, self.log_density)
+        points = self.points if keys is None else keys
+        return Pairs(u, points, self.base.weights, self.log_density)
 
     def kernel_pairs(
         self, u: Float[Array, "m k"], features: Float[Array, "n k"]

@@ -8,7 +8,6 @@ from jaxtyping import Array, Bool, Float, Int
 
 from meanformer.errors import Unsupported
 from meanformer.measures.abstract import FeatureMap
-from meanformer.measures.checks import checked_tilts
 from meanformer.measures.cloud import (
     AbstractCloud,
     TokenCloud,
@@ -49,10 +48,12 @@ class MaskedCloud(AbstractCloud):
         """How sums over pairs are computed: as for the cloud."""
         return self.base.sums
 
-    def pairs(self, u: Float[Array, "m d"]) -> Pairs:
+    def pairs(
+        self, u: Float[Array, "m k"], keys: Float[Array, "n k"] | None = None
+    ) -> Pairs:
         """Return the scores of the tilts against the tokens each may see."""
-        weights = self.base.weights
-        return Pairs(u, self.points, weights, self.log_density, self.first, self.last)
+        points, weights = self.points if keys is None else keys, self.base.weights
+        return Pairs(u, points, weights, self.log_density, self.first, self.last)
 
     def kernel_pairs(
         self, u: Float[Array, "m k"], features: Float[Array, "n k"]
@@ -76,12 +77,9 @@ class MaskedCloud(AbstractCloud):
         pairs = Pairs(tilts, self.points, weights, first=first, last=last)
         return self.sums.kernel(pairs, self.points[:, :0], jnp.ones_like)[0]
 
-    def tilted_mass_and_mean(
-        self, u: Float[Array, "m d"]
-    ) -> tuple[Float[Array, " m"], Float[Array, "m d"]]:
-        """Return log-mass and mean of the tilt of what each query sees."""
-        u = checked_tilts(self.dimension, u)
-        log_mass, mean = self.sums.softmax(self.pairs(u), self.points)
+    def averaged(self, pairs: Pairs) -> tuple[Float[Array, " m"], Float[Array, "m d"]]:
+        """Return log-mass and mean of what each query sees under these scores."""
+        log_mass, mean = self.sums.softmax(pairs, self.points)
         return log_mass - jnp.log(self._divisor()), mean
 
     def kernel_mean(

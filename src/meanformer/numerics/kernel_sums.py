@@ -24,6 +24,9 @@ from meanformer.numerics.terms import (
 from meanformer.numerics.ties import tie_margin
 from meanformer.numerics.tiles import fold_tiles
 
+# The best score of each query, and the size that sets its rounding.
+Best = tuple[Float[Array, " m"], Float[Array, " m"]]
+
 
 @eqx.filter_jit
 def kernel_sum(
@@ -74,41 +77,53 @@ def hardmax_sum(
 ) -> tuple[Float[Array, " m"], Float[Array, "m v"]]:
     """Best score and mean over its ties; see `AbstractPairSums.hardmax`."""
     terms, dtype = as_terms(pairs, values), common_dtype(pairs, values)
-    best, size = best_scores(lax.stop_gradient(terms), block_size)
-    total, slope = sums_over_ties(terms, best, size, tolerance, block_size)
+    best = best_scores(lax.stop_gradient(terms), block_size)
+    total, slope = sums_over_ties(terms, best, tolerance, block_size)
+    best_score, mean = mean_over_ties(best[0], total, slope)
+    return best_score.astype(dtype), mean.astype(dtype)
+
+
+def mean_over_ties(best: Array, total: Array, slope: Array) -> tuple[Array, Array]:
+    """Best score, with its derivative, and mean from what `sums_over_ties` returns."""
     is_empty = best == -jnp.inf
     mass = jnp.where(is_empty, 1, total[:, 0])
     slope = slope / mass
     # The value is the best score itself; its derivative is that of the average.
-    best = best + (slope - lax.stop_gradient(slope))
-    return best.astype(dtype), (total[:, 1:] / mass[:, None]).astype(dtype)
+    return best + (slope - lax.stop_gradient(slope)), total[:, 1:] / mass[:, None]
 
 
-def best_scores(terms: Terms, block_size: int | str) -> tuple[Array, Array]:
+def best_scores(terms: Terms, block_size: int | str) -> Best:
     """Largest visible score of each query, or minus infinity, and its size."""
 
     def row_of_tiles(tilts, fold):
         def step(carry, tokens, seen):
-            best, size = carry
             visible, scores = is_visible(tokens, seen), scores_of_tile(tilts, tokens)
             scores = jnp.where(visible, scores, -jnp.inf)
-            new_best = jnp.maximum(best, scores.max(axis=1))
-            is_best = visible & (scores == new_best[:, None])
+            best = scores.max(axis=1)
+            is_best = visible & (scores == best[:, None])
             sizes = jnp.where(is_best, sizes_of_tile(tilts, tokens), 0).max(axis=1)
-            return new_best, jnp.maximum(jnp.where(best == new_best, size, 0), sizes)
+            return better(carry, (best, sizes))
 
-        unknown = jnp.full(len(tilts), -jnp.inf, tilts.dtype)
-        return fold(step, (unknown, jnp.zeros_like(unknown)))
+        return fold(step, no_best(tilts))
 
     return fold_tiles(row_of_tiles, *terms, block_size)
 
 
+def no_best(tilts: Float[Array, "m k"]) -> Best:
+    """Return what is known of the best scores before any token is seen."""
+    unknown = jnp.full(len(tilts), -jnp.inf, tilts.dtype)
+    return unknown, jnp.zeros_like(unknown)
+
+
+def better(one: Best, other: Best) -> Best:
+    """Return the better of two scores of each query; of equal ones the larger size."""
+    best = jnp.maximum(one[0], other[0])
+    sizes = [jnp.where(score == best, size, 0) for score, size in (one, other)]
+    return best, jnp.maximum(*sizes)
+
+
 def sums_over_ties(
-    terms: Terms,
-    best: Array,
-    best_size: Array,
-    tolerance: ScalarLike,
-    block_size: int | str,
+    terms: Terms, best: Best, tolerance: ScalarLike, block_size: int | str
 ) -> tuple[Array, Array]:
     """Masses, and weight times score, summed over the tokens as good as the best."""
 
@@ -127,5 +142,5 @@ def sums_over_ties(
 
         return fold(step, (no_masses(terms, tilts), jnp.zeros_like(best)))
 
-    queries = terms.tilts, best, best_size
+    queries = terms.tilts, *best
     return fold_tiles(row_of_tiles, queries, terms.tokens, terms.ranges, block_size)

@@ -2,13 +2,16 @@
 
 import abc
 from collections.abc import Callable
+from typing import Any
 
 import equinox as eqx
 from jaxtyping import Array, Float, ScalarLike
 
 from meanformer.errors import check
+from meanformer.numerics.fourier.levels import Ladder
 from meanformer.numerics.kernel_sums import hardmax_sum, kernel_sum
-from meanformer.numerics.pairs import Pairs
+from meanformer.numerics.pairs import Pairs, thinned
+from meanformer.numerics.plans import Explanation, SumPlan, exact_plan
 from meanformer.numerics.softmax_sums import softmax_sum
 
 MassAndVectors = tuple[Float[Array, " m"], Float[Array, "m v"]]
@@ -32,6 +35,14 @@ class AbstractPairSums(eqx.Module):
             $\Lambda$ and $m$; a query that sees nothing gets $-\infty$ and zero, and
             has zero derivative.
         """
+
+    @abc.abstractmethod
+    def ladder(self, pairs: Pairs, values: Float[Array, "n v"]) -> Ladder | None:
+        """Return the levels of fast transforms to choose from; `None`: sum exactly."""
+
+    @abc.abstractmethod
+    def plan(self, pairs: Pairs, values: Float[Array, "n v"]) -> SumPlan:
+        """Say how `softmax` would compute this sum, without computing it."""
 
     @abc.abstractmethod
     def kernel(
@@ -73,6 +84,23 @@ class AbstractPairSums(eqx.Module):
             $s^*$ and $m$; a query that sees nothing gets $-\infty$ and zero.
         """
 
+    def explain(self, cloud: Any, gamma: Callable) -> Explanation:
+        """Say how an in-context map at a cloud's own tokens would be summed, and why.
+
+        The map is called once with sums that answer from about a thousand tokens, so
+        that this is cheap for any cloud.
+
+        Args:
+            cloud: the context, and the queries.
+            gamma: the map.
+
+        Returns:
+            One plan for each sum that the map asks for; `print` shows it in words.
+        """
+        asked = Asked(self)
+        gamma(eqx.tree_at(lambda cloud: cloud.sums, cloud, asked), cloud.points)
+        return Explanation(tuple(asked.plans))
+
 
 class Blocked(AbstractPairSums):
     """Exact sums, tile by tile: neither value nor derivative stores all pairs.
@@ -97,6 +125,14 @@ class Blocked(AbstractPairSums):
         """Log-mass and mean under the exponential of the score."""
         return softmax_sum(pairs, values, block_size=self.block_size)
 
+    def ladder(self, pairs, values):
+        """Every pair is summed."""
+        return
+
+    def plan(self, pairs, values):
+        """Every pair is summed."""
+        return exact_plan(pairs, values, "exact sums were asked for")
+
     def kernel(self, pairs, values, profile):
         """Mass and moment under a function of the score."""
         return kernel_sum(pairs, values, profile, block_size=self.block_size)
@@ -106,31 +142,31 @@ class Blocked(AbstractPairSums):
         return hardmax_sum(pairs, values, tolerance, block_size=self.block_size)
 
 
-class Auto(AbstractPairSums):
-    """The default: the fastest sums whose error stays below a tolerance.
+class Asked(AbstractPairSums):
+    """Sums that note what they are asked and answer from some of the tokens."""
 
-    Exact blocked sums meet every tolerance, and are what is used.
-
-    Args:
-        tolerance: largest error allowed, relative to the largest value.
-    """
-
-    tolerance: float = eqx.field(default=1e-8, static=True)
-
-    def __check_init__(self):
-        check(
-            self.tolerance > 0,
-            f"tolerance is {self.tolerance!r}; it must be a positive number.",
-        )
+    sums: AbstractPairSums
+    plans: list[SumPlan] = eqx.field(default_factory=list, static=True)
 
     def softmax(self, pairs, values):
-        """Log-mass and mean under the exponential of the score."""
-        return Blocked().softmax(pairs, values)
+        """Note the plan of the sum."""
+        self.plans.append(self.sums.plan(pairs, values))
+        return Blocked().softmax(*thinned(pairs, values))
+
+    def ladder(self, pairs, values):
+        """Return the levels of the sums that are asked about."""
+        return self.sums.ladder(pairs, values)
+
+    def plan(self, pairs, values):
+        """Return the plan of the sums that are asked about."""
+        return self.sums.plan(pairs, values)
 
     def kernel(self, pairs, values, profile):
-        """Mass and moment under a function of the score."""
-        return Blocked().kernel(pairs, values, profile)
+        """Note that all pairs are summed."""
+        self.plans.append(exact_plan(pairs, values, "the kernel is no exponential"))
+        return Blocked().kernel(*thinned(pairs, values), profile)
 
     def hardmax(self, pairs, values, tolerance):
-        """Best score and mean over the tokens that reach it."""
-        return Blocked().hardmax(pairs, values, tolerance)
+        """Note that all pairs are summed."""
+        self.plans.append(exact_plan(pairs, values, "the largest score is sought"))
+        return Blocked().hardmax(*thinned(pairs, values), tolerance)

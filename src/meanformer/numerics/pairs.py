@@ -41,3 +41,18 @@ class Pairs(eqx.Module):
             return seen
         index = jnp.arange(len(self.points))[None, :]
         return seen & (index >= self.first[:, None]) & (index < self.last[:, None])
+
+
+def thinned(
+    pairs: Pairs, values: Float[Array, "n v"], count: int = 1024
+) -> tuple[Pairs, Float[Array, "n_thin v"]]:
+    """Return about so many of the tokens, evenly chosen; masks keep their share."""
+    stride = max(1, len(pairs.points) // count)
+    first, last = (
+        None if bound is None else -(-bound // stride)
+        for bound in (pairs.first, pairs.last)
+    )
+    offsets = None if pairs.offsets is None else pairs.offsets[::stride]
+    points, weights = pairs.points[::stride], pairs.weights[::stride]
+    few = Pairs(pairs.tilts, points, weights, offsets, first, last)
+    return few, values[::stride]

@@ -33,14 +33,22 @@ def softmax_sum(
     terms = as_terms(pairs, values)
     scale = exponent_scale(terms.tilts.dtype)
     shift, total = tilted_masses(scaled(terms, scale), block_size)
+    log_mass, mean = log_mass_and_mean(shift / scale, total)
+    dtype = common_dtype(pairs, values)
+    return log_mass.astype(dtype), mean.astype(dtype)
+
+
+def log_mass_and_mean(
+    shift: Float[Array, " m"], total: Float[Array, "m c"]
+) -> tuple[Float[Array, " m"], Float[Array, "m v"]]:
+    """Log-mass and mean from mass and moments relative to the exponential of shifts."""
     is_empty = total[:, 0] == 0
     # Scores that overflow show as NaN, which the exponential need not keep.
     is_spoilt = jnp.isnan(shift) | (shift == jnp.inf)
     total = jnp.where(is_spoilt[:, None], jnp.nan, total)
     mass = jnp.where(is_empty, 1, total[:, 0])
-    log_mass = jnp.where(is_empty, -jnp.inf, shift / scale + jnp.log(mass))
-    dtype = common_dtype(pairs, values)
-    return log_mass.astype(dtype), (total[:, 1:] / mass[:, None]).astype(dtype)
+    log_mass = jnp.where(is_empty, -jnp.inf, shift + jnp.log(mass))
+    return log_mass, total[:, 1:] / mass[:, None]
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(1,))

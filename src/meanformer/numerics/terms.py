@@ -38,16 +38,21 @@ def common_dtype(pairs: Pairs, values: Array) -> jnp.dtype:
     return jnp.result_type(*arrays)
 
 
-def as_terms(pairs: Pairs, values: Float[Array, "n v"]) -> Terms:
-    """Gather the arrays of a sum; half precision is computed in single precision."""
+def in_one_precision(pairs: Pairs, values: Array) -> tuple[Pairs, Array]:
+    """Give all arrays the common type; half precision is computed in single."""
     dtype = common_dtype(pairs, values)
     dtype = jnp.dtype(jnp.float32) if jnp.finfo(dtype).bits < 32 else dtype
     floats, ranges = eqx.partition((pairs, values), eqx.is_inexact_array)
-    pairs, values = jax.tree.map(lambda a: a.astype(dtype), floats)
+    return eqx.combine(jax.tree.map(lambda a: a.astype(dtype), floats), ranges)
+
+
+def as_terms(pairs: Pairs, values: Float[Array, "n v"]) -> Terms:
+    """Gather the arrays of a sum; half precision is computed in single precision."""
+    pairs, values = in_one_precision(pairs, values)
     weights = pairs.weights[None, :]
     masses = jnp.concatenate([weights, weights * values.T])
     points = _within_range(pairs.points.T, weights > 0)
-    first, last = ranges[0].first, ranges[0].last
+    first, last = pairs.first, pairs.last
     seen = None if first is None or last is None else (first, last)
     return Terms(pairs.tilts, Tokens(points, pairs.offsets, masses), seen)
 

@@ -7,4 +7,5 @@ from meanformer.plotting.matrices import draw_matrix as draw_matrix
 from meanformer.plotting.rates import draw_rate as draw_rate
 from meanformer.plotting.rates import draw_slope as draw_slope
 from meanformer.plotting.rates import mark_sizes as mark_sizes
+from meanformer.plotting.spheres import draw_sphere_density as draw_sphere_density
 from meanformer.plotting.style import canvas as canvas

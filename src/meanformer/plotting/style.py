@@ -88,6 +88,14 @@ def depth_colours() -> Any:
     return LinearSegmentedColormap.from_list("depth", steps)
 
 
+def density_colours() -> Any:
+    """Colours for densities below and above the mean, which is in the middle."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    steps = ("#10203c", BLUE, "#e8e6e1", ORANGE, "#6d1f12")
+    return LinearSegmentedColormap.from_list("density", steps)
+
+
 def canvas(
     columns: int = 1,
     rows: int = 1,

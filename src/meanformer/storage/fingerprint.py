@@ -89,6 +89,9 @@ def _named_contents(value: Any) -> tuple[str, Mapping[str, Any]]:
     """Return the name of an object or function, and the values it is made of."""
     if isinstance(value, Mapping):
         return "mapping", {repr(key): item for key, item in value.items()}
+    if isinstance(value, jax.sharding.Mesh):
+        # How many devices, not which: another machine gives them other numbers.
+        return "mesh", dict(value.shape)
     if isinstance(value, functools.partial):
         return "partial", {"of": value.func, "to": value.args, **value.keywords}
     if isinstance(value, type):

@@ -8,7 +8,6 @@ from pathlib import Path
 from meanformer.errors import InvalidInput
 from meanformer.experiments.framework import environment
 from meanformer.experiments.framework.experiment import Experiment
-from meanformer.experiments.framework.files import write_atomically
 from meanformer.experiments.framework.records import Record
 from meanformer.experiments.framework.report import Atlas, render
 from meanformer.experiments.framework.settings import Profile
@@ -18,6 +17,7 @@ from meanformer.experiments.framework.workers import (
     Started,
     run_in_parallel,
 )
+from meanformer.files import write_atomically
 
 
 def explore(

@@ -3,28 +3,15 @@
 import contextlib
 import datetime
 import importlib.metadata
-import json
 import os
 import platform
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-from meanformer.experiments.framework.files import write_atomically
+from meanformer.files import cache_directory, keep_numbers, kept_numbers
 
+TIMINGS = "timings"
 SHOWN_VERSIONS = ("meanformer", "jax", "equinox", "diffrax", "numpy")
-
-
-def cache_directory() -> Path:
-    """Where compiled programs and timings are kept between runs.
-
-    `MEANFORMER_CACHE` if set, else `meanformer` inside the user's cache directory.
-    """
-    chosen = os.environ.get("MEANFORMER_CACHE")
-    if chosen:
-        return Path(chosen).expanduser()
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home).expanduser() / "meanformer"
 
 
 @contextlib.contextmanager
@@ -82,24 +69,13 @@ def machine_facts() -> dict[str, str]:
 
 def remembered_seconds(name: str, profile: str) -> float | None:
     """How long an experiment took when it last ran on this machine."""
-    return _timings().get(f"{name}/{profile}")
+    return kept_numbers(TIMINGS).get(f"{name}/{profile}")
 
 
 def remember_seconds(name: str, profile: str, seconds: float) -> None:
-    """Keep how long an experiment took; a cache that cannot be written is no error."""
-    timings = _timings() | {f"{name}/{profile}": round(seconds, 2)}
-    with contextlib.suppress(OSError):
-        write_atomically(_timings_file(), json.dumps(timings, indent=1, sort_keys=True))
-
-
-def _timings() -> dict[str, float]:
-    with contextlib.suppress(OSError, ValueError):
-        return json.loads(_timings_file().read_text())
-    return {}
-
-
-def _timings_file() -> Path:
-    return cache_directory() / "timings.json"
+    """Keep how long an experiment took."""
+    timings = kept_numbers(TIMINGS) | {f"{name}/{profile}": round(seconds, 2)}
+    keep_numbers(TIMINGS, timings)
 
 
 def _compilation_cache() -> dict[str, Any]:

@@ -11,14 +11,21 @@ from meanformer.measures import TokenCloud
 
 
 def dense_velocity(
-    attention: Softmax, weights: np.ndarray, tokens: np.ndarray
+    attention: Softmax,
+    weights: np.ndarray,
+    tokens: np.ndarray,
+    queries: np.ndarray | None = None,
 ) -> np.ndarray:
-    r"""Return $V\sum_j w_je^{s_{ij}}x_j/\sum_jw_je^{s_{ij}}$, written out."""
+    r"""Return $V\sum_j w_je^{s_{ij}}x_j/\sum_jw_je^{s_{ij}}$, written out.
+
+    The queries are the tokens themselves, unless others are given.
+    """
+    queries = tokens if queries is None else queries
     query, key, value = (
         np.asarray(matrix)
         for matrix in (attention.query, attention.key, attention.value)
     )
-    scores = float(attention.beta) * (tokens @ query.T) @ (tokens @ key.T).T
+    scores = float(attention.beta) * (queries @ query.T) @ (tokens @ key.T).T
     masses = weights * np.exp(scores)
     return masses @ tokens @ value.T / masses.sum(axis=1, keepdims=True)
 

@@ -1,0 +1,262 @@
+r"""Many tokens on the sphere, in time nearly linear in their number.
+
+In three dimensions the exponential of the score is a Gaussian of the difference of
+query and key, and a sum over all tokens is a convolution: two nonuniform fast Fourier
+transforms instead of $n^2$ pairs. The error is bounded for every query before it is
+believed and compared with exact sums on a sample.
+
+Here the bound is put to the test: by the closed form for the uniform law on the sphere,
+at every one of the tokens of a quadrature cloud; by plain sums in NumPy for tokens
+without any symmetry; by the energy, which must never fall along the flow. And the time
+is measured.
+"""
+
+import time
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+import numpy as np
+
+import meanformer as mf
+from meanformer.experiments import (
+    Claim,
+    Experiment,
+    Outcome,
+    Picture,
+    Table,
+    closed_form,
+    dense_velocity,
+    other_method,
+    setting,
+    theory,
+)
+from meanformer.plotting import draw_slope, draw_sphere_density, mark_sizes, style
+
+BETAS = (4.0, 25.0)
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """How many tokens, and how accurate."""
+
+    count: int = setting(
+        100_000, full=1_000_000, help="number of tokens", at_least=20_000
+    )
+    tolerance: float = setting(1e-7, help="tolerance of the fast sums")
+    beta: float = setting(9.0, help="inverse temperature of the flow", at_least=1.0)
+    depth: float = setting(2.0, full=4.0, help="depth of the flow")
+    checks: int = setting(64, help="queries summed by NumPy", at_least=16)
+    seed: int = setting(0, help="seed of the tokens", at_least=0)
+
+
+UNIFORM = Claim(
+    id="uniform-law",
+    statement=r"On $n$ tokens in a quadrature of the uniform law on $S^2$, softmax "
+    r"attention is $x \mapsto (\coth\beta - 1/\beta)\,x$ at every token, "
+    r"$\beta = 4, 25$.",
+    status="theorem",
+    reference="Langevin's function: the tilted mean of the uniform law on the sphere",
+)
+SAMPLE = Claim(
+    id="spot-check",
+    statement=r"On $n$ tokens without symmetry and with unequal weights, fast sums "
+    r"agree with plain ones within their tolerance.",
+    status="observation",
+)
+GROWTH = Claim(
+    id="growth",
+    statement=r"The time of a velocity grows nearly linearly in $n$, not as $n^2$.",
+    status="observation",
+)
+ENERGY = Claim(
+    id="energy",
+    statement=r"Along the flow of all $n$ tokens the energy $E_\beta$ never falls.",
+    status="theorem",
+    reference="GLPR23, section 3",
+)
+
+
+def run(parameters: Parameters, *, progress) -> Outcome:
+    """Check the sums, time them, and flow all tokens."""
+    fast = mf.Fourier(parameters.tolerance)
+    for _ in progress.over(range(1), 0.3):
+        uniform = [uniform_error(beta, fast, parameters) for beta in BETAS]
+    count = len(rule(parameters).points)
+    cloud = blobs(count, fast, parameters.seed)
+    layer = mf.identity_attention("softmax", 3, parameters.beta)
+    flow = mf.Flow(layer, space=mf.Sphere())
+    for _ in progress.over(range(1), 0.1):
+        sample = sample_error(layer, cloud, parameters)
+    counts = [count // 16, count // 4, count]
+    seconds = [timed(layer, n, fast, parameters) for n in progress.over(counts, 0.2)]
+    exponent = float(np.polyfit(np.log(counts), np.log(seconds), 1)[0])
+    for _ in progress.over(range(1), 0.4):
+        steps = mf.FixedStep(0.5)
+        trajectory = mf.solve(flow, cloud, parameters.depth, save=5, solver=steps)
+        energies = energies_along(layer, cloud, trajectory)
+    return Outcome(
+        findings=[
+            UNIFORM.close_to(
+                uniform,
+                0.0,
+                tolerance=parameters.tolerance,
+                source=closed_form(r"largest error over all tokens"),
+            ),
+            SAMPLE.close_to(
+                sample,
+                0.0,
+                tolerance=parameters.tolerance,
+                source=other_method(f"NumPy at {parameters.checks} random tokens"),
+            ),
+            GROWTH.inside(
+                exponent, 0.2, 1.4, source=theory("fitted exponent; exact sums have 2")
+            ),
+            ENERGY.at_least(
+                float(np.diff(energies).min() / energies[-1]),
+                0.0,
+                tolerance=parameters.tolerance,
+                source=theory("smallest increase between saved depths, relative"),
+            ),
+        ],
+        pictures=[
+            draw_flow(trajectory, energies),
+            draw_times(counts, seconds, parameters),
+        ],
+        tables=[table(counts, seconds, parameters)],
+    )
+
+
+def rule(parameters: Parameters) -> mf.TokenCloud:
+    """A product rule on the sphere with at most so many nodes."""
+    return mf.quadrature(mf.UniformSphere(3), int(np.sqrt(parameters.count / 2)))
+
+
+def uniform_error(beta: float, fast: mf.Fourier, parameters: Parameters) -> float:
+    """Largest distance from the closed form over the tokens of a product rule."""
+    nodes = rule(parameters)
+    cloud = mf.TokenCloud(nodes.points, nodes.weights, sums=fast)
+    found = mf.identity_attention("softmax", 3, beta)(cloud, cloud.points)
+    slope = 1 / np.tanh(beta) - 1 / beta
+    return float(jnp.abs(found - slope * cloud.points).max()) / 2
+
+
+def blobs(count: int, fast: mf.Fourier, seed: int) -> mf.TokenCloud:
+    """Tokens around six directions, with unequal weights, some of them zero."""
+    random = np.random.default_rng(seed)
+    centres = random.standard_normal((6, 3))
+    centres /= np.linalg.norm(centres, axis=1, keepdims=True)
+    points = centres[random.integers(0, 6, count)]
+    points = points + 0.6 * random.standard_normal((count, 3))
+    points /= np.linalg.norm(points, axis=1, keepdims=True)
+    weights = random.uniform(0.5, 1.5, count) * (random.uniform(size=count) < 0.99)
+    return mf.TokenCloud(points, weights, normalize=True, sums=fast)
+
+
+def sample_error(layer, cloud: mf.TokenCloud, parameters: Parameters) -> float:
+    """Largest error at random tokens, relative to the diameter of the sphere."""
+    chosen = np.random.default_rng(parameters.seed + 1).choice(
+        cloud.count, parameters.checks, replace=False
+    )
+    found = np.asarray(layer(cloud, cloud.points))[chosen]
+    expected = dense_velocity(
+        layer,
+        np.asarray(cloud.weights),
+        np.asarray(cloud.points),
+        queries=np.asarray(cloud.points)[chosen],
+    )
+    return float(np.abs(found - expected).max()) / 2
+
+
+def timed(layer, count: int, fast: mf.Fourier, parameters: Parameters) -> float:
+    """Seconds of processor time for a velocity of so many tokens, the least of five."""
+    cloud = blobs(count, fast, parameters.seed)
+    layer(cloud, cloud.points).block_until_ready()
+    found = []
+    for _ in range(5):
+        start = time.process_time()
+        layer(cloud, cloud.points).block_until_ready()
+        found.append(time.process_time() - start)
+    return min(found)
+
+
+def energies_along(layer, cloud: mf.TokenCloud, trajectory) -> np.ndarray:
+    """The energy at each saved depth."""
+    return np.array(
+        [
+            float(mf.observables.energy(layer, cloud.moved(points)))
+            for points in trajectory.points
+        ]
+    )
+
+
+def table(counts, seconds, parameters: Parameters) -> Table:
+    """Time for each number of tokens, and what all pairs would make of it."""
+    rows = [
+        [count, second, 1e9 * second / count]
+        for count, second in zip(counts, seconds, strict=True)
+    ]
+    columns = ["tokens $n$", "processor seconds", "nanoseconds per token"]
+    caption = (
+        rf"One velocity at $\beta = {parameters.beta:g}$, error at most "
+        rf"${parameters.tolerance:g}$."
+    )
+    return Table(columns, rows, caption)
+
+
+def draw_flow(trajectory, energies: np.ndarray) -> Picture:
+    """The density of tokens at three depths, and the energy along depth."""
+    figure, axes = style.canvas(
+        3, panel=(3.4, 2.4), subplot_kw={"projection": "mollweide"}
+    )
+    for panel, index in zip(axes, (0, len(trajectory) // 2, -1), strict=True):
+        mesh = draw_sphere_density(trajectory.cloud(index), panel)
+        panel.set_title(
+            f"depth {float(trajectory.depths[index]):g}, "
+            rf"$E_\beta = {energies[index]:.4g}$"
+        )
+    bar = figure.colorbar(mesh, ax=axes, shrink=0.7, orientation="horizontal")
+    bar.set_label("density of tokens relative to the uniform law")
+    return Picture(
+        figure,
+        f"All {trajectory.points.shape[1]} tokens on the sphere, on a map that keeps "
+        "areas: broad groups contract and leave the rest of the sphere empty.",
+    )
+
+
+def draw_times(counts, seconds, parameters: Parameters) -> Picture:
+    """Time against the number of tokens."""
+    figure, axes = style.canvas(panel=(5.0, 3.6))
+    axes.plot(counts, seconds, "o-", label="fast sums")
+    for slope, name in ((1, "$n$"), (2, "$n^2$")):
+        draw_slope(counts, seconds[0] * (counts[-1] / counts[0]) ** slope, slope, axes)
+        axes.annotate(
+            name,
+            (counts[-1], seconds[0] * (counts[-1] / counts[0]) ** slope),
+            textcoords="offset points",
+            xytext=(6, -3),
+        )
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlabel="tokens $n$",
+        ylabel="processor time of a velocity [s]",
+    )
+    mark_sizes(counts, axes)
+    axes.legend(loc="upper left")
+    return Picture(
+        figure,
+        rf"Processor time of one velocity at $\beta = {parameters.beta:g}$. Dashed: "
+        "growth like $n$ and like $n^2$ from the first point.",
+    )
+
+
+experiment = Experiment(
+    name="million-tokens",
+    title="A million tokens on the sphere",
+    room="numerics",
+    about=__doc__,
+    claims=(UNIFORM, SAMPLE, GROWTH, ENERGY),
+    parameters=Parameters,
+    run=run,
+    seconds=25,
+)

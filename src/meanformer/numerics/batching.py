@@ -1,0 +1,41 @@
+"""Decisions that a batch takes together, so that branches stay branches in `vmap`.
+
+A branch on a condition that differs within a batch would be computed on both sides.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int
+
+
+@jax.custom_batching.custom_vmap
+def any_in_batch(condition: Bool[Array, ""]) -> Bool[Array, ""]:
+    """Return the condition; within `vmap`, whether it holds anywhere in the batch."""
+    return condition
+
+
+@any_in_batch.def_vmap
+def _join_conditions(axis_size, in_batched, condition):
+    return any_in_batch(jnp.any(condition)), False
+
+
+@jax.custom_batching.custom_vmap
+def all_in_batch(conditions: Bool[Array, " l"]) -> Bool[Array, " l"]:
+    """Return the conditions; within `vmap`, which hold everywhere in the batch."""
+    return conditions
+
+
+@all_in_batch.def_vmap
+def _meet_conditions(axis_size, in_batched, conditions):
+    return all_in_batch(jnp.all(conditions, axis=0)), False
+
+
+@jax.custom_batching.custom_vmap
+def largest_in_batch(index: Int[Array, ""]) -> Int[Array, ""]:
+    """Return the index; within `vmap`, the largest one in the batch."""
+    return index
+
+
+@largest_in_batch.def_vmap
+def _join_indices(axis_size, in_batched, index):
+    return largest_in_batch(jnp.max(index)), False

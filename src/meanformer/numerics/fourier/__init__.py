@@ -1,0 +1,1 @@
+"""Pair sums in nearly linear time, by nonuniform fast Fourier transforms."""

@@ -1,0 +1,135 @@
+"""The derivative of a fast sum: that of the level it was computed at."""
+
+from functools import partial
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.custom_derivatives import SymbolicZero
+from jaxtyping import Array, Float, Int, PyTree
+
+from meanformer.numerics.batching import all_in_batch, any_in_batch
+from meanformer.numerics.fourier.frames import frames_of
+from meanformer.numerics.fourier.level_sums import MassAndMean, level_sum
+from meanformer.numerics.fourier.levels import Level
+from meanformer.numerics.fourier.rows import (
+    Decisions,
+    exactly,
+    queries_of,
+    replaced,
+)
+from meanformer.numerics.pairs import Pairs
+
+Levels = tuple[Level, ...]
+Terms = tuple[Pairs, Float[Array, "n v"]]
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def with_derivative(
+    levels: Levels,
+    found: MassAndMean,
+    decisions: Decisions,
+    pairs: Pairs,
+    values: Float[Array, "n v"],
+) -> MassAndMean:
+    """Return what was found, as a function of pairs and values."""
+    return found
+
+
+def with_derivative_jvp(levels, primals, tangents):
+    """Differentiate the sum at the level and the patches that were decided on."""
+    found, decisions, *terms = primals
+    moving = jax.tree.map(
+        lambda a: None if isinstance(a, SymbolicZero) else a, tuple(tangents[2:])
+    )
+    if not jax.tree.leaves(moving):
+        return found, jax.tree.map(jnp.zeros_like, found)
+    return found, moved_sum(levels, decisions, tuple(terms), moving)
+
+
+with_derivative.defjvp(with_derivative_jvp, symbolic_zeros=True)
+
+
+def moved_sum(
+    levels: Levels, decisions: Decisions, terms: Terms, moving: Terms
+) -> MassAndMean:
+    """Return the derivative, linear in what moves; `None` stands for what does not.
+
+    Every branch computes again what it needs, so that the backward pass keeps nothing
+    but the terms.
+    """
+    level = level_for_derivative(levels, decisions, terms, moving)
+
+    def of_branch(function):
+        @jax.checkpoint
+        def derivative(terms, moving):
+            return derivative_of(function, terms, moving)
+
+        return derivative
+
+    def at_level(level: Level):
+        return of_branch(lambda *terms: moving_sum(level, moving, *terms))
+
+    devices = levels[0].devices
+    branches = [*map(at_level, levels), of_branch(partial(exactly, devices=devices))]
+    moved = lax.switch(level, branches, terms, moving)
+
+    @of_branch
+    def of_patch(pairs, values):
+        return exactly(queries_of(pairs, decisions.patch), values, devices)
+
+    is_needed = any_in_batch(decisions.is_patched.any())
+    return lax.cond(
+        is_needed,
+        lambda moved, *both: replaced(moved, decisions, of_patch(*both)),
+        lambda moved, *_: moved,
+        moved,
+        terms,
+        moving,
+    )
+
+
+def moving_sum(
+    level: Level, moving: Terms, pairs: Pairs, values: Float[Array, "n v"]
+) -> MassAndMean:
+    """Return the sum at a level in a form that can be differentiated."""
+    counted = counted_tokens(pairs, moving)
+    frame = frames_of(pairs, counted)[level.kind]
+    return level_sum(frame, pairs, values, level, counted, is_moving=True)[0]
+
+
+def counted_tokens(pairs: Pairs, moving: Terms) -> Array:
+    """Return which tokens matter: absent ones do if the weights move."""
+    present = pairs.weights > 0
+    return present if moving[0].weights is None else jnp.ones_like(present)
+
+
+def level_for_derivative(
+    levels: Levels, decisions: Decisions, terms: Terms, moving: Terms
+) -> Int[Array, ""]:
+    """Return the level that was used, or one that has room for absent tokens, too."""
+    if moving[0].weights is None:
+        return decisions.level
+    frames = frames_of(terms[0], counted_tokens(terms[0], moving))
+    index = jnp.arange(len(levels))
+    fits = jnp.stack(
+        [frames[each.kind].needed_modes(each.accuracy) <= each.modes for each in levels]
+    )
+    fits = all_in_batch(fits & (index >= decisions.level))
+    return jnp.where(fits.any(), jnp.argmax(fits), len(levels)).astype(
+        decisions.level.dtype
+    )
+
+
+def derivative_of(function, terms: PyTree, moving: PyTree) -> PyTree:
+    """Return the derivative of a function in the direction of what moves."""
+    does_move = jax.tree.map(
+        lambda a: a is not None, moving, is_leaf=lambda a: a is None
+    )
+    moves, still = eqx.partition(terms, does_move)
+
+    def of_moving(moves):
+        return function(*eqx.combine(moves, still))
+
+    return jax.jvp(of_moving, (moves,), (moving,))[1]

@@ -1,0 +1,220 @@
+"""Frames: coordinates in which the exponential of the score is a convolution."""
+
+import abc
+
+import equinox as eqx
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float
+
+from meanformer.numerics.fourier.levels import CIRCLE, GAUSSIAN, Level
+from meanformer.numerics.fourier.transforms import (
+    circle_convolution,
+    circle_modes,
+    gaussian_convolution,
+    gaussian_modes,
+)
+from meanformer.numerics.matrices import matmul
+from meanformer.numerics.pairs import Pairs
+
+
+class AbstractFrame(eqx.Module):
+    r"""A way to write the exponential of the score as a convolution.
+
+    $$e^{s_{ij}} = e^{q_i}\, G(a_i - z_j)\, e^{t_j}, \qquad 0 \le G \le 1.$$
+    """
+
+    queries: eqx.AbstractVar[Float[Array, "m k"]]
+    tokens: eqx.AbstractVar[Float[Array, "n k"]]
+    log_queries: eqx.AbstractVar[Float[Array, " m"]]
+    log_tokens: eqx.AbstractVar[Float[Array, " n"]]
+
+    @abc.abstractmethod
+    def needed_modes(self, accuracy: float) -> Float[Array, ""]:
+        """Return how many modes per axis an accuracy needs; infinite if unfit."""
+
+    @abc.abstractmethod
+    def convolve(
+        self, columns: Float[Array, "c n"], level: Level
+    ) -> Float[Array, "c m"]:
+        r"""Return $\sum_j G(a_i - z_j) c_j$ for each column."""
+
+    @abc.abstractmethod
+    def convolve_moving(
+        self, pairs: Pairs, columns: Float[Array, "c n"], level: Level
+    ) -> Float[Array, "c m"]:
+        """Return the same, with the derivative in queries and tokens, too."""
+
+
+class GaussianFrame(AbstractFrame):
+    r"""The square completed, in scaled coordinates around two centres.
+
+    With centres $u_0$, $c$ and scales $\sigma$ along the axes, $a = \sigma(u - u_0)$
+    and $z = (y - c)/\sigma$,
+    $$\langle u, y\rangle = \langle u, c\rangle + \tfrac12|a|^2
+      + \langle u_0, y - c\rangle + \tfrac12|z|^2 - \tfrac12|a - z|^2.$$
+
+    The scales make queries and tokens equally wide, which needs the fewest modes. For
+    queries $u = \beta x$ at the tokens it is $\sigma = \beta^{-1/2}$.
+    """
+
+    queries: Float[Array, "m k"]
+    tokens: Float[Array, "n k"]
+    log_queries: Float[Array, " m"]
+    log_tokens: Float[Array, " n"]
+    spans: Float[Array, " k"]
+
+    def needed_modes(self, accuracy: float) -> Float[Array, ""]:
+        """Return how many modes per axis an accuracy needs."""
+        return gaussian_modes(self.spans, accuracy)
+
+    def convolve(
+        self, columns: Float[Array, "c n"], level: Level
+    ) -> Float[Array, "c m"]:
+        """Convolve with the standard Gaussian."""
+        return gaussian_convolution(
+            self.queries, self.tokens, columns, self.spans, level
+        )
+
+    def convolve_moving(
+        self, pairs: Pairs, columns: Float[Array, "c n"], level: Level
+    ) -> Float[Array, "c m"]:
+        """Convolve with the standard Gaussian, whose coordinates move."""
+        return self.convolve(columns, level)
+
+
+class CircleFrame(AbstractFrame):
+    r"""Angles, where queries and tokens lie on circles around the origin.
+
+    $$\langle u, y\rangle = \rho\cos(a - z), \qquad \rho = |u||y|.$$
+    """
+
+    queries: Float[Array, "m 1"]
+    tokens: Float[Array, "n 1"]
+    log_queries: Float[Array, " m"]
+    log_tokens: Float[Array, " n"]
+    concentration: Float[Array, ""]
+    spread: Float[Array, ""]
+
+    def needed_modes(self, accuracy: float) -> Float[Array, ""]:
+        """Return how many modes an accuracy needs; infinite off the circle."""
+        modes = circle_modes(self.concentration, accuracy)
+        return jnp.where(self.spread <= accuracy, modes, jnp.inf)
+
+    def convolve(
+        self, columns: Float[Array, "c n"], level: Level
+    ) -> Float[Array, "c m"]:
+        """Convolve with the exponential of the cosine."""
+        return circle_convolution(
+            self.queries, self.tokens, columns, self.concentration, level
+        )
+
+    def convolve_moving(
+        self, pairs: Pairs, columns: Float[Array, "c n"], level: Level
+    ) -> Float[Array, "c m"]:
+        r"""Add what is zero and has the derivative of the score in all directions.
+
+        $$\langle \dot u_i, y_j\rangle + \langle u_i, \dot y_j\rangle$$
+        leads off the circle, where angles are not enough.
+        """
+        fixed = lax.stop_gradient((pairs.tilts, pairs.points, columns))
+        tilts, points, masses = fixed
+        moving = pairs.points - points
+        by_queries = self.convolve(outer(points, masses), level)
+        by_tokens = self.convolve(outer(moving, masses), level)
+        total = self.convolve(columns, level)
+        total = total + contracted(pairs.tilts - tilts, by_queries)
+        return total + contracted(tilts, by_tokens)
+
+
+def frames_of(pairs: Pairs, counted: Bool[Array, " n"]) -> dict[str, AbstractFrame]:
+    """Return the frames that the dimension of the pairs allows.
+
+    Args:
+        pairs: queries and tokens.
+        counted: the tokens that matter; the others may be put anywhere.
+    """
+    frames: dict[str, AbstractFrame] = {GAUSSIAN: gaussian_frame(pairs, counted)}
+    if pairs.tilts.shape[1] == 2:
+        frames[CIRCLE] = circle_frame(pairs, counted)
+    return frames
+
+
+def gaussian_frame(pairs: Pairs, counted: Bool[Array, " n"]) -> GaussianFrame:
+    """Return centres and scales from the boxes around queries and tokens.
+
+    They are constant for differentiation: the result does not depend on them.
+    """
+    everyone = jnp.ones(len(pairs.tilts), bool)
+    tilt, tilt_width = box(lax.stop_gradient(pairs.tilts), everyone)
+    centre, width = box(lax.stop_gradient(pairs.points), counted)
+    # An axis along which one side is a point has no part in the score.
+    is_flat = (width == 0) | (tilt_width == 0)
+    scales = jnp.sqrt(jnp.where(is_flat, 1, width) / jnp.where(is_flat, 1, tilt_width))
+    inverses = jnp.where(is_flat, 0, 1 / scales)
+    scales = jnp.where(is_flat, 0, scales)
+
+    points = jnp.where(counted[:, None], pairs.points - centre[None, :], 0)
+    queries = scales[None, :] * (pairs.tilts - tilt[None, :])
+    tokens = inverses[None, :] * points
+    log_tokens = matmul(points, tilt) + jnp.sum(tokens**2, axis=1) / 2
+    if pairs.offsets is not None:
+        log_tokens = log_tokens + jnp.where(counted, pairs.offsets, 0)
+    log_queries = matmul(pairs.tilts, centre) + jnp.sum(queries**2, axis=1) / 2
+    spans = (scales * tilt_width + inverses * width) / 2
+    return GaussianFrame(queries, tokens, log_queries, log_tokens, spans)
+
+
+def circle_frame(pairs: Pairs, counted: Bool[Array, " n"]) -> CircleFrame:
+    """Return angles, and how far the products of the radii spread."""
+    radii = lax.stop_gradient(jnp.linalg.norm(pairs.tilts, axis=1))
+    token_radii = lax.stop_gradient(jnp.linalg.norm(pairs.points, axis=1))
+    smallest = radii.min() * jnp.where(counted, token_radii, jnp.inf).min()
+    largest = radii.max() * jnp.where(counted, token_radii, 0).max()
+    concentration = (smallest + largest) / 2
+    log_tokens = jnp.zeros(len(counted), radii.dtype)
+    if pairs.offsets is not None:
+        log_tokens = jnp.where(counted, pairs.offsets, 0)
+    return CircleFrame(
+        lax.stop_gradient(angles(pairs.tilts)),
+        lax.stop_gradient(angles(pairs.points)),
+        jnp.broadcast_to(concentration, (len(pairs.tilts),)),
+        log_tokens,
+        concentration,
+        largest - smallest,
+    )
+
+
+def outer(
+    points: Float[Array, "n k"], columns: Float[Array, "c n"]
+) -> Float[Array, "kc n"]:
+    """Return all products of a coordinate and a column."""
+    products = points.T[:, None, :] * columns[None, :, :]
+    return products.reshape(-1, len(points))
+
+
+def contracted(
+    tilts: Float[Array, "m k"], sums: Float[Array, "kc m"]
+) -> Float[Array, "c m"]:
+    """Sum over coordinates the products with what `outer` became."""
+    apart = sums.reshape(tilts.shape[1], -1, len(tilts))
+    return jnp.sum(tilts.T[:, None, :] * apart, axis=0)
+
+
+def angles(points: Float[Array, "n 2"]) -> Float[Array, "n 1"]:
+    """Return the angle of each point as the only coordinate."""
+    return jnp.arctan2(points[:, 1], points[:, 0])[:, None]
+
+
+def box(
+    points: Float[Array, "n k"], counted: Bool[Array, " n"]
+) -> tuple[Float[Array, " k"], Float[Array, " k"]]:
+    """Return centre and width of the smallest box around the counted points."""
+    seen = counted[:, None]
+    low = jnp.where(seen, points, jnp.inf).min(axis=0)
+    high = jnp.where(seen, points, -jnp.inf).max(axis=0)
+    is_empty = ~(low <= high)
+    return (
+        jnp.where(is_empty, 0, low / 2 + high / 2),
+        jnp.where(is_empty, 0, high - low),
+    )

@@ -1,0 +1,77 @@
+"""Log-mass and mean at one level, with the error bound of each query."""
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float
+
+from meanformer.numerics.fourier.frames import AbstractFrame, box
+from meanformer.numerics.fourier.levels import TRANSFORMS, Level
+from meanformer.numerics.pairs import Pairs
+
+# Some of the queries, so that their number is not bound.
+MassAndMean = tuple[Float[Array, " _m"], Float[Array, "_m _v"]]
+
+
+def log_total_mass(
+    frame: AbstractFrame, weights: Float[Array, " n"]
+) -> Float[Array, ""]:
+    r"""Return $\log\sum_j w_j e^{t_j}$, which the error is relative to."""
+    top, masses = token_masses(frame, weights, weights > 0)
+    return top + jnp.log(jnp.sum(masses))
+
+
+def token_masses(
+    frame: AbstractFrame, weights: Float[Array, " n"], counted: Bool[Array, " n"]
+) -> tuple[Float[Array, ""], Float[Array, " n"]]:
+    r"""Return the largest $t$ and the masses $w_j e^{t_j - t}$."""
+    exponents = jnp.where(counted, frame.log_tokens, -jnp.inf)
+    top = lax.stop_gradient(exponents.max())
+    top = jnp.where(jnp.isfinite(top), top, 0)
+    return top, weights * jnp.exp(exponents - top)
+
+
+def level_sum(
+    frame: AbstractFrame,
+    pairs: Pairs,
+    values: Float[Array, "n v"],
+    level: Level,
+    counted: Bool[Array, " n"],
+    *,
+    is_moving: bool = False,
+) -> tuple[MassAndMean, Float[Array, " m"]]:
+    """Return log-mass and mean at a level, and the bound on each query's error.
+
+    Args:
+        frame: the frame of the level's kind.
+        pairs: queries and tokens.
+        values: what to average.
+        level: modes and accuracy.
+        counted: the tokens that matter.
+        is_moving: whether the result is to be differentiated.
+    """
+    middle, width = box(lax.stop_gradient(values), counted)
+    width = jnp.maximum(jnp.max(width, initial=0), jnp.finfo(values.dtype).tiny)
+    relative = jnp.where(counted[:, None], values - middle[None, :], 0) / width
+    top, masses = token_masses(frame, pairs.weights, counted)
+    columns = jnp.concatenate([masses[None, :], masses[None, :] * relative.T])
+    if is_moving:
+        sums = frame.convolve_moving(pairs, columns, level)
+    else:
+        sums = frame.convolve(columns, level)
+    error = TRANSFORMS * level.accuracy * lax.stop_gradient(masses.sum())
+    found = sums[0] > error
+    mass = jnp.where(found, sums[0], 1)
+    # Where rounding has eaten the mass there is no bound.
+    bound = jnp.where(found, error / (mass - error), jnp.inf)
+    mean = middle[None, :] + width * (sums[1:] / mass[None, :]).T
+    return (frame.log_queries + top + jnp.log(mass), mean), lax.stop_gradient(bound)
+
+
+def sum_distance(
+    first: MassAndMean, second: MassAndMean, width: Float[Array, ""]
+) -> Float[Array, ""]:
+    """Return the largest relative difference of two results, beyond their rounding."""
+    masses = jnp.max(jnp.abs(jnp.expm1(first[0] - second[0])))
+    rounding = 16 * jnp.finfo(width.dtype).eps * jnp.abs(second[1])
+    means = jnp.max(jnp.abs(first[1] - second[1]) - rounding, initial=0)
+    return jnp.maximum(masses, means / width)

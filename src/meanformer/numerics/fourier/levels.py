@@ -1,0 +1,101 @@
+"""Levels: how many modes a transform has and how accurate it is, both fixed by shape.
+
+Compiled code needs to know the size of a grid in advance. What a cloud needs changes
+along a flow. So a sum carries a short ladder of levels and takes, each time, the
+cheapest one that is enough.
+"""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+GAUSSIAN, CIRCLE = "gaussian", "circle"
+LARGEST_DIMENSION = 3
+
+# Few enough to compile, close enough to waste little: the cost in one dimension is
+# that of the points, in three that of the modes.
+GAUSSIAN_MODES = {
+    1: (256, 4096, 65536),
+    2: (32, 96, 300, 900),
+    3: (20, 32, 50, 80, 128),
+}
+CIRCLE_MODES = (128, 1024, 8192)
+# What the transforms can reach, a little above rounding.
+FINEST = {jnp.dtype(jnp.float64): 3e-14, jnp.dtype(jnp.float32): 2e-6}
+# Amplification of the error that all but the finest accuracy allow for.
+AMPLIFICATIONS = (256.0,)
+# Both transforms, each relative to the sum of all masses.
+TRANSFORMS = 2
+
+
+class Devices(NamedTuple):
+    """The devices along an axis of a mesh, which share the queries and the tokens."""
+
+    mesh: Mesh
+    axis: str
+
+
+class Level(NamedTuple):
+    """One transform: its kind, modes along each axis, accuracy, and who computes it."""
+
+    kind: str
+    modes: int
+    accuracy: float
+    devices: Devices | None = None
+
+
+def working_dtype() -> jnp.dtype:
+    """Return the widest floating-point type that JAX is allowed to use."""
+    return jax.dtypes.canonicalize_dtype(jnp.float64)
+
+
+def smallest_tolerance(dtype: jnp.dtype) -> float:
+    """Return the smallest tolerance that sums of this type can keep."""
+    return 4 * TRANSFORMS * FINEST[dtype]
+
+
+def accuracies(tolerance: float, dtype: jnp.dtype) -> tuple[float, ...]:
+    """Return the accuracies worth trying for a tolerance, coarsest first."""
+    finest = FINEST[dtype]
+    coarser = [tolerance / (TRANSFORMS * factor) for factor in AMPLIFICATIONS]
+    return (*[accuracy for accuracy in coarser if accuracy > finest], finest)
+
+
+class Ladder(NamedTuple):
+    """The levels that a sum may use, and the tolerance that it keeps.
+
+    They are fixed when the sum is compiled.
+    """
+
+    levels: tuple[Level, ...]
+    tolerance: float
+
+    @property
+    def devices(self) -> Devices | None:
+        """The devices that share the work, if there are several."""
+        return self.levels[0].devices
+
+    def shared(self, devices: Devices) -> "Ladder":
+        """Return the same levels, computed by several devices."""
+        levels = tuple(level._replace(devices=devices) for level in self.levels)
+        return Ladder(levels, self.tolerance)
+
+
+def full_ladder(dimension: int, tolerance: float, dtype: jnp.dtype) -> Ladder:
+    """Return all levels for points of a dimension, those with few modes first."""
+    kinds = [(GAUSSIAN, modes) for modes in GAUSSIAN_MODES[dimension]]
+    if dimension == 2:
+        kinds = [(CIRCLE, modes) for modes in CIRCLE_MODES] + kinds
+    reached = accuracies(tolerance, dtype)
+    levels = tuple(
+        Level(kind, modes, accuracy) for accuracy in reached for kind, modes in kinds
+    )
+    return Ladder(levels, tolerance)
+
+
+def kernel_width(accuracy: float) -> int:
+    """Return how many nodes of the grid a point touches along each axis."""
+    return math.ceil(-math.log10(accuracy)) + 1

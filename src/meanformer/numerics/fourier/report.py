@@ -1,0 +1,42 @@
+"""What a fast sum says of itself: how it was computed, and how well."""
+
+import equinox as eqx
+from jaxtyping import Array, Bool, Float, Int
+
+NONE, MODES, RANGE, WRONG = range(4)
+REASONS = (
+    None,
+    "the scores are too large for the grids there are",
+    "the masses differ too much for the arithmetic",
+    "the error on a random sample was above the tolerance",
+)
+
+
+class SumReport(eqx.Module):
+    """How a sum was computed and how accurate it is.
+
+    Errors are relative: to the mass, and to the width of the values.
+
+    Attributes:
+        level: index of the level that was used; past the last one: the exact sum.
+        bound: largest bound on the error of a query that was not summed exactly.
+        observed: largest error of the level on a random sample of the queries.
+        patched: how many single queries were summed exactly.
+        reason: why all were, as an index of `REASONS`; zero if they were not.
+    """
+
+    level: Int[Array, ""]
+    bound: Float[Array, ""]
+    observed: Float[Array, ""]
+    patched: Int[Array, ""]
+    reason: Int[Array, ""]
+
+    @property
+    def is_exact(self) -> Bool[Array, ""]:
+        """Whether all queries were summed exactly."""
+        return self.reason != NONE
+
+    @property
+    def in_words(self) -> str | None:
+        """Why all queries were summed exactly; `None` if they were not."""
+        return REASONS[int(self.reason)]

@@ -1,0 +1,152 @@
+"""Convolutions with a Gaussian, or with its like on the circle, at scattered points."""
+
+import math
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import PartitionSpec
+from jaxtyping import Array, Float
+
+from meanformer.numerics.fourier.levels import Level
+from meanformer.numerics.padding import padded
+
+
+def gaussian_convolution(
+    queries: Float[Array, "m k"],
+    tokens: Float[Array, "n k"],
+    columns: Float[Array, "c n"],
+    spans: Float[Array, " k"],
+    level: Level,
+) -> Float[Array, "c m"]:
+    r"""Return $\sum_j c_j e^{-|a_i - z_j|^2/2}$ for each column $c$.
+
+    The Gaussian is replaced by its periodic sum, whose Fourier series is short. The
+    period leaves as much room beyond the widest difference as the series reaches in
+    frequency, so that both errors are equal; they are below the level's accuracy if
+    its modes are at least `gaussian_modes`.
+
+    Args:
+        queries: the points $a_i$.
+        tokens: the points $z_j$.
+        columns: the numbers $c_j$, one row per sum.
+        spans: largest $|a_i - z_j|$ along each axis.
+        level: modes and accuracy of the transforms.
+
+    Returns:
+        The sums, in time $O((m + n) \log^k(1/\varepsilon) + N^k \log N)$.
+    """
+    periods = (spans + jnp.sqrt(spans**2 + 4 * math.pi * level.modes)) / 2
+    steps = 2 * math.pi / periods
+    order = jnp.arange(level.modes, dtype=steps.dtype) - level.modes // 2
+    frequencies = steps[:, None] * order[None, :]
+    factors = steps[:, None] / math.sqrt(2 * math.pi) * jnp.exp(-(frequencies**2) / 2)
+    return convolution(
+        queries * steps[None, :], tokens * steps[None, :], columns, factors, level
+    )
+
+
+def gaussian_modes(spans: Float[Array, " k"], accuracy: float) -> Float[Array, ""]:
+    """Return how many modes per axis are enough for an accuracy."""
+    tail = math.sqrt(2 * math.log(2 / accuracy))
+    return tail * (jnp.max(spans) + tail) / math.pi + 1
+
+
+def circle_convolution(
+    queries: Float[Array, "m 1"],
+    tokens: Float[Array, "n 1"],
+    columns: Float[Array, "c n"],
+    concentration: Float[Array, ""],
+    level: Level,
+) -> Float[Array, "c m"]:
+    r"""Return $\sum_j c_j e^{\rho(\cos(a_i - z_j) - 1)}$ for each column $c$.
+
+    The kernel's Fourier coefficients are the scaled Bessel functions
+    $e^{-\rho} I_k(\rho)$; they come from its values on a grid, to the last digit of the
+    largest, which is all that a sum needs.
+    """
+    count = 2 * level.modes
+    angles = 2 * math.pi / count * jnp.arange(count, dtype=concentration.dtype)
+    # cos(a) - 1 without cancellation.
+    kernel = jnp.exp(-2 * concentration * jnp.sin(angles / 2) ** 2)
+    bessel = jnp.fft.fft(kernel).real / count
+    factors = jnp.roll(bessel, level.modes // 2)[: level.modes]
+    return convolution(queries, tokens, columns, factors[None, :], level)
+
+
+def circle_modes(concentration: Float[Array, ""], accuracy: float) -> Float[Array, ""]:
+    r"""Return how many modes are enough: twice $\sqrt{2\rho L} + L/3 + 2$.
+
+    $L$ is minus the logarithm of the accuracy. The coefficients fall like
+    $e^{-k^2/2\rho}$ up to $k = \rho$ and faster than geometrically beyond.
+    """
+    digits = -math.log(accuracy)
+    return 2 * (jnp.sqrt(2 * digits * concentration) + digits / 3 + 2)
+
+
+def convolution(
+    queries: Float[Array, "m k"],
+    tokens: Float[Array, "n k"],
+    columns: Float[Array, "c n"],
+    factors: Float[Array, "k modes"],
+    level: Level,
+) -> Float[Array, "c m"]:
+    """Transform the tokens, multiply by the kernel's coefficients, and evaluate.
+
+    Several devices transform their own tokens, add up the coefficients, and evaluate
+    their own queries.
+    """
+    arrays = queries, tokens, columns.T
+    if level.devices is None:
+        return on_device(level, None, factors, *arrays).T
+    mesh, axis = level.devices
+    along = PartitionSpec(axis)
+    shared = jax.shard_map(
+        partial(on_device, level, axis, factors),
+        mesh=mesh,
+        in_specs=along,
+        out_specs=along,
+        check_vma=False,
+    )
+    return shared(*padded(arrays, mesh.shape[axis]))[: len(queries)].T
+
+
+def on_device(
+    level: Level,
+    axis: str | None,
+    factors: Float[Array, "k modes"],
+    queries: Float[Array, "m k"],
+    tokens: Float[Array, "n k"],
+    columns: Float[Array, "n c"],
+) -> Float[Array, "m c"]:
+    """Convolve as one device does, or as the only one.
+
+    Everything is real, so that two columns make one complex transform.
+    """
+    from meanformer.numerics.fourier import nufft
+
+    dimension, count = queries.shape[1], columns.shape[1]
+    shape, accuracy = (level.modes,) * dimension, level.accuracy
+    coefficients = nufft.transform(shape, paired(columns.T), tokens, accuracy)
+    if axis is not None:
+        coefficients = lax.psum(coefficients, axis)
+    for place, along_axis in enumerate(factors):
+        around = [1] * (dimension + 1)
+        around[place + 1] = level.modes
+        factor = along_axis.reshape(around).astype(coefficients.dtype)
+        coefficients = coefficients * factor
+    values = nufft.evaluate(coefficients, queries, accuracy)
+    return unpaired(values)[:count].T
+
+
+def paired(columns: Float[Array, "c n"]) -> Array:
+    """Join neighbouring columns as real and imaginary parts."""
+    even = jnp.pad(columns, ((0, len(columns) % 2), (0, 0)))
+    return lax.complex(even[0::2], even[1::2])
+
+
+def unpaired(values: Array) -> Float[Array, "c m"]:
+    """Take real and imaginary parts apart again."""
+    both = jnp.stack([values.real, values.imag], axis=1)
+    return both.reshape(-1, values.shape[1])
