@@ -1,5 +1,6 @@
 """Solving a flow: tokens from one depth to another, saved on the way."""
 
+import dataclasses
 from collections.abc import Sequence
 
 import equinox as eqx
@@ -23,8 +24,10 @@ from meanformer.flows.recorder import AbstractProgress, AbstractRecorder, bar_fo
 from meanformer.flows.solvers import AbstractIntegrator, Adaptive, LongDepth
 from meanformer.flows.state import State, initial_state
 from meanformer.flows.status import AbstractStop, Status, StepBudget
+from meanformer.flows.sums import summary_of
 from meanformer.flows.trajectory import Trajectory, as_trajectory
 from meanformer.measures import TokenCloud
+from meanformer.numerics.watched import Watched
 from meanformer.typing import ArrayLike, Key
 
 
@@ -127,7 +130,7 @@ def _walk(
         with progress:
             for index in range(len(snapshots), len(depths)):
                 if index > 0:
-                    state = snapshots[-1][0]
+                    state = dataclasses.replace(snapshots[-1][0], sums=None)
                     if not bool(state.status == Status.reached):
                         break
                     state = _jitted_advance(problem, state, depths[index])
@@ -142,7 +145,10 @@ def _walk(
 
 
 def _snapshot(problem: Problem, state: State) -> tuple[State, Float[Array, "n d"]]:
-    velocity = velocities_at(problem, state)
+    watched = Watched(problem.cloud.sums)
+    seen = eqx.tree_at(lambda p: p.cloud.sums, problem, watched)
+    velocity = velocities_at(seen, state)
+    state = dataclasses.replace(state, sums=summary_of(watched.reports))
     return state, jnp.where(jnp.isfinite(velocity), velocity, 0)
 
 

@@ -7,6 +7,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from meanformer.flows.merging import Atoms
 from meanformer.flows.status import Status
+from meanformer.flows.sums import SumSummary
 
 Moving = tuple[Float[Array, "n d"], Float[Array, "p d"] | None]
 
@@ -23,6 +24,7 @@ class State(eqx.Module):
         rejected_steps: steps tried and refused so far.
         stretch: how many saved depths lie behind; it numbers the noise.
         atoms: which tokens have joined, where the solve merges them; or `None`.
+        sums: how accurate the fast sums of its velocity are, where it is saved.
     """
 
     depth: Float[Array, ""]
@@ -33,6 +35,7 @@ class State(eqx.Module):
     rejected_steps: Int[Array, ""]
     stretch: Int[Array, ""]
     atoms: Atoms | None = None
+    sums: SumSummary | None = None
 
     @property
     def moving(self) -> Moving:

@@ -19,6 +19,7 @@ from meanformer.flows.merging import (
 )
 from meanformer.flows.state import State
 from meanformer.flows.status import STATUS_FLAGS, Status, status_code
+from meanformer.flows.sums import SumSummary, sum_arrays
 from meanformer.measures import TokenCloud
 
 
@@ -36,6 +37,7 @@ class Trajectory(eqx.Module):
         accepted_steps: steps taken up to each saved depth.
         rejected_steps: steps tried and refused up to each saved depth.
         atoms: which tokens had joined at each saved depth; `None` without `merge`.
+        sums: how accurate fast sums were at each saved depth; `None` without them.
     """
 
     depths: Float[Array, " t"]
@@ -48,6 +50,7 @@ class Trajectory(eqx.Module):
     accepted_steps: Int[Array, " t"]
     rejected_steps: Int[Array, " t"]
     atoms: Atoms | None = None
+    sums: SumSummary | None = None
 
     def __len__(self) -> int:
         return self.depths.shape[0]
@@ -89,6 +92,11 @@ class Trajectory(eqx.Module):
         `growth_factor`): a bound in the limit of small distances, by a trapezoidal sum
         over the steps; the smallest number of the type before the first join. With
         `LongDepth` also `arc_length`.
+
+        Where sums were fast also `sum_bound` and `sum_error`, the largest bound on
+        their relative errors and the largest error seen on random samples;
+        `patched_queries`, how many single queries were summed exactly; `exact_sums`,
+        how many sums were, because fast ones would have been inaccurate.
         """
         clouds = jax.vmap(lambda points: TokenCloud(points, self.weights))(self.points)
         speeds = jnp.linalg.norm(self.velocities, axis=2)
@@ -102,6 +110,7 @@ class Trajectory(eqx.Module):
             "mean": jax.vmap(TokenCloud.mean)(clouds),
             "covariance": jax.vmap(TokenCloud.covariance)(clouds),
             **merging,
+            **sum_arrays(self.sums),
         }
 
     @property
@@ -130,6 +139,8 @@ class Trajectory(eqx.Module):
             arrays = atom_arrays(self.atoms)
             for name, array in arrays.items():
                 variables[name] = ("depth", *ATOM_AXES[name]), np.asarray(array)
+        for name, array in sum_arrays(self.sums).items():
+            variables[name] = ("depth",), np.asarray(array)
         coordinates = {"depth": np.asarray(self.depths), **places}
         codes = np.full(len(self), status_code(Status.reached))
         codes[-1] = status_code(self.status)
@@ -185,6 +196,7 @@ def as_trajectory(
         states.accepted_steps,
         states.rejected_steps,
         states.atoms,
+        states.sums,
     )
     if is_concrete(states.points):
         return _cut_off(trajectory)
@@ -222,4 +234,5 @@ def _along_depth(trajectory: Trajectory) -> tuple:
         trajectory.accepted_steps,
         trajectory.rejected_steps,
         trajectory.atoms,
+        trajectory.sums,
     )

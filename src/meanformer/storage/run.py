@@ -2,7 +2,7 @@
 
 import fcntl
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ from meanformer.flows.integrate import Problem
 from meanformer.flows.merging import ATOM_AXES, atom_arrays, atoms_from
 from meanformer.flows.recorder import Snapshot
 from meanformer.flows.status import STATUS_FLAGS, status_code, status_from
+from meanformer.flows.sums import SUM_NAMES, sum_arrays, sums_from
 from meanformer.storage.fingerprint import fingerprint
 from meanformer.storage.format import GrowingArrays, read_metadata, whole_rows
 
@@ -157,6 +158,7 @@ _AXES = {
     "accepted_steps": (),
     "rejected_steps": (),
     **ATOM_AXES,
+    **dict.fromkeys(SUM_NAMES, ()),
 }
 
 
@@ -172,6 +174,7 @@ def _rows(state: State, velocities: Float[Array, "n d"]) -> dict[str, np.ndarray
     }
     if state.atoms is not None:
         rows |= atom_arrays(state.atoms)
+    rows |= sum_arrays(state.sums)
     return {name: np.asarray(row) for name, row in rows.items() if row is not None}
 
 
@@ -189,18 +192,22 @@ def read_snapshots(arrays: GrowingArrays, rows: int) -> list[Snapshot]:
                 jnp.asarray(columns["accepted_steps"][index]),
                 jnp.asarray(columns["rejected_steps"][index]),
                 jnp.asarray(index),
-                atoms_from(
-                    {
-                        name: jnp.asarray(columns[name][index])
-                        for name in ATOM_AXES
-                        if name in names
-                    }
-                ),
+                atoms_from(_row(columns, ATOM_AXES, index)),
+                sums_from(_row(columns, SUM_NAMES, index)),
             ),
             jnp.asarray(columns["velocities"][index]),
         )
         for index in range(rows)
     ]
+
+
+def _row(
+    columns: Mapping[str, np.ndarray], names: Iterable[str], index: int
+) -> dict[str, Array]:
+    """Return the arrays of these names at one depth, those that there are."""
+    return {
+        name: jnp.asarray(columns[name][index]) for name in names if name in columns
+    }
 
 
 def open_run(path: str | Path) -> Trajectory:
@@ -247,4 +254,5 @@ def _from_xarray(dataset) -> Trajectory:
         array("accepted_steps"),
         array("rejected_steps"),
         atoms_from({name: array(name) for name in ATOM_AXES if name in dataset}),
+        sums_from({name: array(name) for name in SUM_NAMES if name in dataset}),
     )

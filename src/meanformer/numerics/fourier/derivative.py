@@ -23,6 +23,8 @@ from meanformer.numerics.pairs import Pairs
 
 Levels = tuple[Level, ...]
 Terms = tuple[Pairs, Float[Array, "n v"]]
+# The same with `None` for what does not move.
+Moving = tuple[Pairs, Float[Array, "n v"] | None]
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
@@ -52,7 +54,7 @@ with_derivative.defjvp(with_derivative_jvp, symbolic_zeros=True)
 
 
 def moved_sum(
-    levels: Levels, decisions: Decisions, terms: Terms, moving: Terms
+    levels: Levels, decisions: Decisions, terms: Terms, moving: Moving
 ) -> MassAndMean:
     """Return the derivative, linear in what moves; `None` stands for what does not.
 
@@ -91,7 +93,7 @@ def moved_sum(
 
 
 def moving_sum(
-    level: Level, moving: Terms, pairs: Pairs, values: Float[Array, "n v"]
+    level: Level, moving: Moving, pairs: Pairs, values: Float[Array, "n v"]
 ) -> MassAndMean:
     """Return the sum at a level in a form that can be differentiated."""
     counted = counted_tokens(pairs, moving)
@@ -99,14 +101,14 @@ def moving_sum(
     return level_sum(frame, pairs, values, level, counted, is_moving=True)[0]
 
 
-def counted_tokens(pairs: Pairs, moving: Terms) -> Array:
+def counted_tokens(pairs: Pairs, moving: Moving) -> Array:
     """Return which tokens matter: absent ones do if the weights move."""
     present = pairs.weights > 0
     return present if moving[0].weights is None else jnp.ones_like(present)
 
 
 def level_for_derivative(
-    levels: Levels, decisions: Decisions, terms: Terms, moving: Terms
+    levels: Levels, decisions: Decisions, terms: Terms, moving: Moving
 ) -> Int[Array, ""]:
     """Return the level that was used, or one that has room for absent tokens, too."""
     if moving[0].weights is None:

@@ -1,0 +1,64 @@
+"""What a solve says of its fast sums: how accurate they are, and where not used."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from meanformer.numerics.fourier.report import SumReport
+
+
+class SumSummary(eqx.Module):
+    """The fast sums of one velocity, or of several along depth.
+
+    Attributes:
+        bound: largest bound on the relative error of a query summed fast.
+        error: largest relative error seen on random samples of the queries.
+        patched: how many single queries were summed exactly.
+        exact: how many sums were exact because fast ones would have been inaccurate.
+    """
+
+    bound: Float[Array, "*t"]
+    error: Float[Array, "*t"]
+    patched: Int[Array, "*t"]
+    exact: Int[Array, "*t"]
+
+
+def summary_of(reports: Sequence[SumReport]) -> SumSummary | None:
+    """Return the worst of the reports; `None` if no sum was to be fast."""
+    if not reports:
+        return None
+
+    def gathered(values) -> Array:
+        return jnp.stack(list(values))
+
+    return SumSummary(
+        gathered(report.bound for report in reports).max(),
+        gathered(report.observed for report in reports).max(),
+        gathered(report.patched for report in reports).sum(),
+        gathered(report.is_exact for report in reports).sum(),
+    )
+
+
+#: The arrays of `SumSummary` as files and statistics name them.
+SUM_NAMES = ("sum_bound", "sum_error", "patched_queries", "exact_sums")
+
+
+def sum_arrays(sums: SumSummary | None) -> dict[str, Array]:
+    """Return the arrays of a summary by their names; none without one."""
+    if sums is None:
+        return {}
+    fields = dataclasses.fields(sums)
+    return {
+        name: getattr(sums, field.name)
+        for name, field in zip(SUM_NAMES, fields, strict=True)
+    }
+
+
+def sums_from(arrays: Mapping[str, Array]) -> SumSummary | None:
+    """Return the summary that arrays of a file stand for; `None` if it has none."""
+    if SUM_NAMES[0] not in arrays:
+        return None
+    return SumSummary(*[arrays[name] for name in SUM_NAMES])
