@@ -415,10 +415,9 @@ def draw_stairs(stairs) -> Picture:
         lengths = np.asarray(joins(path).arc_lengths)
         label = rf"$\beta = {beta:g}$"
         ends = [0.1, *depths, 1e2 * depths[-1]]
-        left.stairs(levels, ends, baseline=None, label=label, linewidth=1.7)
-        right.stairs(
-            levels, [0, *lengths, 1.12 * lengths[-1]], baseline=None, linewidth=1.7
-        )
+        left.stairs(levels, ends, baseline=None, linewidth=1.7)
+        ends = [0, *lengths, 1.12 * lengths[-1]]
+        right.stairs(levels, ends, baseline=None, label=label, linewidth=1.7)
     rule = greedy_staircase(
         mf.identity_attention("softmax", 2), mf.TokenCloud(on_circle(SPACED))
     )
@@ -426,13 +425,13 @@ def draw_stairs(stairs) -> Picture:
         right.axvline(length, color=style.INK, linestyle=":", linewidth=1)
     left.set(xscale="log", xlabel="depth $t$", ylabel="energy (one cluster: 1)")
     right.set(xlabel=r"arc length in $\mathbb{R}^{nd}$")
-    left.legend()
+    right.legend(loc="center", bbox_to_anchor=(0.62, 0.72))
     return Picture(
         figure,
-        "The staircase of the published setting under softmax attention: energy "
-        "against depth, where a plateau lasts the longer the lower the temperature "
-        r"(left), and against arc length, where all $\beta$ nearly coincide (right; "
-        "dotted: the greedy rule).",
+        "The staircase of the published setting under softmax attention: energy, as "
+        r"the sum $\sum_k m_k^2$ over the groups joined so far, against depth, where a "
+        "plateau lasts the longer the lower the temperature (left), and against arc "
+        r"length, where all $\beta$ nearly coincide (right; dotted: the greedy rule).",
     )
 
 

@@ -80,16 +80,16 @@ class Atoms(eqx.Module):
         joined_arc_lengths: that length where each token was joined; or `None`.
     """
 
-    leaders: Int[Array, "*t n"]
-    joined_depths: Float[Array, "*t n"]
-    joined_leaders: Int[Array, "*t n"]
-    distances: Float[Array, "*t n"]
-    masses: Float[Array, "*t n"]
-    places: Float[Array, "*t n d"]
-    jumps: Float[Array, "*t"]
-    log_bound: Float[Array, "*t"] | None
-    arc_length: Float[Array, "*t"] | None
-    joined_arc_lengths: Float[Array, "*t n"] | None
+    leaders: Int[Array, "... n"]
+    joined_depths: Float[Array, "... n"]
+    joined_leaders: Int[Array, "... n"]
+    distances: Float[Array, "... n"]
+    masses: Float[Array, "... n"]
+    places: Float[Array, "... n d"]
+    jumps: Float[Array, "..."]
+    log_bound: Float[Array, "..."] | None
+    arc_length: Float[Array, "..."] | None
+    joined_arc_lengths: Float[Array, "... n"] | None
 
     def weights(self, cloud: TokenCloud) -> Float[Array, " n"]:
         """Return the masses of the atoms, at their leaders; zero for other tokens."""
