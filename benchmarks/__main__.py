@@ -16,7 +16,7 @@ from rich.table import Table
 
 from benchmarks.result import Result
 
-NAMES = ("velocity", "gradient", "memory", "startup")
+NAMES = ("velocity", "gradient", "memory", "startup", "fast_sums")
 VERDICTS = {True: "[green]reached[/]", False: "[red]not reached[/]", None: ""}
 
 
