@@ -38,7 +38,7 @@ format: $(INSTALLED)/dev ## format the code, repair what ruff can
 docs: $(INSTALLED)/docs ## build docs/_build/html, warnings are errors
 	$(BIN)/sphinx-build --fail-on-warning --keep-going -b html docs docs/_build/html
 
-bench: $(INSTALLED)/bench ## speed and memory against PyTorch and dense JAX
+bench: $(INSTALLED)/bench ## speed and memory against PyTorch, KeOps and dense JAX
 	$(BIN)/python -m benchmarks $(ARGS)
 
 clean: ## forget the environment and everything built

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 # Threads of the previous contestant spin for a while before they let go of the cores.
 PAUSE = 0.02
@@ -33,3 +34,11 @@ def python(code: str, *arguments: str) -> str:
 def run(command: list[str]) -> str:
     """Run a command and return what it prints."""
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def peak() -> float:
+    """Return the largest memory this process has had, in MiB (Linux)."""
+    # Not ru_maxrss, which starts from the memory of the process that started this one.
+    lines = Path("/proc/self/status").read_text().splitlines()
+    found = next(line for line in lines if line.startswith("VmHWM"))
+    return int(found.split()[1]) / 1024

@@ -13,12 +13,8 @@ import sys
 import jax
 from benchmarks.dense import dense_velocity
 from benchmarks.gradient import energy
+from benchmarks.measure import peak
 from benchmarks.velocity import velocity
-
-def peak():
-    # Not ru_maxrss, which starts from the memory of the process that started this one.
-    lines = open("/proc/self/status").read().splitlines()
-    return next(int(l.split()[1]) for l in lines if l.startswith("VmHWM")) / 1024
 
 who, kind, count = sys.argv[1:]
 points = jax.random.normal(jax.random.key(0), (int(count), 3))

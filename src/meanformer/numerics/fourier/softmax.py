@@ -110,8 +110,8 @@ def checked_sum(
     allowed, foreseen = allowed_levels(levels, frames, pairs, sampled, tolerance)
     attempt = best_attempt(levels, allowed, frames, pairs, values, tolerance)
 
-    bounds, patch = lax.top_k(attempt.bounds, min(len(pairs.tilts), LARGEST_PATCH))
-    decisions = Decisions(attempt.level, patch, bounds > tolerance)
+    patch, is_patched = worst_queries(attempt.bounds, tolerance)
+    decisions = Decisions(attempt.level, patch, is_patched)
     result = replaced_exactly(attempt.result, decisions, pairs, values, devices)
 
     observed = sum_distance(
@@ -137,6 +137,25 @@ def checked_sum(
         jnp.where(is_exact, reason, NONE),
     )
     return result, decisions, report
+
+
+def worst_queries(
+    bounds: Float[Array, " m"], tolerance: float
+) -> tuple[Int[Array, " p"], Bool[Array, " p"]]:
+    """Return queries with the largest bounds, and which are above the tolerance.
+
+    If none is, which mostly holds, any will do: to sort is slower than a transform.
+    """
+    count = min(len(bounds), LARGEST_PATCH)
+
+    def largest() -> tuple[Array, Array]:
+        top, index = lax.top_k(bounds, count)
+        return index, top > tolerance
+
+    def no_matter() -> tuple[Array, Array]:
+        return jnp.arange(count, dtype=jnp.int32), jnp.zeros(count, bool)
+
+    return lax.cond(any_in_batch((bounds > tolerance).any()), largest, no_matter)
 
 
 def value_width(pairs: Pairs, values: Float[Array, "n v"]) -> Float[Array, ""]:
