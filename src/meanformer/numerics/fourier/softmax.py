@@ -144,7 +144,7 @@ def worst_queries(
 ) -> tuple[Int[Array, " p"], Bool[Array, " p"]]:
     """Return queries with the largest bounds, and which are above the tolerance.
 
-    If none is, which mostly holds, any will do: to sort is slower than a transform.
+    If none is, any will do, and the bounds need not be sorted.
     """
     count = min(len(bounds), LARGEST_PATCH)
 
