@@ -25,8 +25,9 @@ GAUSSIAN_MODES = {
 CIRCLE_MODES = (128, 1024, 8192)
 # What the transforms can reach, a little above rounding.
 FINEST = {jnp.dtype(jnp.float64): 3e-14, jnp.dtype(jnp.float32): 2e-6}
-# Amplification of the error that all but the finest accuracy allow for.
-AMPLIFICATIONS = (256.0,)
+# Amplification of the error that all but the finest accuracy allow for. In three
+# dimensions a digit less is worth another branch.
+AMPLIFICATIONS = {1: (256.0,), 2: (256.0,), 3: (16.0, 256.0)}
 # Both transforms, each relative to the sum of all masses.
 TRANSFORMS = 2
 
@@ -57,10 +58,10 @@ def smallest_tolerance(dtype: jnp.dtype) -> float:
     return 4 * TRANSFORMS * FINEST[dtype]
 
 
-def accuracies(tolerance: float, dtype: jnp.dtype) -> tuple[float, ...]:
+def accuracies(dimension: int, tolerance: float, dtype: jnp.dtype) -> tuple[float, ...]:
     """Return the accuracies worth trying for a tolerance, coarsest first."""
-    finest = FINEST[dtype]
-    coarser = [tolerance / (TRANSFORMS * factor) for factor in AMPLIFICATIONS]
+    finest, factors = FINEST[dtype], AMPLIFICATIONS[dimension]
+    coarser = [tolerance / (TRANSFORMS * factor) for factor in factors]
     return (*[accuracy for accuracy in coarser if accuracy > finest], finest)
 
 
@@ -89,7 +90,7 @@ def full_ladder(dimension: int, tolerance: float, dtype: jnp.dtype) -> Ladder:
     kinds = [(GAUSSIAN, modes) for modes in GAUSSIAN_MODES[dimension]]
     if dimension == 2:
         kinds = [(CIRCLE, modes) for modes in CIRCLE_MODES] + kinds
-    reached = accuracies(tolerance, dtype)
+    reached = accuracies(dimension, tolerance, dtype)
     levels = tuple(
         Level(kind, modes, accuracy) for accuracy in reached for kind, modes in kinds
     )

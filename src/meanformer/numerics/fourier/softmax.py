@@ -57,7 +57,7 @@ from meanformer.numerics.fourier.rows import (
 from meanformer.numerics.pairs import Pairs
 from meanformer.numerics.precision import cast
 
-SAMPLE = 32
+SAMPLE = 16
 # Queries that are summed exactly one by one, before all of them are.
 LARGEST_PATCH = 256
 # If more than this multiple of them is foreseen, the level is not tried at all.
