@@ -1,6 +1,7 @@
 """Fast sums agree with exact ones, or say that they are not used."""
 
 import warnings
+from functools import partial
 
 import equinox as eqx
 import jax
@@ -222,6 +223,48 @@ def test_derivatives_agree_with_those_of_the_exact_sum(dimension, kind):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("far", [0.5, 10.0, 30.0, 300.0])
+def test_the_weight_of_an_absent_token_anywhere_has_its_derivative(far):
+    points = jnp.linspace(-1, 1, 200)[:, None].at[0].set(far)
+    weights = jnp.full(200, 1 / 199).at[0].set(0.0)
+
+    def total(sums, tilts, points, weights):
+        log_mass, mean = sums.softmax(Pairs(tilts, points, weights), points)
+        return jnp.sum(jnp.sin(log_mass[1:])) + jnp.sum(mean[1:] ** 2)
+
+    for ours, theirs in zip(
+        *(
+            jax.grad(partial(total, sums), (0, 1, 2))(2 * points, points, weights)
+            for sums in (Fourier(), Blocked())
+        ),
+        strict=True,
+    ):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.slow
+def test_second_derivatives_on_the_circle_are_those_of_the_exact_sum():
+    angle = jnp.asarray(np.random.default_rng(1).uniform(0, 6.28, 40))
+    points = jnp.stack([jnp.cos(angle), jnp.sin(angle)], axis=1)
+    direction = jnp.asarray(np.random.default_rng(2).standard_normal((40, 2)))
+
+    def total(sums, points):
+        pairs = Pairs(2 * points, points, jnp.full(40, 1 / 40))
+        log_mass, mean = sums.softmax(pairs, points)
+        return jnp.sum(jnp.sin(3 * log_mass)) + jnp.sum(mean**3)
+
+    def bent(sums):
+        gradient = jax.grad(partial(total, sums))
+        return jax.jvp(gradient, (points,), (direction,))[1]
+
+    assert Fourier().report(
+        Pairs(2 * points, points, jnp.full(40, 1 / 40)), points
+    ).level < len(full_ladder(2, 1e-8, working_dtype()).levels)
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        np.testing.assert_allclose(bent(Fourier()), bent(Blocked()), atol=1e-7)
+
+
+@pytest.mark.slow
 def test_a_batch_gets_what_its_members_get():
     pairs, values = problem("gauss", 1)
     strengths = jnp.asarray([0.5, 1.0, 3.0])
@@ -254,7 +297,7 @@ def test_what_cannot_be_fast_is_refused_with_the_reason():
     pairs, values = problem()
     with pytest.raises(Unsupported, match="5 dimensions, more than three"):
         Fourier().softmax(
-            Pairs(jnp.ones((40, 5)), jnp.ones((3, 5)), jnp.ones(3) / 3),
+            Pairs(jnp.ones((4, 5)), jnp.ones((3, 5)), jnp.ones(3) / 3),
             jnp.ones((3, 1)),
         )
     first = jnp.zeros(COUNT, int)

@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from pair_problems import dense_scores, dense_softmax, random_problem
 
-from meanformer.errors import InvalidInput
+from meanformer.errors import InvalidInput, SlowSums
 from meanformer.numerics.dense import hardmax_shares
 from meanformer.numerics.fourier.softmax import differentiable_sum
 from meanformer.numerics.fourier_sums import Auto, Fourier
@@ -346,6 +346,14 @@ def test_memory_of_a_shared_fourier_sum_falls_with_the_number_of_devices():
         sizes = program.memory_analysis()
         memory[count] = sizes.argument_size_in_bytes + sizes.temp_size_in_bytes
     assert memory[4] < 0.4 * memory[1]
+
+
+@pytest.mark.slow
+def test_a_shared_sum_that_cannot_be_fast_says_so():
+    pairs, values = line(3000)
+    pairs = eqx.tree_at(lambda p: p.tilts, pairs, 200 * pairs.tilts)
+    with pytest.warns(SlowSums, match="masses differ too much"):
+        Sharded(mesh_of(4), Fourier()).softmax(pairs, values)
 
 
 def test_placed_arrays_stay_in_place():

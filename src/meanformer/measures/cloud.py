@@ -304,8 +304,9 @@ def tilt(
     cloud: TokenCloud, log_factor: Float[Array, " n"]
 ) -> tuple[Float[Array, ""], TiltedCloud]:
     r"""Multiply a cloud by a factor: return its log-mass and the normalised rest."""
-    here = jnp.zeros((1, cloud.dimension), cloud.points.dtype)
-    pairs = Pairs(here, cloud.points, cloud.weights, log_factor)
+    # One query without a score: only the factor counts.
+    here = jnp.zeros((1, 0), cloud.points.dtype)
+    pairs = Pairs(here, cloud.points[:, :0], cloud.weights, log_factor)
     log_mass = cloud.sums.softmax(pairs, cloud.points)[0][0]
     return log_mass, TiltedCloud(cloud, log_factor - log_mass)
 

@@ -5,7 +5,7 @@ A branch on a condition that differs within a batch would be computed on both si
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool
 
 
 @jax.custom_batching.custom_vmap
@@ -28,14 +28,3 @@ def all_in_batch(conditions: Bool[Array, " l"]) -> Bool[Array, " l"]:
 @all_in_batch.def_vmap
 def _meet_conditions(axis_size, in_batched, conditions):
     return all_in_batch(jnp.all(conditions, axis=0)), False
-
-
-@jax.custom_batching.custom_vmap
-def largest_in_batch(index: Int[Array, ""]) -> Int[Array, ""]:
-    """Return the index; within `vmap`, the largest one in the batch."""
-    return index
-
-
-@largest_in_batch.def_vmap
-def _join_indices(axis_size, in_batched, index):
-    return largest_in_batch(jnp.max(index)), False

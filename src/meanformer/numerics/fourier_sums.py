@@ -6,7 +6,7 @@ import equinox as eqx
 import jax
 from jaxtyping import Array, Float
 
-from meanformer.errors import SlowSums, Unsupported, check, is_concrete, warn
+from meanformer.errors import Unsupported, check, is_concrete
 from meanformer.numerics.costs import Costs, costs, measured_costs
 from meanformer.numerics.fourier.levels import (
     LARGEST_DIMENSION,
@@ -15,7 +15,7 @@ from meanformer.numerics.fourier.levels import (
     smallest_tolerance,
     working_dtype,
 )
-from meanformer.numerics.fourier.report import SumReport
+from meanformer.numerics.fourier.report import SumReport, warn_if_exact
 from meanformer.numerics.fourier.softmax import (
     SAMPLE,
     first_level,
@@ -31,7 +31,7 @@ from meanformer.numerics.plans import (
     sizes_of,
 )
 
-# Predictions this far apart decide without a measurement.
+# Fast sums that are slower by this factor are ruled out without a measurement.
 CLEAR = 4.0
 # Exact sums that take less than this many seconds are not worth a compilation.
 WORTHWHILE = 0.05
@@ -71,17 +71,12 @@ class Fourier(AbstractPairSums):
         if ladder is None:
             return Blocked().softmax(pairs, values)
         result, report = fourier_softmax(pairs, values, ladder)
-        if is_concrete(report.is_exact) and bool(report.is_exact):
-            warn(
-                f"Fourier({self.tolerance}) would have been inaccurate here "
-                f"({report.in_words}), so that exact sums were computed; raise the "
-                "tolerance, lower beta, or use Auto().",
-                SlowSums,
-            )
+        warn_if_exact(report, self.tolerance)
         return result
 
     def report(self, pairs: Pairs, values: Float[Array, "n v"]) -> SumReport:
         """Compute the sum and tell how, and how accurate it is."""
+        _check_supported(pairs, self.tolerance)
         return fourier_softmax(pairs, values, self._full_ladder(pairs))[1]
 
     def plan(self, pairs: Pairs, values: Float[Array, "n v"]) -> SumPlan:
@@ -106,10 +101,10 @@ class Fourier(AbstractPairSums):
 
     def ladder(self, pairs: Pairs, values: Float[Array, "n v"]) -> Ladder | None:
         """Return all levels; few queries are summed exactly."""
+        _check_supported(pairs, self.tolerance)
         return None if len(pairs.tilts) <= SAMPLE else self._full_ladder(pairs)
 
     def _full_ladder(self, pairs: Pairs) -> Ladder:
-        _check_supported(pairs, self.tolerance)
         return full_ladder(pairs.tilts.shape[1], self.tolerance, working_dtype())
 
 
@@ -119,7 +114,7 @@ class Auto(AbstractPairSums):
     Fast sums where a model of their cost says that they are faster, exact ones
     elsewhere: few tokens (some 10 000), masks, more than three dimensions, kernels
     other than the exponential. The model has six numbers, measured once on a machine
-    when the answer is not clear without, and kept in the cache. `explain` tells what
+    before the first fast sum, and kept in the cache. `explain` tells what
     is chosen.
 
     Args:
@@ -171,8 +166,8 @@ class Auto(AbstractPairSums):
         ratios = _ratios(costs(), ladder, sizes)
         if max(ratios) < 1 / CLEAR:
             return None
-        if min(ratios) < CLEAR:
-            ratios = _ratios(measured_costs(), ladder, sizes)
+        # Always by the measured costs, so that a run that goes on decides alike.
+        ratios = _ratios(measured_costs(), ladder, sizes)
         faster = tuple(
             level
             for level, ratio in zip(ladder.levels, ratios, strict=True)

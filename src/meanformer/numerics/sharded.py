@@ -12,7 +12,9 @@ from jaxtyping import Array, Float, PyTree
 
 from meanformer.errors import InvalidInput, check
 from meanformer.numerics.fourier.levels import Devices
+from meanformer.numerics.fourier.report import warn_if_exact
 from meanformer.numerics.fourier.softmax import fourier_softmax
+from meanformer.numerics.fourier_sums import Auto
 from meanformer.numerics.padding import padded
 from meanformer.numerics.pair_sums import AbstractPairSums, Blocked, MassAndVectors
 from meanformer.numerics.pairs import Pairs
@@ -89,7 +91,10 @@ class Sharded(AbstractPairSums):
         ladder = self.ladder(pairs, values)
         if ladder is None:
             return spread_softmax(self.mesh, self.axis, self.sums, pairs, values)
-        return fourier_softmax(pairs, values, ladder)[0]
+        result, report = fourier_softmax(pairs, values, ladder)
+        if not isinstance(self.sums, Auto):
+            warn_if_exact(report, ladder.tolerance)
+        return result
 
     def ladder(self, pairs, values):
         """Return the levels of the sums that one device does."""

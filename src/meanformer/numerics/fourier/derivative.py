@@ -9,7 +9,7 @@ from jax import lax
 from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Float, Int, PyTree
 
-from meanformer.numerics.batching import all_in_batch, any_in_batch
+from meanformer.numerics.batching import any_in_batch
 from meanformer.numerics.fourier.frames import frames_of
 from meanformer.numerics.fourier.level_sums import MassAndMean, level_sum
 from meanformer.numerics.fourier.levels import Level
@@ -110,18 +110,23 @@ def counted_tokens(pairs: Pairs, moving: Moving) -> Array:
 def level_for_derivative(
     levels: Levels, decisions: Decisions, terms: Terms, moving: Moving
 ) -> Int[Array, ""]:
-    """Return the level that was used, or one that has room for absent tokens, too."""
+    """Return the level that was used, if it is right for absent tokens, too.
+
+    Where the weights move, absent tokens have derivatives. Those among the others
+    change neither the frame nor the largest mass; for those outside of the cloud, or
+    heavier than all of it, the derivative is computed exactly.
+    """
     if moving[0].weights is None:
         return decisions.level
-    frames = frames_of(terms[0], counted_tokens(terms[0], moving))
-    index = jnp.arange(len(levels))
-    fits = jnp.stack(
-        [frames[each.kind].needed_modes(each.accuracy) <= each.modes for each in levels]
-    )
-    fits = all_in_batch(fits & (index >= decisions.level))
-    return jnp.where(fits.any(), jnp.argmax(fits), len(levels)).astype(
-        decisions.level.dtype
-    )
+    pairs = terms[0]
+    present, everyone = pairs.weights > 0, counted_tokens(pairs, moving)
+    is_same = jnp.array(True)
+    for kind, frame in frames_of(pairs, present).items():
+        wider = frames_of(pairs, everyone)[kind]
+        top = jnp.where(present, frame.log_tokens, -jnp.inf).max()
+        is_same &= wider.is_like(frame) & (wider.log_tokens.max() <= top)
+    is_same = ~any_in_batch(~is_same)
+    return jnp.where(is_same, decisions.level, len(levels))
 
 
 def derivative_of(function, terms: PyTree, moving: PyTree) -> PyTree:

@@ -1,10 +1,14 @@
 """Frames: coordinates in which the exponential of the score is a convolution."""
 
 import abc
+from functools import partial
+from typing import Any
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Bool, Float
 
 from meanformer.numerics.fourier.levels import CIRCLE, GAUSSIAN, Level
@@ -32,6 +36,14 @@ class AbstractFrame(eqx.Module):
     @abc.abstractmethod
     def needed_modes(self, accuracy: float) -> Float[Array, ""]:
         """Return how many modes per axis an accuracy needs; infinite if unfit."""
+
+    @abc.abstractmethod
+    def exponents(self) -> Float[Array, " m"]:
+        """Return the sizes of the exponents of each query, which set their rounding."""
+
+    @abc.abstractmethod
+    def is_like(self, other: Any) -> Bool[Array, ""]:
+        """Whether another frame of this kind has the same centres and scales."""
 
     @abc.abstractmethod
     def convolve(
@@ -63,10 +75,19 @@ class GaussianFrame(AbstractFrame):
     log_queries: Float[Array, " m"]
     log_tokens: Float[Array, " n"]
     spans: Float[Array, " k"]
+    centre: Float[Array, " k"]
 
     def needed_modes(self, accuracy: float) -> Float[Array, ""]:
         """Return how many modes per axis an accuracy needs."""
         return gaussian_modes(self.spans, accuracy)
+
+    def exponents(self) -> Float[Array, " m"]:
+        """Return those of the query and of the widest difference."""
+        return jnp.abs(self.log_queries) + jnp.sum(self.spans**2)
+
+    def is_like(self, other: "GaussianFrame") -> Bool[Array, ""]:
+        """Whether the boxes are the same."""
+        return jnp.all(self.spans == other.spans) & jnp.all(self.centre == other.centre)
 
     def convolve(
         self, columns: Float[Array, "c n"], level: Level
@@ -101,6 +122,16 @@ class CircleFrame(AbstractFrame):
         modes = circle_modes(self.concentration, accuracy)
         return jnp.where(self.spread <= accuracy, modes, jnp.inf)
 
+    def exponents(self) -> Float[Array, " m"]:
+        """Return the largest exponents on the circle."""
+        return jnp.abs(self.log_queries) + 2 * self.concentration
+
+    def is_like(self, other: "CircleFrame") -> Bool[Array, ""]:
+        """Whether the radii are the same."""
+        return (self.spread == other.spread) & (
+            self.concentration == other.concentration
+        )
+
     def convolve(
         self, columns: Float[Array, "c n"], level: Level
     ) -> Float[Array, "c m"]:
@@ -112,19 +143,52 @@ class CircleFrame(AbstractFrame):
     def convolve_moving(
         self, pairs: Pairs, columns: Float[Array, "c n"], level: Level
     ) -> Float[Array, "c m"]:
-        r"""Add what is zero and has the derivative of the score in all directions.
+        """Convolve with the exponential of the cosine, as a function of the plane."""
+        return convolve_on_circle(
+            level, self.concentration, pairs.tilts, pairs.points, columns
+        )
 
-        $$\langle \dot u_i, y_j\rangle + \langle u_i, \dot y_j\rangle$$
-        leads off the circle, where angles are not enough.
-        """
-        fixed = lax.stop_gradient((pairs.tilts, pairs.points, columns))
-        tilts, points, masses = fixed
-        moving = pairs.points - points
-        by_queries = self.convolve(outer(points, masses), level)
-        by_tokens = self.convolve(outer(moving, masses), level)
-        total = self.convolve(columns, level)
-        total = total + contracted(pairs.tilts - tilts, by_queries)
-        return total + contracted(tilts, by_tokens)
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def convolve_on_circle(
+    level: Level,
+    concentration: Float[Array, ""],
+    tilts: Float[Array, "m 2"],
+    points: Float[Array, "n 2"],
+    columns: Float[Array, "c n"],
+) -> Float[Array, "c m"]:
+    r"""Return $\sum_j c_j e^{\langle u_i, y_j\rangle - \rho}$ for points on circles.
+
+    Its derivative,
+    $$\sum_j e^{\langle u_i, y_j\rangle - \rho}\bigl(\dot c_j
+      + c_j\langle \dot u_i, y_j\rangle + c_j\langle u_i, \dot y_j\rangle\bigr),$$
+    leads off the circle, and is made of such sums again.
+    """
+    return circle_convolution(
+        angles(tilts), angles(points), columns, concentration, level
+    )
+
+
+def convolve_on_circle_jvp(level, primals, tangents):
+    """Differentiate in what moves; the concentration is that of the queries."""
+    concentration, tilts, points, columns = primals
+    _, moving_tilts, moving_points, moving_columns = tangents
+
+    def convolve(columns):
+        return convolve_on_circle(level, concentration, tilts, points, columns)
+
+    value = convolve(columns)
+    moved = jnp.zeros_like(value)
+    if not isinstance(moving_columns, SymbolicZero):
+        moved += convolve(moving_columns)
+    if not isinstance(moving_tilts, SymbolicZero):
+        moved += contracted(moving_tilts, convolve(outer(points, columns)))
+    if not isinstance(moving_points, SymbolicZero):
+        moved += contracted(tilts, convolve(outer(moving_points, columns)))
+    return value, moved
+
+
+convolve_on_circle.defjvp(convolve_on_circle_jvp, symbolic_zeros=True)
 
 
 def frames_of(pairs: Pairs, counted: Bool[Array, " n"]) -> dict[str, AbstractFrame]:
@@ -162,7 +226,7 @@ def gaussian_frame(pairs: Pairs, counted: Bool[Array, " n"]) -> GaussianFrame:
         log_tokens = log_tokens + jnp.where(counted, pairs.offsets, 0)
     log_queries = matmul(pairs.tilts, centre) + jnp.sum(queries**2, axis=1) / 2
     spans = (scales * tilt_width + inverses * width) / 2
-    return GaussianFrame(queries, tokens, log_queries, log_tokens, spans)
+    return GaussianFrame(queries, tokens, log_queries, log_tokens, spans, centre)
 
 
 def circle_frame(pairs: Pairs, counted: Bool[Array, " n"]) -> CircleFrame:

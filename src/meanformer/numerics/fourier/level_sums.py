@@ -5,9 +5,11 @@ from jax import lax
 from jaxtyping import Array, Bool, Float
 
 from meanformer.numerics.fourier.frames import AbstractFrame, box
-from meanformer.numerics.fourier.levels import TRANSFORMS, Level
+from meanformer.numerics.fourier.levels import ERROR, Level
 from meanformer.numerics.pairs import Pairs
 
+# Units of rounding in an exponent or in a sum of the two ways.
+ROUNDINGS = 16
 # Some of the queries, so that their number is not bound.
 MassAndMean = tuple[Float[Array, " _m"], Float[Array, "_m _v"]]
 
@@ -58,20 +60,29 @@ def level_sum(
         sums = frame.convolve_moving(pairs, columns, level)
     else:
         sums = frame.convolve(columns, level)
-    error = TRANSFORMS * level.accuracy * lax.stop_gradient(masses.sum())
+    error = ERROR * level.accuracy * lax.stop_gradient(masses.sum())
     found = sums[0] > error
     mass = jnp.where(found, sums[0], 1)
     # Where rounding has eaten the mass there is no bound.
-    bound = jnp.where(found, error / (mass - error), jnp.inf)
+    bound = jnp.where(found, error / (mass - error), jnp.inf) + rounding(frame, top)
     mean = middle[None, :] + width * (sums[1:] / mass[None, :]).T
     return (frame.log_queries + top + jnp.log(mass), mean), lax.stop_gradient(bound)
+
+
+def rounding(frame: AbstractFrame, top: Float[Array, ""]) -> Float[Array, " m"]:
+    """Return what rounding of the exponents does to the mass of each query."""
+    unit = ROUNDINGS * jnp.finfo(top.dtype).eps
+    return unit * (frame.exponents() + jnp.abs(top))
 
 
 def sum_distance(
     first: MassAndMean, second: MassAndMean, width: Float[Array, ""]
 ) -> Float[Array, ""]:
     """Return the largest relative difference of two results, beyond their rounding."""
-    masses = jnp.max(jnp.abs(jnp.expm1(first[0] - second[0])))
-    rounding = 16 * jnp.finfo(width.dtype).eps * jnp.abs(second[1])
-    means = jnp.max(jnp.abs(first[1] - second[1]) - rounding, initial=0)
-    return jnp.maximum(masses, means / width)
+    unit = ROUNDINGS * jnp.finfo(width.dtype).eps
+
+    def beyond(difference, size):
+        return jnp.max(difference - unit * jnp.abs(size), initial=0)
+
+    masses = beyond(jnp.abs(jnp.expm1(first[0] - second[0])), second[0])
+    return jnp.maximum(masses, beyond(jnp.abs(first[1] - second[1]), second[1]) / width)

@@ -28,8 +28,10 @@ FINEST = {jnp.dtype(jnp.float64): 3e-14, jnp.dtype(jnp.float32): 2e-6}
 # Amplification of the error that all but the finest accuracy allow for. In three
 # dimensions a digit less is worth another branch.
 AMPLIFICATIONS = {1: (256.0,), 2: (256.0,), 3: (16.0, 256.0)}
-# Both transforms, each relative to the sum of all masses.
-TRANSFORMS = 2
+# Error of a mass or a mean, in units of the accuracy times the amplification: two
+# transforms of complex pairs (of norm up to 1.12), the quotient (times 1.5), and the
+# cut series (an eighth of the accuracy along each axis).
+ERROR = 4.0
 
 
 class Devices(NamedTuple):
@@ -55,13 +57,13 @@ def working_dtype() -> jnp.dtype:
 
 def smallest_tolerance(dtype: jnp.dtype) -> float:
     """Return the smallest tolerance that sums of this type can keep."""
-    return 4 * TRANSFORMS * FINEST[dtype]
+    return 2 * ERROR * FINEST[dtype]
 
 
 def accuracies(dimension: int, tolerance: float, dtype: jnp.dtype) -> tuple[float, ...]:
     """Return the accuracies worth trying for a tolerance, coarsest first."""
     finest, factors = FINEST[dtype], AMPLIFICATIONS[dimension]
-    coarser = [tolerance / (TRANSFORMS * factor) for factor in factors]
+    coarser = [tolerance / (ERROR * factor) for factor in factors]
     return (*[accuracy for accuracy in coarser if accuracy > finest], finest)
 
 

@@ -3,6 +3,8 @@
 import equinox as eqx
 from jaxtyping import Array, Bool, Float, Int
 
+from meanformer.errors import SlowSums, is_concrete, warn
+
 NONE, MODES, RANGE, WRONG = range(4)
 REASONS = (
     None,
@@ -40,3 +42,14 @@ class SumReport(eqx.Module):
     def in_words(self) -> str | None:
         """Why all queries were summed exactly; `None` if they were not."""
         return REASONS[int(self.reason)]
+
+
+def warn_if_exact(report: SumReport, tolerance: float) -> None:
+    """Warn where fast sums were asked for and exact ones computed, if that is known."""
+    if is_concrete(report.reason) and bool(report.is_exact):
+        warn(
+            f"Fourier({tolerance}) would have been inaccurate here ({report.in_words}),"
+            " so that exact sums were computed; raise the tolerance, lower beta, or "
+            "use Auto().",
+            SlowSums,
+        )

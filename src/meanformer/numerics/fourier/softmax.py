@@ -7,10 +7,10 @@ $$A_i = \sum_j w_j e^{t_j} \Big/ \sum_j w_j e^{t_j} G(a_i - z_j).$$
 
 So a sum takes four steps. A random sample of queries is summed exactly: its
 amplifications choose the level, or tell that none will do. All queries are summed at
-that level, and each gets its bound $2\varepsilon A_i$ from its own mass. Where the
-bound is above the tolerance a finer level is tried, and the few queries that are left
-are summed exactly; if they are many, all are. Last, the sample is compared with its
-exact sums, which catches everything the bound has not foreseen.
+that level, and each gets its bound, $4\varepsilon A_i$ and rounding, from its own
+mass. Where the bound is above the tolerance a finer level is tried, and the few queries
+that are left are summed exactly; if they are many, all are. Last, the sample is
+compared with its exact sums, which catches everything the bound has not foreseen.
 """
 
 from functools import partial
@@ -19,7 +19,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import jax.random as jr
-import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
@@ -30,10 +29,12 @@ from meanformer.numerics.fourier.level_sums import (
     MassAndMean,
     level_sum,
     log_total_mass,
+    rounding,
     sum_distance,
+    token_masses,
 )
 from meanformer.numerics.fourier.levels import (
-    TRANSFORMS,
+    ERROR,
     Devices,
     Ladder,
     Level,
@@ -217,8 +218,11 @@ def allowed_levels(
         return frames[level.kind].needed_modes(level.accuracy) <= level.modes
 
     def is_accurate(level: Level) -> Bool[Array, ""]:
-        log_error = np.log(TRANSFORMS * level.accuracy / tolerance).item()
-        is_over = log_error + log_amplification[level.kind] > 0
+        frame = frames[level.kind]
+        top = token_masses(frame, pairs.weights, pairs.weights > 0)[0]
+        room = tolerance - rounding(frame, top)[sampled.index]
+        error = ERROR * level.accuracy * jnp.exp(log_amplification[level.kind])
+        is_over = ~(error <= room)
         if level.accuracy > finest:
             return ~is_over.any()
         foreseen = jnp.mean(is_over.astype(pairs.tilts.dtype)) * count

@@ -24,8 +24,8 @@ def gaussian_convolution(
 
     The Gaussian is replaced by its periodic sum, whose Fourier series is short. The
     period leaves as much room beyond the widest difference as the series reaches in
-    frequency, so that both errors are equal; they are below the level's accuracy if
-    its modes are at least `gaussian_modes`.
+    frequency, so that both errors are equal; together they are below an eighth of the
+    level's accuracy along each axis if its modes are at least `gaussian_modes`.
 
     Args:
         queries: the points $a_i$.
@@ -48,8 +48,8 @@ def gaussian_convolution(
 
 
 def gaussian_modes(spans: Float[Array, " k"], accuracy: float) -> Float[Array, ""]:
-    """Return how many modes per axis are enough for an accuracy."""
-    tail = math.sqrt(2 * math.log(2 / accuracy))
+    """Return how many modes per axis cut off less than an eighth of an accuracy."""
+    tail = math.sqrt(2 * math.log(16 / accuracy))
     return tail * (jnp.max(spans) + tail) / math.pi + 1
 
 
@@ -78,10 +78,10 @@ def circle_convolution(
 def circle_modes(concentration: Float[Array, ""], accuracy: float) -> Float[Array, ""]:
     r"""Return how many modes are enough: twice $\sqrt{2\rho L} + L/3 + 2$.
 
-    $L$ is minus the logarithm of the accuracy. The coefficients fall like
+    $L$ is minus the logarithm of an eighth of the accuracy. The coefficients fall like
     $e^{-k^2/2\rho}$ up to $k = \rho$ and faster than geometrically beyond.
     """
-    digits = -math.log(accuracy)
+    digits = -math.log(accuracy / 8)
     return 2 * (jnp.sqrt(2 * digits * concentration) + digits / 3 + 2)
 
 
