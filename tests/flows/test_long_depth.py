@@ -286,6 +286,17 @@ def test_what_cannot_be_followed_is_refused_with_the_reason(flow, message):
         mf.solve(flow, padded([0.0, 1.0]), 10.0, solver=mf.LongDepth())
 
 
+def test_values_that_are_not_known_are_refused_before_anything_is_compiled():
+    # What is not a multiple of the identity could not be told from what is.
+    def end(value):
+        gamma = mf.Softmax(jnp.eye(2), jnp.eye(2), value)
+        flow = mf.Flow(gamma, space=mf.Sphere())
+        return mf.solve(flow, padded([0.0, 1.0]), 10.0, solver=mf.LongDepth()).points
+
+    with pytest.raises(mf.Unsupported, match="close over the map"):
+        jax.jit(end)(jnp.diag(jnp.array([1.0, -1.0])))
+
+
 def test_probes_are_refused_with_the_reason():
     flow = mf.Flow(mf.identity_attention("softmax", 2), space=mf.Sphere())
     cloud = padded([0.0, 1.0])

@@ -84,7 +84,8 @@ def check_resting(gamma: AbstractInContextMap) -> None:
     """Raise unless a lone token on the sphere rests under this map, for a known reason.
 
     That is so for softmax and unnormalised attention whose values are a multiple of
-    the tokens, and for sums and heads of those.
+    the tokens, and for sums and heads of those. The values must be known: a traced
+    matrix is refused.
     """
     for head in _heads(gamma):
         if not isinstance(head, Softmax | Unnormalised):
@@ -118,7 +119,11 @@ def _check_values(head: AbstractAttention) -> None:
             "LongDepth() does not apply; use Adaptive() or Stiff()."
         )
     if not is_concrete(head.value):
-        return
+        raise Unsupported(
+            "value is not known here, and LongDepth() must see that it is a multiple "
+            "of the identity; under jit, vmap or grad close over the map instead of "
+            "passing its matrices as arguments of the transformed function."
+        )
     value = np.asarray(head.value)
     multiple = value.shape[0] == value.shape[1] and np.array_equal(
         value, value[0, 0] * np.eye(len(value), dtype=value.dtype)
