@@ -124,7 +124,8 @@ def test_the_five_token_run_joins_the_tabulated_tokens():
 
 
 @pytest.mark.parametrize(
-    ("pair", "depth"), [((0, 1), 2.78), ((3, 4), 4.09), ((2, 3), 6.70), ((1, 2), 329.87)]
+    ("pair", "depth"),
+    [((0, 1), 2.78), ((3, 4), 4.09), ((2, 3), 6.70), ((1, 2), 329.87)],
 )
 def test_the_five_tokens_come_close_where_it_is_tabulated(pair, depth):
     # Nothing is joined by then that could shift it: the gap just before and just after.

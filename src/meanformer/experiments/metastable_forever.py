@@ -123,8 +123,9 @@ MEETING_POINT = Claim(
 )
 LEVELS = Claim(
     id="levels",
-    statement=r"After each join in the published staircase the energy is $\sum_k "
-    r"m_k^2$ of the groups: $0.28$, $0.44$, $0.52$, $1$ in units of one cluster.",
+    statement=r"On the plateaus of the published staircase, $\beta = 4000$, the energy "
+    r"$\sum_{ij} w_iw_je^{\beta(\langle x_i, x_j\rangle - 1)}$ of the tokens is "
+    r"$\sum_k m_k^2$ of the groups: $0.28$, $0.44$, $0.52$, $1$.",
     status="observation",
     reference="GKPR24, staircase profile of the energy",
 )
@@ -152,7 +153,8 @@ def run(parameters: Parameters, *, progress) -> Outcome:
             *dwell_findings(betas, dwells, unequal),
             *five_findings(five),
             meeting_finding(parameters.rtol),
-            *staircase_findings(climbed),
+            levels_finding(stairs[4000.0]),
+            arc_finding(climbed),
         ],
         pictures=[draw_stairs(stairs), draw_five(five)],
         tables=[
@@ -171,6 +173,11 @@ def run(parameters: Parameters, *, progress) -> Outcome:
 def on_circle(angles) -> np.ndarray:
     """Points of the plane at these angles."""
     return np.stack([np.cos(angles), np.sin(angles)], axis=1)
+
+
+def angles_of(points) -> np.ndarray:
+    """Angles of points of the plane, from zero on."""
+    return np.arctan2(points[..., 1], points[..., 0]) % (2 * np.pi)
 
 
 def walk(angles, beta, depths, *, kind="softmax", weights=None, **options):
@@ -298,7 +305,7 @@ def close_depths(depths, points, distance: float) -> np.ndarray:
 
     Gaps close exponentially: their logarithm is interpolated.
     """
-    gaps = np.diff(np.arctan2(points[..., 1], points[..., 0]), axis=1)
+    gaps = np.diff(angles_of(points), axis=1)
     found = []
     for gap in gaps.T:
         after = int(np.argmax(gap < distance))
@@ -400,24 +407,31 @@ def levels_of(path: mf.Trajectory) -> np.ndarray:
     return np.array(levels)
 
 
-def staircase_findings(climbed):
-    """Levels and arc lengths against the greedy rule."""
+def levels_finding(stair):
+    """Energies of the tokens in the middle of each plateau, against their levels."""
+    beta, path = stair
+    depths = np.log(np.asarray(path.depths)[1:])
+    ends = np.log([*np.asarray(joins(path).depths), float(path.depths[-1])])
+    middles = (ends[:-1] + ends[1:]) / 2
+    saved = 1 + np.abs(depths[:, None] - middles[None, :]).argmin(axis=0)
+    return LEVELS.close_to(
+        energy_of(path, beta)[saved],
+        [0.28, 0.44, 0.52, 1.0],
+        tolerance=1e-9,
+        source=closed_form(r"$\sum_k N_k^2/n^2$"),
+    )
+
+
+def arc_finding(climbed):
+    """Arc lengths against the greedy rule."""
     beta, path = climbed
     layer = mf.identity_attention("unnormalised", 2, beta)
     rule = greedy_staircase(layer, mf.TokenCloud(on_circle(SPACED)))
-    return (
-        LEVELS.close_to(
-            levels_of(path)[1:],
-            [0.28, 0.44, 0.52, 1.0],
-            tolerance=1e-12,
-            source=closed_form(r"$\sum_k N_k^2/n^2$"),
-        ),
-        ARC.close_to(
-            np.asarray(joins(path).arc_lengths),
-            np.asarray(rule.arc_lengths),
-            relative_tolerance=1e-4,
-            source=theory("greedy rule: the closest pair first"),
-        ),
+    return ARC.close_to(
+        np.asarray(joins(path).arc_lengths),
+        np.asarray(rule.arc_lengths),
+        relative_tolerance=1e-4,
+        source=theory("greedy rule: the closest pair first"),
     )
 
 
@@ -450,17 +464,15 @@ def draw_stairs(stairs) -> Picture:
     )
 
 
-def draw_five(five) -> Picture:
+def draw_five(five: mf.Trajectory) -> Picture:
     """Angles and energy of the five tokens."""
-    late, _ = five
-    depths, points = np.asarray(late.depths)[1:], np.asarray(late.points)[1:]
+    depths, angles = np.asarray(five.depths)[1:], angles_of(np.asarray(five.points))[1:]
     figure, (above, below) = style.canvas(1, 2, panel=(5.4, 2.4), sharex=True)
     for token in range(5):
-        angles = np.arctan2(points[:, token, 1], points[:, token, 0])
-        above.plot(depths, angles % (2 * np.pi), linewidth=1.5)
-    below.plot(depths, energy_of(late)[1:], color=style.BLUE)
+        above.plot(depths, angles[:, token], linewidth=1.5)
+    below.plot(depths, energy_of(five, 4.0)[1:], color=style.BLUE)
     for axes in (above, below):
-        for depth in np.asarray(joins(late).depths):
+        for depth in np.asarray(joins(five).depths):
             axes.axvline(depth, color=style.INK, linestyle=":", linewidth=1)
     above.set(ylabel="angle")
     below.set(xscale="log", xlabel="depth $t$", ylabel="energy (one cluster: 1)")
