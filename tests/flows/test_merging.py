@@ -61,6 +61,15 @@ def test_on_the_sphere_the_mean_is_retracted():
     np.testing.assert_array_equal(moved[2], points[2])
 
 
+@pytest.mark.parametrize(("distance", "leader"), [(0.97, 1), (1.01, 0), (4.0, 0)])
+def test_on_the_sphere_the_distance_is_the_angle_and_not_the_chord(distance, leader):
+    # The chord of the angle 1 is 0.9589.
+    angles = jnp.array([0.0, 1.0])
+    points = jnp.stack([jnp.cos(angles), jnp.sin(angles)], axis=1)
+    (_, atoms), _ = joined(points, jnp.full(2, 0.5), distance, mf.Sphere())
+    assert int(atoms.leaders[1]) == leader
+
+
 def test_a_distance_below_rounding_is_raised_to_it():
     cloud = mf.TokenCloud(jnp.array([[1e6, 0.0], [0.0, 1.0]]))
     gap = Gap(Merge().prepared(jnp.dtype("float64")), mf.Euclidean())

@@ -186,7 +186,7 @@ def _exponents(
     points: Float[Array, "n d"],
     weights: Float[Array, " n"],
 ) -> Float[Array, "n n"]:
-    """Return the logarithm of what queries pay to points; minus infinity for absence."""
+    """Return the logarithm of what queries pay to points; absent ones get nothing."""
     present = weights > 0
     scores = matmul(head.tilts(queries), points.T)
     masked = jnp.where(present[None, :], scores, -jnp.inf)

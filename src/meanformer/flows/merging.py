@@ -228,7 +228,7 @@ class Gap(eqx.Module):
         return jnp.where(jnp.isfinite(chord), jnp.where(near, 0, excess), 1)
 
     def linking(self, cloud: TokenCloud) -> Float[Array, ""]:
-        """Return the length up to which a gap counts as closed, ties included."""
+        """Return the distance up to which a gap counts as closed, ties included."""
         distance = self.distance(cloud)
         located = self._located(cloud, distance)
         return distance * (1 + jnp.maximum(TIE, 2 * located))
@@ -252,7 +252,7 @@ def join(
     masses, points = atoms.weights(cloud), cloud.points
     context = eqx.tree_at(lambda c: c.weights, cloud, masses)
     present = masses > 0
-    labels = chain_labels(points, present, gap.linking(context))
+    labels = chain_labels(points, present, gap.space.chord(gap.linking(context)))
     total = jax.ops.segment_sum(masses, labels, len(points))
     # Deviations from the leader: an atom that nothing joined stays where it is.
     deviations = masses[:, None] * (points - points[labels])
