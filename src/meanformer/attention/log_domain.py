@@ -108,11 +108,12 @@ def scaled_field(
     top = _largest_apart(tables, _apart(weights))
     highest = jnp.log(jnp.finfo(points.dtype).max) / 4
     differences = points[None, :, :] - queries[:, None, :]
-    shares = sum(
-        head.value[0, 0] * jnp.exp(jnp.minimum(table - top, highest))
+    shares = [
+        _shares(head, jnp.minimum(table - top, highest))
         for head, table in zip(heads, tables, strict=True)
-    )
-    return _projected(queries, jnp.sum(shares[:, :, None] * differences, axis=1))
+    ]
+    total = jnp.stack(shares).sum(axis=0)
+    return _projected(queries, jnp.sum(total[:, :, None] * differences, axis=1))
 
 
 def check_resting(gamma: AbstractInContextMap) -> None:
@@ -198,6 +199,13 @@ def _exponents(
     return exponents
 
 
+def _shares(
+    head: AbstractAttention, exponents: Float[Array, "n n"]
+) -> Float[Array, "n n"]:
+    """Return attention times the multiple of the tokens that the values are."""
+    return head.value[0, 0] * jnp.exp(exponents)
+
+
 def _projected(
     points: Float[Array, "n d"], vectors: Float[Array, "n d"]
 ) -> Float[Array, "n d"]:
@@ -210,7 +218,7 @@ def _pull(
     exponents: Float[Array, "n n"],
 ) -> _Pull:
     """Return what one head contributes, given what is paid to other tokens."""
-    shares = head.value[0, 0] * jnp.exp(exponents)
+    shares = _shares(head, exponents)
     differences = points[None, :, :] - points[:, None, :]
     velocities = _projected(points, jnp.sum(shares[:, :, None] * differences, axis=1))
     # A score is rounded relative to its size, and its exponential by that much; tokens
