@@ -8,7 +8,7 @@ import pytest
 
 import meanformer as mf
 from meanformer.flows.merging import Gap, Merge, initial_atoms, join
-from meanformer.flows.rates import largest_rate
+from meanformer.flows.rates import internal_rate, largest_rate
 
 CONTRACTION = mf.Flow(mf.PointMap(jnp.negative, takes=2))
 
@@ -59,6 +59,15 @@ def test_on_the_sphere_the_mean_is_retracted():
     np.testing.assert_allclose(jnp.arctan2(moved[:, 1], moved[:, 0]), [0.01, 0.01, 2])
     np.testing.assert_allclose(jnp.linalg.norm(moved, axis=1), 1, rtol=1e-15)
     np.testing.assert_array_equal(moved[2], points[2])
+
+
+@pytest.mark.parametrize(("distance", "leader"), [(0.97, 1), (1.01, 0), (4.0, 0)])
+def test_on_the_sphere_the_distance_is_the_angle_and_not_the_chord(distance, leader):
+    # The chord of the angle 1 is 0.9589.
+    angles = jnp.array([0.0, 1.0])
+    points = jnp.stack([jnp.cos(angles), jnp.sin(angles)], axis=1)
+    (_, atoms), _ = joined(points, jnp.full(2, 0.5), distance, mf.Sphere())
+    assert int(atoms.leaders[1]) == leader
 
 
 def test_a_distance_below_rounding_is_raised_to_it():
@@ -121,6 +130,36 @@ def test_the_dense_rate_is_the_largest_eigenvalue_on_tangent_vectors(key):
     rate = largest_rate(lambda x: x @ matrix.T, cloud, mf.Euclidean())
     expected = np.linalg.eigvalsh((matrix + matrix.T) / 2)[-1]
     np.testing.assert_allclose(rate, expected, rtol=1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_rates_of_atoms_and_inside_of_them_are_those_of_all_their_tokens(sign):
+    # The same measure twice: three atoms, and five tokens of which two pairs coincide.
+    value = sign * jnp.array([[1.0, 0.3, 0], [0, 0.8, 0], [0.2, 0, 1.1]])
+    gamma = mf.Softmax(jnp.eye(3), jnp.eye(3), value, beta=3.0)
+    flow, zero = mf.Flow(gamma, space=mf.Sphere()), jnp.zeros(())
+    points = sphere_clusters().points[jnp.array([0, 1, 3])]
+    atoms = mf.TokenCloud(points, jnp.array([0.5, 0.3, 0.2]))
+    tokens = mf.TokenCloud(
+        points[jnp.array([0, 0, 1, 2, 2])], jnp.array([0.2, 0.3, 0.3, 0.15, 0.05])
+    )
+
+    def rate(cloud):
+        def field(x):
+            return flow.field(zero, cloud.moved(x), x)
+
+        return largest_rate(field, cloud, flow.space)
+
+    inside = internal_rate(
+        lambda x: flow.field(zero, atoms, x),
+        points,
+        jnp.array([True, False, True]),
+        flow.space,
+    )
+    expected = max(float(rate(atoms)), float(inside))
+    np.testing.assert_allclose(rate(tokens), expected, rtol=1e-10)
+    assert (float(inside) > float(rate(atoms))) == (sign < 0)
 
 
 @pytest.mark.parametrize(
@@ -192,6 +231,24 @@ def test_the_merged_flow_is_off_by_less_than_the_bound_and_by_first_order():
         errors.append(error.max())
     assert 0.4 < errors[1] / errors[0] < 0.6
     assert 0.4 < errors[2] / errors[1] < 0.6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sign", [1.0, -1.0], ids=["attractive", "repulsive"])
+def test_the_bound_holds_where_joined_tokens_would_have_parted(sign):
+    points = jnp.array([[1, 0, 0], [1, 5e-4, 0], [0, 1, 0.2], [-0.3, 0.1, 1]])
+    points = points / jnp.linalg.norm(points, axis=1, keepdims=True)
+    gamma = mf.Softmax(jnp.eye(3), jnp.eye(3), sign * jnp.eye(3), beta=4.0)
+    flow, cloud = mf.Flow(gamma, space=mf.Sphere()), mf.TokenCloud(points)
+    exact = mf.solve(flow, cloud, 10.0, save=11)
+    path = mf.solve(flow, cloud, 10.0, save=11, merge=Merge(1e-3))
+    assert float(path.merges.depths[0]) == 0
+    distances = [float(mf.wasserstein(path.cloud(k), exact.cloud(k))) for k in (3, 10)]
+    bound = 10 ** path.statistics["log10_merge_bound"]
+    assert distances[0] <= float(bound[3])
+    assert distances[1] <= float(bound[10])
+    # Without the rate inside of the pair the bound would not exceed its first jump.
+    assert (distances[1] > 0.1) == (sign < 0)
 
 
 @pytest.mark.slow

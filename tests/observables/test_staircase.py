@@ -65,3 +65,33 @@ def test_what_the_rule_is_not_for_is_refused():
         greedy_staircase(mf.identity_attention("l2", 2), on_circle([0.0]))
     with pytest.raises(mf.InvalidInput, match="norm"):
         greedy_staircase(SOFTMAX, mf.TokenCloud(jnp.ones((2, 2))))
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        (mf.Softmax(jnp.eye(2), jnp.eye(2), -jnp.eye(2)), "value is not a positive"),
+        (
+            mf.Softmax(jnp.eye(2), jnp.eye(2), jnp.diag(jnp.array([1.0, 2.0]))),
+            "value is not a positive",
+        ),
+        (mf.Unnormalised(-jnp.eye(2), jnp.eye(2), jnp.eye(2)), "score is not a pos"),
+        (
+            mf.Softmax(jnp.eye(2), jnp.eye(2), jnp.eye(2), query_bias=jnp.ones(2)),
+            "without biases",
+        ),
+    ],
+    ids=["repulsive", "unequal", "score", "bias"],
+)
+def test_matrices_that_do_not_attract_are_refused(layer, message):
+    with pytest.raises(mf.Unsupported, match=message):
+        greedy_staircase(layer, on_circle([0.0, 1.0]))
+
+
+def test_rotated_queries_and_keys_have_the_same_score_and_are_accepted():
+    turn = jnp.array([[0.6, -0.8], [0.8, 0.6]])
+    layer = mf.Softmax(turn, turn, 0.5 * jnp.eye(2), beta=3.0)
+    cloud = on_circle([0.0, 0.5, 2.0])
+    np.testing.assert_array_equal(
+        greedy_staircase(layer, cloud).points, greedy_staircase(SOFTMAX, cloud).points
+    )

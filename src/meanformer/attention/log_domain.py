@@ -6,11 +6,10 @@ tokens, and a sum of small terms loses nothing.
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from meanformer.attention.abstract import AbstractAttention, AbstractInContextMap
 from meanformer.attention.composition import MultiHead, Sum
@@ -40,7 +39,6 @@ class ScaledVelocity(NamedTuple):
 class _Pull(NamedTuple):
     """What one head contributes, and the speeds that rounding alone explains."""
 
-    log_scale: Float[Array, ""]
     velocities: Float[Array, "n d"]
     attention: Float[Array, "n n"]
     roundings: Float[Array, " n"]
@@ -68,9 +66,13 @@ def scaled_velocity(
     Returns:
         Scale and velocities. Cost: $O(n^2 d)$ time and memory: for few tokens.
     """
-    pulls = [_pull(head, points, weights) for head in _heads(gamma)]
-    top = jnp.stack([pull.log_scale for pull in pulls]).max()
-    scaled = [_in_units_of(top, pull) for pull in pulls]
+    heads, apart = _heads(gamma), _apart(weights)
+    tables = [_exponents(head, points, points, weights) for head in heads]
+    top = _largest_apart(tables, apart)
+    scaled = [
+        _pull(head, points, jnp.where(apart, table - top, -jnp.inf))
+        for head, table in zip(heads, tables, strict=True)
+    ]
     velocities = sum(pull.velocities for pull in scaled)
     roundings = sum(pull.roundings for pull in scaled)
     speeds = jnp.linalg.norm(lax.stop_gradient(velocities), axis=1)
@@ -80,11 +82,46 @@ def scaled_velocity(
     return ScaledVelocity(top, jnp.where(moves, velocities, 0), attention)
 
 
+def scaled_field(
+    gamma: AbstractInContextMap,
+    points: Float[Array, "n d"],
+    weights: Float[Array, " n"],
+    queries: Float[Array, "n d"],
+) -> Float[Array, "n d"]:
+    r"""Velocities of queries beside the tokens, in the unit of `scaled_velocity`.
+
+    The measure is that of the points, and a query beside the point $x_i$ feels it too,
+    $c\,p_{ii}P_q(x_i - q)$. In that unit this may be beyond all numbers: the share is
+    cut off at the fourth root of the largest one.
+
+    Args:
+        gamma: a map that `check_resting` accepts.
+        points: unit vectors.
+        weights: masses, zero for absence.
+        queries: unit vectors, the $i$-th of them at the $i$-th point or next to it.
+
+    Returns:
+        The velocities. Cost: as `scaled_velocity`.
+    """
+    heads = _heads(gamma)
+    tables = [_exponents(head, queries, points, weights) for head in heads]
+    top = _largest_apart(tables, _apart(weights))
+    highest = jnp.log(jnp.finfo(points.dtype).max) / 4
+    differences = points[None, :, :] - queries[:, None, :]
+    shares = [
+        _shares(head, jnp.minimum(table - top, highest))
+        for head, table in zip(heads, tables, strict=True)
+    ]
+    total = jnp.stack(shares).sum(axis=0)
+    return _projected(queries, jnp.sum(total[:, :, None] * differences, axis=1))
+
+
 def check_resting(gamma: AbstractInContextMap) -> None:
     """Raise unless a lone token on the sphere rests under this map, for a known reason.
 
     That is so for softmax and unnormalised attention whose values are a multiple of
-    the tokens, and for sums and heads of those.
+    the tokens, and for sums and heads of those. The values must be known: a traced
+    matrix is refused.
     """
     for head in _heads(gamma):
         if not isinstance(head, Softmax | Unnormalised):
@@ -106,11 +143,6 @@ def _heads(gamma: AbstractInContextMap) -> tuple[AbstractInContextMap, ...]:
     return tuple(head for part in parts for head in _heads(part))
 
 
-def _in_units_of(log_scale: Float[Array, ""], pull: _Pull) -> _Pull:
-    factor = jnp.exp(pull.log_scale - log_scale)
-    return jax.tree.map(lambda leaf: factor * leaf, pull)
-
-
 def _check_values(head: AbstractAttention) -> None:
     if head.value_bias is not None:
         raise Unsupported(
@@ -118,7 +150,11 @@ def _check_values(head: AbstractAttention) -> None:
             "LongDepth() does not apply; use Adaptive() or Stiff()."
         )
     if not is_concrete(head.value):
-        return
+        raise Unsupported(
+            "value is not known here, and LongDepth() must see that it is a multiple "
+            "of the identity; under jit, vmap or grad close over the map instead of "
+            "passing its matrices as arguments of the transformed function."
+        )
     value = np.asarray(head.value)
     multiple = value.shape[0] == value.shape[1] and np.array_equal(
         value, value[0, 0] * np.eye(len(value), dtype=value.dtype)
@@ -131,29 +167,64 @@ def _check_values(head: AbstractAttention) -> None:
         )
 
 
-def _pull(
-    head: AbstractAttention, points: Float[Array, "n d"], weights: Float[Array, " n"]
-) -> _Pull:
-    """Return what one head contributes."""
+def _apart(weights: Float[Array, " n"]) -> Bool[Array, "n n"]:
+    """Return which token is moved by which other one."""
+    return (weights > 0)[:, None] & ~jnp.eye(len(weights), dtype=bool)
+
+
+def _largest_apart(
+    tables: list[Float[Array, "n n"]], apart: Bool[Array, "n n"]
+) -> Float[Array, ""]:
+    """Return the largest exponent between different tokens; zero if there is none."""
+    tops = [jnp.where(apart, table, -jnp.inf).max() for table in tables]
+    top = lax.stop_gradient(jnp.stack(tops).max())
+    return jnp.where(jnp.isfinite(top), top, 0)
+
+
+def _exponents(
+    head: AbstractAttention,
+    queries: Float[Array, "n d"],
+    points: Float[Array, "n d"],
+    weights: Float[Array, " n"],
+) -> Float[Array, "n n"]:
+    """Return the logarithm of what queries pay to points; absent ones get nothing."""
     present = weights > 0
-    scores = matmul(head.tilts(points), points.T)
+    scores = matmul(head.tilts(queries), points.T)
     masked = jnp.where(present[None, :], scores, -jnp.inf)
     exponents = masked + jnp.log(jnp.where(present, weights, 1))[None, :]
     if isinstance(head, Softmax):
         highest = exponents.max(axis=1, keepdims=True)
         total = jnp.exp(exponents - highest).sum(axis=1, keepdims=True)
         exponents = exponents - highest - jnp.log(total)
-    apart = present[:, None] & ~jnp.eye(len(points), dtype=bool)
-    exponents = jnp.where(apart, exponents, -jnp.inf)
-    top = lax.stop_gradient(exponents.max())
-    top = jnp.where(jnp.isfinite(top), top, 0)
-    shares = head.value[0, 0] * jnp.exp(exponents - top)
+    return exponents
+
+
+def _shares(
+    head: AbstractAttention, exponents: Float[Array, "n n"]
+) -> Float[Array, "n n"]:
+    """Return attention times the multiple of the tokens that the values are."""
+    return head.value[0, 0] * jnp.exp(exponents)
+
+
+def _projected(
+    points: Float[Array, "n d"], vectors: Float[Array, "n d"]
+) -> Float[Array, "n d"]:
+    return vectors - jnp.sum(points * vectors, axis=1, keepdims=True) * points
+
+
+def _pull(
+    head: AbstractAttention,
+    points: Float[Array, "n d"],
+    exponents: Float[Array, "n n"],
+) -> _Pull:
+    """Return what one head contributes, given what is paid to other tokens."""
+    shares = _shares(head, exponents)
     differences = points[None, :, :] - points[:, None, :]
-    pulls = jnp.sum(shares[:, :, None] * differences, axis=1)
-    velocities = pulls - jnp.sum(points * pulls, axis=1, keepdims=True) * points
+    velocities = _projected(points, jnp.sum(shares[:, :, None] * differences, axis=1))
     # A score is rounded relative to its size, and its exponential by that much; tokens
     # that went there by such velocities are off by as much again.
-    largest = jnp.where(apart, jnp.abs(scores), 0).max()
+    scores = lax.stop_gradient(matmul(head.tilts(points), points.T))
+    largest = jnp.where(jnp.isfinite(exponents), jnp.abs(scores), 0).max()
     sizes = jnp.sum(jnp.abs(shares) * jnp.linalg.norm(differences, axis=2), axis=1)
     rounding = ROUNDINGS * jnp.finfo(points.dtype).eps * (1 + largest) ** 2
-    return _Pull(top, velocities, jnp.abs(shares), lax.stop_gradient(rounding * sizes))
+    return _Pull(velocities, jnp.abs(shares), lax.stop_gradient(rounding * sizes))

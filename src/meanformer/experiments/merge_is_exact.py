@@ -33,6 +33,7 @@ ANGLES = np.array(
     [0.0621971438, 0.2143229734, 1.8191226208, 2.9110710095, 3.1879369617]
 )
 WEIGHTS = np.array([0.25, 0.15, 0.2, 0.3, 0.1])
+PAIRS = ((0, 1), (3, 4))  # the closest tokens, in the order in which they meet
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,8 @@ BOUND = Claim(
 )
 JUMPS = Claim(
     id="jumps",
-    statement=r"The joins move the measure by $\sqrt{w_1w_2/(w_1+w_2)}\,r$ each.",
+    statement=r"The two closest pairs, joined at the prescribed distance $r$, move the "
+    r"measure by $\sqrt{w_1w_2/(w_1+w_2)}\,r$ each.",
     status="observation",
 )
 EVENT = Claim(
@@ -79,14 +81,8 @@ EVENT = Claim(
 )
 ENERGY = Claim(
     id="energy",
-    statement=r"The energy at the last depth is that of the true flow, up to second "
-    r"order in $r$.",
-    status="observation",
-)
-MEASURE = Claim(
-    id="measure",
-    statement=r"Reported tokens with their own masses, and atoms with theirs, are the "
-    r"same measure.",
+    statement=r"The energy at the last depth is that of the true flow, up to an error "
+    r"of second order in $r$ or higher.",
     status="observation",
 )
 
@@ -121,10 +117,9 @@ def run(parameters: Parameters, *, progress) -> Outcome:
                 tolerance=1e-3,
                 source=theory("linearised: it holds for small distances"),
             ),
-            jump_finding(paths),
+            jump_finding(distances, paths),
             event_finding(parameters, distances, paths),
             energy_finding(parameters.beta, distances, paths, exact),
-            measure_finding(paths),
         ],
         pictures=[draw(depths, distances, errors, bounds)],
     )
@@ -188,25 +183,20 @@ def fitted_order(distances, errors) -> float:
     return float(np.polyfit(np.log(distances[-3:]), np.log(errors[-3:]), 1)[0])
 
 
-def jump_finding(paths):
-    """The sum of the jumps, against masses and distances of the joined pairs."""
-    expected = []
-    for path in paths:
-        masses, total = WEIGHTS.copy(), 0.0
-        record = path.merges
-        for leader, token, distance in zip(
-            record.leaders, record.tokens, record.distances, strict=True
-        ):
-            first, second = masses[int(leader)], masses[int(token)]
-            total += np.sqrt(first * second / (first + second)) * float(distance)
-            masses[int(leader)] += second
-        expected.append(total)
-    measured = [float(path.statistics["merge_error"][-1]) for path in paths]
+def jump_finding(distances, paths):
+    """The first two jumps, against the prescribed distance and masses of the pairs."""
+    shares = [
+        np.sqrt(WEIGHTS[i] * WEIGHTS[j] / (WEIGHTS[i] + WEIGHTS[j])) for i, j in PAIRS
+    ]
+    # Depths are saved finely enough that every join is a step of its own.
+    sums = [
+        np.unique(path.statistics["merge_error"])[: 1 + len(PAIRS)] for path in paths
+    ]
     return JUMPS.close_to(
-        measured,
-        expected,
-        relative_tolerance=1e-3,
-        source=closed_form("two points joined at their mean"),
+        np.diff(sums, axis=1) / distances[:, None],
+        np.tile(shares, (len(paths), 1)),
+        relative_tolerance=1e-6,
+        source=closed_form("two points joined at their mean, located as an event"),
     )
 
 
@@ -239,30 +229,18 @@ def event_finding(parameters: Parameters, distances, paths):
 
 
 def energy_finding(beta: float, distances, paths, exact):
-    """Difference of the energies at the last depth, over the squared distance."""
+    """The order of the difference of the energies at the last depth."""
 
     def energy(points):
         return WEIGHTS @ np.exp(beta * (points @ points.T - 1)) @ WEIGHTS
 
     true = energy(on_circle(exact[-1]))
     errors = [abs(energy(np.asarray(path.points[-1])) - true) for path in paths]
-    return ENERGY.at_most(
-        np.array(errors) / distances**2,
-        1.0,
-        source=theory("a multiple of the squared distance"),
-    )
-
-
-def measure_finding(paths):
-    """Distance of the two descriptions of the measure at the last depth."""
-    gaps = []
-    for path in paths:
-        leaders = np.asarray(path.atoms.leaders[-1])
-        masses = np.bincount(leaders, WEIGHTS, minlength=len(WEIGHTS))
-        atoms = mf.TokenCloud(path.points[-1], masses)
-        gaps.append(float(mf.wasserstein(path.cloud(-1), atoms)))
-    return MEASURE.close_to(
-        gaps, 0.0, tolerance=1e-9, source=other_method("exact transport")
+    return ENERGY.at_least(
+        fitted_order(distances[:4], np.array(errors[:4])),
+        2,
+        tolerance=0.1,
+        source=theory("fitted to distances down to $0.01$"),
     )
 
 
@@ -296,7 +274,7 @@ experiment = Experiment(
     title="Joining tokens that have met costs no more than their distance",
     room="flows",
     about=__doc__,
-    claims=(FIRST_ORDER, LASTING, BOUND, JUMPS, EVENT, ENERGY, MEASURE),
+    claims=(FIRST_ORDER, LASTING, BOUND, JUMPS, EVENT, ENERGY),
     parameters=Parameters,
     run=run,
     seconds=12,

@@ -37,6 +37,7 @@ from meanformer.plotting import style
 FIVE = (0.0621971438, 0.2143229734, 1.8191226208, 2.9110710095, 3.1879369617)
 SPACED = 0.5 * np.log(2000) / np.sqrt(2000) * np.array([0, 0.5, 2, 4, 7])
 SAVED = 61
+CLOSE = (2.78, 4.09, 6.70, 329.87)  # where the five come within 0.01, tabulated
 MEETING = 0.1  # the angle up to which a dwell time is taken
 DWELL = {4: 10.021878351631, 10: 1129.33847345, 20: 12191759.4252, 40: 2.94602185e15}
 UNEQUAL = (0.7, 0.3)
@@ -96,8 +97,8 @@ STEPS = Claim(
 FIVE_DEPTHS = Claim(
     id="five-tokens",
     statement=r"The five tokens of the published run at $\beta = 4$ come within "
-    r"$10^{-2}$ of each other where an ordinary integrator finds it, the last two "
-    r"groups at depth $329.87$.",
+    r"$10^{-2}$ of each other at the depths $2.78$, $4.09$, $6.70$ and $329.87$, where "
+    r"an ordinary integrator finds it.",
     status="observation",
     reference="GKPR24, five tokens on the circle",
 )
@@ -122,8 +123,9 @@ MEETING_POINT = Claim(
 )
 LEVELS = Claim(
     id="levels",
-    statement=r"After each join in the published staircase the energy is $\sum_k "
-    r"m_k^2$ of the groups: $0.28$, $0.44$, $0.52$, $1$ in units of one cluster.",
+    statement=r"On the plateaus of the published staircase, $\beta = 4000$, the energy "
+    r"$\sum_{ij} w_iw_je^{\beta(\langle x_i, x_j\rangle - 1)}$ of the tokens is "
+    r"$\sum_k m_k^2$ of the groups: $0.28$, $0.44$, $0.52$, $1$.",
     status="observation",
     reference="GKPR24, staircase profile of the energy",
 )
@@ -151,7 +153,8 @@ def run(parameters: Parameters, *, progress) -> Outcome:
             *dwell_findings(betas, dwells, unequal),
             *five_findings(five),
             meeting_finding(parameters.rtol),
-            *staircase_findings(climbed),
+            levels_finding(stairs[4000.0]),
+            arc_finding(climbed),
         ],
         pictures=[draw_stairs(stairs), draw_five(five)],
         tables=[
@@ -170,6 +173,11 @@ def run(parameters: Parameters, *, progress) -> Outcome:
 def on_circle(angles) -> np.ndarray:
     """Points of the plane at these angles."""
     return np.stack([np.cos(angles), np.sin(angles)], axis=1)
+
+
+def angles_of(points) -> np.ndarray:
+    """Angles of points of the plane, from zero on."""
+    return np.arctan2(points[..., 1], points[..., 0]) % (2 * np.pi)
 
 
 def walk(angles, beta, depths, *, kind="softmax", weights=None, **options):
@@ -263,36 +271,50 @@ def dwell_findings(betas, dwells, unequal):
     )
 
 
-def five_tokens(rtol: float):
-    """The published run: long walks with tokens joined early and late."""
-    depths = np.sort(
-        [0, 5, 20, 200, *np.geomspace(0.1, 290, SAVED - 23), *np.linspace(300, 350, 19)]
-    )
-    late = walk(FIVE, 4.0, depths, rtol=rtol)
-    early = walk(FIVE, 4.0, depths, rtol=rtol, merge=1e-2)
-    return late, early
+def five_tokens(rtol: float) -> mf.Trajectory:
+    """The published run, saved finely around the depths where tokens come close."""
+    around = [*(np.linspace(-0.05, 0.05, 8) + np.array(CLOSE)[:, None]).ravel()]
+    others = [0, 5, 20, 200, *np.geomspace(0.1, 290, 13), *np.linspace(300, 350, 12)]
+    return walk(FIVE, 4.0, np.sort([*around, *others]), rtol=rtol)
 
 
-def five_findings(five):
+def five_findings(five: mf.Trajectory):
     """Meetings and energies against SciPy in angles."""
-    late, early = five
-    exact = angles_by_scipy(np.asarray(late.depths))
-    meetings = first_depths_within(1e-2)
-    energies = energy_of(late)
+    depths = np.asarray(five.depths)
+    exact = angles_by_scipy(depths)
+    meetings = close_depths(depths, np.asarray(five.points), 1e-2)
+    energies = energy_of(five, 4.0)
     gram = np.cos(exact[:, :, None] - exact[:, None, :])
     source = other_method("angles, solved by SciPy's DOP853")
     return (
         FIVE_DEPTHS.close_to(
-            np.asarray(joins(early).depths)[[0, 1, 3]],
-            meetings[[0, 1, 3]],
+            [*meetings, *meetings],
+            [*CLOSE, *first_depths_within(1e-2)],
             tolerance=2e-2,
-            source=source,
+            source=other_method("tabulated beforehand, and by SciPy's DOP853"),
         ),
         FIVE_ENERGY.close_to(
             energies, np.exp(4 * (gram - 1)).mean((1, 2)), tolerance=1e-7, source=source
         ),
         RISES.at_least(np.diff(energies), 0.0, tolerance=1e-12, source=theory()),
     )
+
+
+def close_depths(depths, points, distance: float) -> np.ndarray:
+    """Where neighbouring gaps fall below a distance, between saved depths, in order.
+
+    Gaps close exponentially: their logarithm is interpolated.
+    """
+    gaps = np.diff(angles_of(points), axis=1)
+    found = []
+    for gap in gaps.T:
+        after = int(np.argmax(gap < distance))
+        pair = slice(after - 1, after + 1)
+        # Joined tokens have no gap.
+        logs = np.log(np.maximum(gap[pair], np.finfo(gap.dtype).tiny))
+        share = (logs[0] - np.log(distance)) / (logs[0] - logs[1])
+        found.append(depths[after - 1] + share * np.diff(depths[pair])[0])
+    return np.sort(found)
 
 
 def circle_velocity(_, angles):
@@ -329,11 +351,11 @@ def first_depths_within(distance: float) -> np.ndarray:
     return np.sort([times[0] for times in found.t_events])
 
 
-def energy_of(path: mf.Trajectory) -> np.ndarray:
-    r"""The energy at $\beta = 4$, in units of that of one cluster."""
+def energy_of(path: mf.Trajectory, beta: float) -> np.ndarray:
+    """The energy of five equal tokens, in units of that of one cluster."""
     points = np.asarray(path.points)
     gram = np.einsum("tid,tjd->tij", points, points)
-    return np.exp(4 * (gram - 1)).mean((1, 2))
+    return np.exp(beta * (gram - 1)).mean((1, 2))
 
 
 def meeting_finding(rtol: float):
@@ -385,24 +407,31 @@ def levels_of(path: mf.Trajectory) -> np.ndarray:
     return np.array(levels)
 
 
-def staircase_findings(climbed):
-    """Levels and arc lengths against the greedy rule."""
+def levels_finding(stair):
+    """Energies of the tokens in the middle of each plateau, against their levels."""
+    beta, path = stair
+    depths = np.log(np.asarray(path.depths)[1:])
+    ends = np.log([*np.asarray(joins(path).depths), float(path.depths[-1])])
+    middles = (ends[:-1] + ends[1:]) / 2
+    saved = 1 + np.abs(depths[:, None] - middles[None, :]).argmin(axis=0)
+    return LEVELS.close_to(
+        energy_of(path, beta)[saved],
+        [0.28, 0.44, 0.52, 1.0],
+        tolerance=1e-9,
+        source=closed_form(r"$\sum_k N_k^2/n^2$"),
+    )
+
+
+def arc_finding(climbed):
+    """Arc lengths against the greedy rule."""
     beta, path = climbed
     layer = mf.identity_attention("unnormalised", 2, beta)
     rule = greedy_staircase(layer, mf.TokenCloud(on_circle(SPACED)))
-    return (
-        LEVELS.close_to(
-            levels_of(path)[1:],
-            [0.28, 0.44, 0.52, 1.0],
-            tolerance=1e-12,
-            source=closed_form(r"$\sum_k N_k^2/n^2$"),
-        ),
-        ARC.close_to(
-            np.asarray(joins(path).arc_lengths),
-            np.asarray(rule.arc_lengths),
-            relative_tolerance=1e-4,
-            source=theory("greedy rule: the closest pair first"),
-        ),
+    return ARC.close_to(
+        np.asarray(joins(path).arc_lengths),
+        np.asarray(rule.arc_lengths),
+        relative_tolerance=1e-4,
+        source=theory("greedy rule: the closest pair first"),
     )
 
 
@@ -435,17 +464,15 @@ def draw_stairs(stairs) -> Picture:
     )
 
 
-def draw_five(five) -> Picture:
+def draw_five(five: mf.Trajectory) -> Picture:
     """Angles and energy of the five tokens."""
-    late, _ = five
-    depths, points = np.asarray(late.depths)[1:], np.asarray(late.points)[1:]
+    depths, angles = np.asarray(five.depths)[1:], angles_of(np.asarray(five.points))[1:]
     figure, (above, below) = style.canvas(1, 2, panel=(5.4, 2.4), sharex=True)
     for token in range(5):
-        angles = np.arctan2(points[:, token, 1], points[:, token, 0])
-        above.plot(depths, angles % (2 * np.pi), linewidth=1.5)
-    below.plot(depths, energy_of(late)[1:], color=style.BLUE)
+        above.plot(depths, angles[:, token], linewidth=1.5)
+    below.plot(depths, energy_of(five, 4.0)[1:], color=style.BLUE)
     for axes in (above, below):
-        for depth in np.asarray(joins(late).depths):
+        for depth in np.asarray(joins(five).depths):
             axes.axvline(depth, color=style.INK, linestyle=":", linewidth=1)
     above.set(ylabel="angle")
     below.set(xscale="log", xlabel="depth $t$", ylabel="energy (one cluster: 1)")

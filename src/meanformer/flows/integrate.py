@@ -15,7 +15,7 @@ from meanformer.flows.flow import Flow, field_of
 from meanformer.flows.locate import FirstZero
 from meanformer.flows.merging import Atoms, Gap, Merge
 from meanformer.flows.methods import Retracted
-from meanformer.flows.rates import largest_rate
+from meanformer.flows.rates import internal_rate, largest_rate
 from meanformer.flows.schedule import AbstractSchedule
 from meanformer.flows.solvers import AbstractIntegrator, Splitting, StepSettings
 from meanformer.flows.state import Moving, State
@@ -176,7 +176,7 @@ def grown(
     Args:
         atoms: the atoms at its start.
         solution: what came of `saved_steps`.
-        rate: the rate of growth at a time and points.
+        rate: the rate of growth at a time and points, of atoms and inside of them.
     """
     if atoms.log_bound is None:
         return atoms
@@ -201,15 +201,23 @@ def _results(problem: Problem, state: State, solution: diffrax.Solution):
     if problem.merge is None:
         return saved, depths, None
 
+    flow, atoms = problem.flow, cast(Atoms, state.atoms)
+
     def rate(depth, points):
-        def field(tokens):
-            velocity, _ = problem.velocity(problem.flow.velocity, depth, (tokens, None))
-            return velocity
+        cloud = problem.cloud.moved(points)
 
-        return largest_rate(field, problem.cloud.moved(points), problem.flow.space)
+        def own_field(tokens):
+            return flow.field(depth, cloud.moved(tokens), tokens)
 
-    atoms = grown(cast(Atoms, state.atoms), solution, rate)
-    return saved[0], depths[0], atoms
+        def field(queries):
+            return flow.field(depth, cloud, queries)
+
+        return jnp.maximum(
+            largest_rate(own_field, cloud, flow.space),
+            internal_rate(field, points, atoms.are_several(), flow.space),
+        )
+
+    return saved[0], depths[0], grown(atoms, solution, rate)
 
 
 def _terms(problem: Problem, state: State, end: Float[Array, ""]):

@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Float, PyTree
 from meanformer.attention.log_domain import (
     ScaledVelocity,
     check_resting,
+    scaled_field,
     scaled_velocity,
 )
 from meanformer.errors import Unsupported
@@ -27,7 +28,7 @@ from meanformer.flows.integrate import (
 from meanformer.flows.locate import FirstZero
 from meanformer.flows.merging import Atoms
 from meanformer.flows.methods import Retracted
-from meanformer.flows.rates import largest_rate
+from meanformer.flows.rates import internal_rate, largest_rate
 from meanformer.flows.schedule import Constant
 from meanformer.flows.solvers import ROUNDINGS, Rescaled, StepSettings, gap_error
 from meanformer.flows.state import State
@@ -66,6 +67,7 @@ class Phase(eqx.Module):
     flow: Flow
     cloud: TokenCloud
     counts: Float[Array, " n"]
+    are_several: Bool[Array, " n"]
     start: Float[Array, ""]
     target: Float[Array, ""]
     log_unit: Float[Array, ""]
@@ -113,7 +115,18 @@ class Phase(eqx.Module):
             self.cloud.moved(points),
             self.flow.space,
         )
+        growth = jnp.maximum(growth, self.internal_rate(points))
         return growth / jnp.where(rate > 0, rate, 1)
+
+    def internal_rate(self, points: Float[Array, "n d"]) -> Float[Array, ""]:
+        """Return the rate inside of atoms, in the unit of the velocities."""
+        gamma, weights = cast(Constant, self.flow.velocity).gamma, self.cloud.weights
+        return internal_rate(
+            lambda queries: scaled_field(gamma, points, weights, queries),
+            points,
+            self.are_several,
+            self.flow.space,
+        )
 
 
 def check_long_depth(flow: Flow, has_probes: bool) -> None:
@@ -176,6 +189,7 @@ def _resting(phase: Phase, state: State) -> State:
     alone = jnp.sum(phase.cloud.weights > 0) == 1
     depth = jnp.where(alone, phase.target, state.depth)
     status = Status.where(alone, Status.reached, Status.steady)
+    state = eqx.tree_at(lambda s: s.atoms, state, _grown_alone(phase, state, alone))
     return eqx.tree_at(
         lambda s: (s.depth, s.status, s.stretch),
         state,
@@ -183,12 +197,25 @@ def _resting(phase: Phase, state: State) -> State:
     )
 
 
+def _grown_alone(phase: Phase, state: State, alone: Bool[Array, ""]) -> Atoms:
+    """Return the atoms of a lone one that rests, where its own tokens may part."""
+    atoms = cast(Atoms, state.atoms)
+    if atoms.log_bound is None:
+        return atoms
+    # The atom itself is free to turn: its rate is zero. The unit of a lone atom is one.
+    rate = jnp.maximum(phase.internal_rate(state.points), 0)
+    growth = jnp.where(rate > 0, rate * (phase.target - state.depth), 0)
+    grows = alone & (atoms.jumps > 0)
+    bound = atoms.log_bound + jnp.where(grows, growth, 0)
+    return eqx.tree_at(lambda a: a.log_bound, atoms, bound)
+
+
 def _phase(problem: Problem, state: State, target: Float[Array, ""]) -> Phase:
     """Return the phase that begins at a state, in units of depth."""
     atoms, cloud = cast(Atoms, state.atoms), problem.seen_at(state).cloud
     counts, zero = atoms.counts(problem.cloud), jnp.zeros_like(state.depth)
-    cloud = cloud.moved(state.points)
-    return Phase(problem.flow, cloud, counts, state.depth, target, zero)
+    cloud, several = cloud.moved(state.points), atoms.are_several()
+    return Phase(problem.flow, cloud, counts, several, state.depth, target, zero)
 
 
 def _diffeqsolve(problem: Problem, phase: Phase, state: State) -> diffrax.Solution:

@@ -8,7 +8,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from meanformer.errors import InvalidInput, Unsupported, as_number, check, is_concrete
 from meanformer.geometry import AbstractSpace
@@ -74,8 +74,9 @@ class Atoms(eqx.Module):
         masses: the mass of the atom it became part of.
         places: where that atom was.
         jumps: the sum of the distances in $W_2$ by which joining moved the measure.
-        log_bound: logarithm of these jumps carried along the path; `None` where there
-            are too many tokens to know.
+        log_bound: logarithm of these jumps carried along the path, at the rate of the
+            atoms or of the tokens inside of one, whichever is larger; `None` where
+            there are too many tokens to know.
         arc_length: length of the path of all tokens, with `LongDepth`; else `None`.
         joined_arc_lengths: that length where each token was joined; or `None`.
     """
@@ -99,7 +100,12 @@ class Atoms(eqx.Module):
         """Return how many tokens of positive weight each atom is made of."""
         return self._summed((cloud.weights > 0).astype(cloud.weights.dtype))
 
-    def _summed(self, values: Float[Array, " n"]) -> Float[Array, " n"]:
+    def are_several(self) -> Bool[Array, " n"]:
+        """Return which tokens carry an atom of more than one token."""
+        # A token of weight zero is never joined: every follower counts.
+        return self._summed(jnp.ones_like(self.leaders)) > 1
+
+    def _summed(self, values: Shaped[Array, " n"]) -> Shaped[Array, " n"]:
         return jax.ops.segment_sum(values, self.leaders, len(self.leaders))
 
 
@@ -222,7 +228,7 @@ class Gap(eqx.Module):
         return jnp.where(jnp.isfinite(chord), jnp.where(near, 0, excess), 1)
 
     def linking(self, cloud: TokenCloud) -> Float[Array, ""]:
-        """Return the length up to which a gap counts as closed, ties included."""
+        """Return the distance up to which a gap counts as closed, ties included."""
         distance = self.distance(cloud)
         located = self._located(cloud, distance)
         return distance * (1 + jnp.maximum(TIE, 2 * located))
@@ -246,7 +252,7 @@ def join(
     masses, points = atoms.weights(cloud), cloud.points
     context = eqx.tree_at(lambda c: c.weights, cloud, masses)
     present = masses > 0
-    labels = chain_labels(points, present, gap.linking(context))
+    labels = chain_labels(points, present, gap.space.chord(gap.linking(context)))
     total = jax.ops.segment_sum(masses, labels, len(points))
     # Deviations from the leader: an atom that nothing joined stays where it is.
     deviations = masses[:, None] * (points - points[labels])

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from meanformer.attention.jacobian import (
     ScaledJacobian,
@@ -67,3 +67,42 @@ def largest_rate(
     sunk = jnp.eye(points.size, dtype=points.dtype) - tangent.reshape(points.size, -1)
     penalty = 1 + 2 * jnp.linalg.norm(matrix)
     return jnp.linalg.eigvalsh(matrix - penalty * sunk)[-1]
+
+
+def internal_rate(
+    field: TokenField,
+    points: Float[Array, "n d"],
+    inside: Bool[Array, " n"],
+    space: AbstractSpace,
+) -> Float[Array, ""]:
+    r"""Largest rate at which tokens that stand at one place may part.
+
+    A perturbation that keeps the mean of an atom keeps the measure to first order: it
+    grows by the derivative of the field in the query alone, at most at the rate
+    $\lambda_{\max}$ of its symmetric part on tangent vectors. Together with
+    `largest_rate` of the atoms these are all directions of the tokens.
+
+    Args:
+        field: from places of queries, one for each point, to their velocities in the
+            measure of the points.
+        points: where the atoms are.
+        inside: which of them hold several tokens.
+        space: where they live.
+
+    Returns:
+        The rate; minus infinity if no atom holds several tokens. Cost: $d$ derivatives
+        of the field and $O(nd^3)$.
+    """
+    units = jnp.eye(points.shape[1], dtype=points.dtype)
+
+    def column(unit: Float[Array, " d"]) -> tuple[Array, Array]:
+        everywhere = jnp.broadcast_to(unit[None], points.shape)
+        along = space.project(points, everywhere)
+        _, change = jax.jvp(field, (points,), (along,))
+        return space.project(points, change), everywhere - along
+
+    columns, normal = jax.vmap(column, out_axes=2)(units)
+    symmetric = (columns + columns.mT) / 2
+    penalty = 1 + 2 * jnp.linalg.norm(symmetric, axis=(1, 2), keepdims=True)
+    rates = jnp.linalg.eigvalsh(symmetric - penalty * normal)[:, -1]
+    return jnp.max(jnp.where(inside, rates, -jnp.inf))

@@ -33,6 +33,10 @@ class AbstractSpace(eqx.Module):
         """Return the distance within the space, row by row."""
 
     @abc.abstractmethod
+    def chord(self, distance: Float[Array, ""]) -> Float[Array, ""]:
+        """Return how far apart points at this distance are in the space around."""
+
+    @abc.abstractmethod
     def check(self, points: Float[Array, "n d"], name: str = "token") -> None:
         """Raise if the points, called so in the message, do not lie in the space."""
 
@@ -55,6 +59,10 @@ class Euclidean(AbstractSpace):
     ) -> Float[Array, " m"]:
         """Return the Euclidean distance."""
         return safe_norm(x - y)
+
+    def chord(self, distance: Float[Array, ""]) -> Float[Array, ""]:
+        """Return the distance itself."""
+        return distance
 
     def check(self, points: Float[Array, "n d"], name: str = "token") -> None:
         """Accept all points."""
@@ -94,6 +102,10 @@ class Sphere(AbstractSpace):
         """
         apart, together = safe_norm(x - y), safe_norm(x + y)
         return 2 * jnp.arctan2(apart, together)
+
+    def chord(self, distance: Float[Array, ""]) -> Float[Array, ""]:
+        r"""Return $2\sin(\varphi/2)$ for the angle $\varphi$, at most $\pi$."""
+        return 2 * jnp.sin(jnp.minimum(distance, jnp.pi) / 2)
 
     def check(self, points: Float[Array, "n d"], name: str = "token") -> None:
         """Raise if a point is not a unit vector."""

@@ -53,7 +53,8 @@ def greedy_staircase(layer: AbstractInContextMap, cloud: TokenCloud) -> Staircas
     $cx$, $c > 0$.
 
     Args:
-        layer: `Softmax` or `Unnormalised`; of it only the kind counts.
+        layer: `Softmax` or `Unnormalised`, with such scores and values; for the rule
+            only the kind counts.
         cloud: the tokens, unit vectors; those of weight zero are left out.
 
     Returns:
@@ -125,6 +126,7 @@ def _check(layer: AbstractInContextMap, cloud: TokenCloud) -> None:
             f"layer is {type(layer).__name__}; the rule is for Softmax and "
             "Unnormalised."
         )
+    _check_matrices(layer)
     if not isinstance(cloud, TokenCloud):
         raise InvalidInput(f"cloud is a {type(cloud).__name__}; give a TokenCloud.")
     check(
@@ -132,6 +134,32 @@ def _check(layer: AbstractInContextMap, cloud: TokenCloud) -> None:
         "greedy_staircase needs concrete tokens; call it outside of jit.",
     )
     Sphere().check(cloud.points)
+
+
+def _check_matrices(layer: Softmax | Unnormalised) -> None:
+    """Raise unless tokens attract each other by their inner products alone."""
+    if layer.query_bias is not None or layer.value_bias is not None:
+        raise Unsupported("the rule is for attention without biases; leave them out.")
+    for name, matrix in (
+        ("beta times the score", layer.temperature * layer.score),
+        ("value", layer.value),
+    ):
+        if is_concrete(matrix) and not _is_positive_multiple(np.asarray(matrix)):
+            raise Unsupported(
+                f"{name} is not a positive multiple of the identity; the rule is for "
+                "scores <x, y> and values c x with c > 0, where tokens attract each "
+                "other: solve the flow instead."
+            )
+
+
+def _is_positive_multiple(matrix: np.ndarray) -> bool:
+    """Whether a matrix is a positive multiple of the identity, up to rounding."""
+    if matrix.shape[0] != matrix.shape[1]:
+        return False
+    factor = matrix[0, 0]
+    rounding = 16 * len(matrix) * np.finfo(matrix.dtype).eps
+    off = np.abs(matrix - factor * np.eye(len(matrix), dtype=matrix.dtype)).max()
+    return bool(factor > 0 and off <= rounding * factor)
 
 
 def _as_staircase(steps: list, levels: list[float], cloud: TokenCloud) -> Staircase:
