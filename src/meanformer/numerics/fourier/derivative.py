@@ -45,6 +45,8 @@ def with_derivative_jvp(levels, primals, tangents):
     moving = jax.tree.map(
         lambda a: None if isinstance(a, SymbolicZero) else a, tuple(tangents[2:])
     )
+    # The value again, so that derivatives of this derivative see it move, too.
+    found = with_derivative(levels, found, decisions, *terms)
     if not jax.tree.leaves(moving):
         return found, jax.tree.map(jnp.zeros_like, found)
     return found, moved_sum(levels, decisions, tuple(terms), moving)

@@ -164,9 +164,29 @@ def convolve_on_circle(
       + c_j\langle \dot u_i, y_j\rangle + c_j\langle u_i, \dot y_j\rangle\bigr),$$
     leads off the circle, and is made of such sums again.
     """
-    return circle_convolution(
-        angles(tilts), angles(points), columns, concentration, level
-    )
+    places = fixed_angles(tilts), fixed_angles(points)
+    return circle_convolution(*places, columns, concentration, level)
+
+
+@jax.custom_jvp
+def fixed_angles(points: Float[Array, "n 2"]) -> Float[Array, "n 1"]:
+    """Return the angles, which must not be differentiated: radii move as well."""
+    return angles(points)
+
+
+@partial(fixed_angles.defjvp, symbolic_zeros=True)
+def fixed_angles_jvp(primals, tangents):
+    """Refuse: this is the derivative of a backward pass, which knows angles only."""
+    value, moving = fixed_angles(primals[0]), tangents[0]
+    if not isinstance(moving, SymbolicZero):
+        # Not at once: other branches of the program may be the ones that run.
+        value = eqx.error_if(
+            value,
+            jnp.any(moving != 0),
+            "fast sums on the circle have no derivative of their gradient; use "
+            "sums=Blocked(), or jax.jvp of jax.jvp.",
+        )
+    return value, jnp.zeros_like(value)
 
 
 def convolve_on_circle_jvp(level, primals, tangents):
