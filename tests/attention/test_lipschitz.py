@@ -27,6 +27,7 @@ from meanformer.attention.lipschitz import (
 )
 from meanformer.errors import InvalidInput, StoppedEarly, Unsupported
 from meanformer.measures import Gaussian, TokenCloud, pad
+from meanformer.numerics.pair_sums import Blocked
 from reference import KEY, PLACES, POINTS, QUERY, VALUE, VALUE_NORM, WEIGHTS
 
 EQUAL = TokenCloud(POINTS)
@@ -255,7 +256,7 @@ def test_the_layers_of_a_network_bound_the_whole():
 
 def test_no_array_of_all_pairs_is_held(key):
     count = 20_000
-    cloud = TokenCloud(jr.normal(key, (count, 2)))
+    cloud = TokenCloud(jr.normal(key, (count, 2)), sums=Blocked())
     gamma = identity_attention("softmax", 2)
 
     def constant(points):

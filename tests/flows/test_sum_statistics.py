@@ -38,6 +38,7 @@ def test_exact_sums_have_no_such_statistics():
     assert not solved(mf.Auto()).statistics.keys() & NAMES
 
 
+@pytest.mark.slow
 def test_the_tokens_move_as_with_exact_sums():
     fast, exact = solved(mf.Fourier(1e-9)), solved(mf.Blocked())
     np.testing.assert_allclose(fast.points, exact.points, atol=1e-8)

@@ -76,18 +76,30 @@ def errors(result, pairs, values):
     )
 
 
-@given(
-    kind=st.sampled_from(["sphere", "gauss", "clusters", "equal"]),
-    dimension=st.sampled_from([1, 2, 3]),
-    beta=st.floats(0.0, 100.0),
-    form=st.sampled_from(["softmax", "l2"]),
-    seed=st.integers(0, 2**16),
-    dtype=st.sampled_from([np.float32, np.float64]),
-)
-@settings(max_examples=60, deadline=None)
-def test_fast_sums_are_within_the_tolerance_or_exact(
-    kind, dimension, beta, form, seed, dtype
-):
+PROBLEMS = {
+    "kind": st.sampled_from(["sphere", "gauss", "clusters", "equal"]),
+    "dimension": st.sampled_from([1, 2, 3]),
+    "beta": st.floats(0.0, 100.0),
+    "form": st.sampled_from(["softmax", "l2"]),
+    "seed": st.integers(0, 2**16),
+    "dtype": st.sampled_from([np.float32, np.float64]),
+}
+
+
+@given(**PROBLEMS)
+@settings(max_examples=25, deadline=None)
+def test_fast_sums_are_within_the_tolerance_or_exact(**drawn):
+    check_within_tolerance_or_exact(**drawn)
+
+
+@pytest.mark.slow
+@given(**PROBLEMS)
+@settings(max_examples=300, deadline=None)
+def test_many_fast_sums_are_within_the_tolerance_or_exact(**drawn):
+    check_within_tolerance_or_exact(**drawn)
+
+
+def check_within_tolerance_or_exact(kind, dimension, beta, form, seed, dtype):
     pairs, values = problem(kind, dimension, beta, seed=seed, dtype=dtype, form=form)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SlowSums)

@@ -54,8 +54,7 @@ UNIFORM = Claim(
     statement=r"On $n$ tokens in a quadrature of the uniform law on $S^2$, softmax "
     r"attention is $x \mapsto (\coth\beta - 1/\beta)\,x$ at every token, "
     r"$\beta = 4, 25$.",
-    status="theorem",
-    reference="Langevin's function: the tilted mean of the uniform law on the sphere",
+    status="observation",
 )
 SAMPLE = Claim(
     id="spot-check",
