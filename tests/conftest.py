@@ -15,7 +15,7 @@ jax.config.update("jax_num_cpu_devices", 4)
 
 # Compiled programs stay mapped, and Linux allows a process 65530 mappings: thousands of
 # tests in one process would pass that.
-TESTS_BETWEEN_CLEARINGS = 600
+TESTS_BETWEEN_CLEARINGS = 400
 _tests_so_far = itertools.count(1)
 
 

@@ -54,6 +54,7 @@ def test_appending_is_running_the_longer_sequence(name, key):
         )
 
 
+@pytest.mark.slow
 def test_tokens_can_be_appended_one_by_one_on_the_sphere(key):
     flow = mf.Flow(VELOCITIES["softmax"], space=mf.Sphere())
     points = jr.normal(key, (5, 2))

@@ -128,9 +128,8 @@ def test_one_argument_alone_can_be_differentiated(name):
     np.testing.assert_allclose(slope, inner(pick(everything), direction), rtol=1e-9)
 
 
-@pytest.mark.parametrize(
-    "block_size", [pytest.param("auto", marks=pytest.mark.slow), 5]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("block_size", ["auto", 5])
 def test_second_derivatives_agree_with_the_dense_formula(block_size):
     floats, ranges = split(random_problem(5, 7, masked=True))
     weights = floats[0].weights + 0.05

@@ -34,7 +34,7 @@ from meanformer.numerics.plans import (
 # Fast sums that are slower by this factor are ruled out without a measurement.
 CLEAR = 4.0
 # Exact sums that take less than this many seconds are not worth a compilation.
-WORTHWHILE = 0.05
+WORTHWHILE = 0.1
 
 
 # Numbers of tokens to try, as multiples of powers of ten.
