@@ -3,12 +3,14 @@
 import time
 import warnings
 from collections.abc import Iterator
+from typing import cast
 
 import jax
 import numpy as np
 
 import meanformer as mf
 from benchmarks.result import Result
+from meanformer.flows import Merges
 
 BETAS = (10.0, 20.0, 40.0)
 ANGLES = np.array([-0.05, 0.0, 0.05, 1.5, 1.6, 1.7])
@@ -27,7 +29,8 @@ def results() -> Iterator[Result]:
 def of_temperature(beta: float) -> Iterator[Result]:
     """Compare steps and seconds until the two groups have become one."""
     ours, path = timed(lambda: long_walk(beta))
-    meeting, steps = float(path.merges.depths[-1]), int(path.accepted_steps[-1])
+    joins = cast(Merges, path.merges)
+    meeting, steps = float(joins.depths[-1]), int(path.accepted_steps[-1])
     taken, explicit = timed(lambda: explicit_walk(beta, min(meeting, FARTHEST)))
     scale = max(1.0, meeting / float(explicit.depths[-1]))
     label = "explicit, no merging" + (", extrapolated" if scale > 1 else "")
