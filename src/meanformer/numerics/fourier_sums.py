@@ -35,9 +35,7 @@ from meanformer.numerics.plans import (
 CLEAR = 4.0
 # Exact sums that take less than this many seconds are not worth a compilation.
 WORTHWHILE = 0.1
-
-
-# Numbers of tokens to try, as multiples of powers of ten.
+# Numbers of tokens to look at, as multiples of powers of ten.
 MARKS = (1, 2, 3, 5, 7)
 
 
@@ -114,8 +112,7 @@ class Auto(AbstractPairSums):
     Fast sums where a model of their cost says that they are faster, exact ones
     elsewhere: few tokens (some 10 000), masks, more than three dimensions, kernels
     other than the exponential. The model has six numbers, measured once on a machine
-    before the first fast sum, and kept in the cache. `explain` tells what
-    is chosen.
+    before the first fast sum, and kept in the cache. `explain` tells what is chosen.
 
     Args:
         tolerance: largest error allowed, relative to the mass that a query sees and to

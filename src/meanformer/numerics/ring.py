@@ -13,9 +13,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Float, Int, PyTree, ScalarLike
 
+from meanformer.numerics.batching import any_in_batch
 from meanformer.numerics.kernel_sums import (
     best_scores,
     better,
@@ -23,11 +23,12 @@ from meanformer.numerics.kernel_sums import (
     no_best,
     sums_over_ties,
 )
+from meanformer.numerics.moving import only_moving
 from meanformer.numerics.pair_sums import AbstractPairSums, MassAndVectors
 from meanformer.numerics.pairs import Pairs
 from meanformer.numerics.softmax_sums import log_mass_and_mean
 from meanformer.numerics.terms import Terms, as_terms
-from meanformer.numerics.tiles import row_count, somewhere
+from meanformer.numerics.tiles import row_count
 from meanformer.numerics.tilted_masses import Shifted
 
 
@@ -136,9 +137,7 @@ def ring_masses_jvp(sums, ring, primals, tangents):
     backward pass, keeps more than one of them.
     """
     queries, share = primals
-    moving_queries, moving_share = jax.tree.map(
-        lambda a: None if isinstance(a, SymbolicZero) else a, tangents
-    )
+    moving_queries, moving_share = only_moving(tangents)
     top, total = ring_masses(sums, ring, queries, share)
 
     def step(moved, held, start):
@@ -157,7 +156,7 @@ def ring_masses_jvp(sums, ring, primals, tangents):
         is_lost = (log_mass == -jnp.inf) & (top > -jnp.inf)
         appearing = partial(_appearing_masses, sums, start, top)
         return moved + lax.cond(
-            somewhere(jnp.any(is_lost) & jnp.any(share.weights == 0)),
+            any_in_batch(jnp.any(is_lost) & jnp.any(share.weights == 0)),
             lambda: jnp.where(is_lost[:, None], appearing(queries, *held), 0),
             lambda: jnp.zeros_like(moved),
         )

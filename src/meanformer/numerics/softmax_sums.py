@@ -5,11 +5,11 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Float
 
 from meanformer.numerics.exponential import exponent_scale, scaled_exp
 from meanformer.numerics.matrices import matmul
+from meanformer.numerics.moving import only_moving
 from meanformer.numerics.pairs import Pairs
 from meanformer.numerics.terms import (
     Terms,
@@ -60,7 +60,7 @@ def tilted_masses(terms: Terms, block_size: int | str) -> Shifted:
 def tilted_masses_jvp(block_size, primals, tangents):
     """Differentiate the tilted masses at fixed shifts."""
     (terms,), (moving,) = primals, tangents
-    moving = jax.tree.map(lambda a: None if isinstance(a, SymbolicZero) else a, moving)
+    moving = only_moving(moving)
     shift, total = tilted_masses(terms, block_size)
     moved = moved_masses(terms, moving, shift, block_size)
     return (shift, total), (jnp.zeros_like(shift), moved)

@@ -11,6 +11,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Int, PyTree
 
+from meanformer.numerics.batching import any_in_batch
+
 # Found by timing: fewer pairs wait for threads, more fall out of the cache.
 TILE_ROWS, TILE_COLUMNS = 2048, 1024
 VECTOR_LENGTH = 16
@@ -117,25 +119,10 @@ def fold_columns(
     def guarded(carry, column):
         if ranges is None:
             return tile(carry, column), None
-        is_needed = somewhere(meets(ranges, column[1], length))
+        is_needed = any_in_batch(meets(ranges, column[1], length))
         return lax.cond(is_needed, tile, lambda carry, _: carry, carry, column), None
 
     return lax.scan(guarded, carry, (split_columns(tokens, length), starts))[0]
-
-
-@jax.custom_batching.custom_vmap
-def somewhere(condition: Bool[Array, ""]) -> Bool[Array, ""]:
-    """Return the condition; within `vmap`, whether it holds anywhere in the batch.
-
-    A branch on it then stays a branch, instead of computing both sides.
-    """
-    return condition
-
-
-@somewhere.def_vmap
-def somewhere_in_batch(axis_size, in_batched, condition):
-    """Join the conditions of a batch."""
-    return somewhere(jnp.any(condition)), False
 
 
 def row_count(tree: PyTree) -> int:

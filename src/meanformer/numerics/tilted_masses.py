@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
+from meanformer.numerics.batching import any_in_batch
 from meanformer.numerics.exponential import exponent_scale, scaled_exp
 from meanformer.numerics.matrices import matmul
 from meanformer.numerics.terms import (
@@ -17,7 +18,7 @@ from meanformer.numerics.terms import (
     scores_of_tile,
     summed,
 )
-from meanformer.numerics.tiles import fold_tiles, somewhere
+from meanformer.numerics.tiles import fold_tiles
 
 # Below this many pairs a second sweep costs less than compiling the branch around it.
 FEW_PAIRS = 256 * 256
@@ -59,7 +60,7 @@ def relative_to_bound(terms: Terms, block_size: int | str) -> Shifted:
         if ranges is not None:
             is_lost &= ranges[0] < ranges[1]
         return lax.cond(
-            somewhere(jnp.any(is_lost)),
+            any_in_batch(jnp.any(is_lost)),
             lambda: relative_to_largest(tilts, start, fold),
             lambda: (bounds, total),
         )

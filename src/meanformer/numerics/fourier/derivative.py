@@ -6,7 +6,6 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Float, Int, PyTree
 
 from meanformer.numerics.batching import any_in_batch
@@ -19,6 +18,7 @@ from meanformer.numerics.fourier.rows import (
     queries_of,
     replaced,
 )
+from meanformer.numerics.moving import only_moving
 from meanformer.numerics.pairs import Pairs
 
 Levels = tuple[Level, ...]
@@ -42,9 +42,7 @@ def with_derivative(
 def with_derivative_jvp(levels, primals, tangents):
     """Differentiate the sum at the level and the patches that were decided on."""
     found, decisions, *terms = primals
-    moving = jax.tree.map(
-        lambda a: None if isinstance(a, SymbolicZero) else a, tuple(tangents[2:])
-    )
+    moving = only_moving(tuple(tangents[2:]))
     # The value again, so that derivatives of this derivative see it move, too.
     found = with_derivative(levels, found, decisions, *terms)
     if not jax.tree.leaves(moving):

@@ -8,7 +8,6 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Bool, Float
 
 from meanformer.numerics.fourier.levels import CIRCLE, GAUSSIAN, Level
@@ -19,6 +18,7 @@ from meanformer.numerics.fourier.transforms import (
     gaussian_modes,
 )
 from meanformer.numerics.matrices import matmul
+from meanformer.numerics.moving import only_moving
 from meanformer.numerics.pairs import Pairs
 
 
@@ -177,8 +177,8 @@ def fixed_angles(points: Float[Array, "n 2"]) -> Float[Array, "n 1"]:
 @partial(fixed_angles.defjvp, symbolic_zeros=True)
 def fixed_angles_jvp(primals, tangents):
     """Refuse: this is the derivative of a backward pass, which knows angles only."""
-    value, moving = fixed_angles(primals[0]), tangents[0]
-    if not isinstance(moving, SymbolicZero):
+    value, (moving,) = fixed_angles(primals[0]), only_moving(tangents)
+    if moving is not None:
         # Not at once: other branches of the program may be the ones that run.
         value = eqx.error_if(
             value,
@@ -192,18 +192,18 @@ def fixed_angles_jvp(primals, tangents):
 def convolve_on_circle_jvp(level, primals, tangents):
     """Differentiate in what moves; the concentration is that of the queries."""
     concentration, tilts, points, columns = primals
-    _, moving_tilts, moving_points, moving_columns = tangents
+    _, moving_tilts, moving_points, moving_columns = only_moving(tangents)
 
     def convolve(columns):
         return convolve_on_circle(level, concentration, tilts, points, columns)
 
     value = convolve(columns)
     moved = jnp.zeros_like(value)
-    if not isinstance(moving_columns, SymbolicZero):
+    if moving_columns is not None:
         moved += convolve(moving_columns)
-    if not isinstance(moving_tilts, SymbolicZero):
+    if moving_tilts is not None:
         moved += contracted(moving_tilts, convolve(outer(points, columns)))
-    if not isinstance(moving_points, SymbolicZero):
+    if moving_points is not None:
         moved += contracted(tilts, convolve(outer(moving_points, columns)))
     return value, moved
 

@@ -14,14 +14,6 @@ ROUNDINGS = 16
 MassAndMean = tuple[Float[Array, " _m"], Float[Array, "_m _v"]]
 
 
-def log_total_mass(
-    frame: AbstractFrame, weights: Float[Array, " n"]
-) -> Float[Array, ""]:
-    r"""Return $\log\sum_j w_j e^{t_j}$, which the error is relative to."""
-    top, masses = token_masses(frame, weights, weights > 0)
-    return top + jnp.log(jnp.sum(masses))
-
-
 def token_masses(
     frame: AbstractFrame, weights: Float[Array, " n"], counted: Bool[Array, " n"]
 ) -> tuple[Float[Array, ""], Float[Array, " n"]]:
@@ -51,8 +43,7 @@ def level_sum(
         counted: the tokens that matter.
         is_moving: whether the result is to be differentiated.
     """
-    middle, width = box(lax.stop_gradient(values), counted)
-    width = jnp.maximum(jnp.max(width, initial=0), jnp.finfo(values.dtype).tiny)
+    middle, width = middle_and_width(lax.stop_gradient(values), counted)
     relative = jnp.where(counted[:, None], values - middle[None, :], 0) / width
     top, masses = token_masses(frame, pairs.weights, counted)
     columns = jnp.concatenate([masses[None, :], masses[None, :] * relative.T])
@@ -67,6 +58,15 @@ def level_sum(
     bound = jnp.where(found, error / (mass - error), jnp.inf) + rounding(frame, top)
     mean = middle[None, :] + width * (sums[1:] / mass[None, :]).T
     return (frame.log_queries + top + jnp.log(mass), mean), lax.stop_gradient(bound)
+
+
+def middle_and_width(
+    values: Float[Array, "n v"], counted: Bool[Array, " n"]
+) -> tuple[Float[Array, " v"], Float[Array, ""]]:
+    """Return the middle of the counted values, and their largest width, never zero."""
+    middle, widths = box(values, counted)
+    tiny = jnp.finfo(values.dtype).tiny
+    return middle, jnp.maximum(jnp.max(widths, initial=0), tiny)
 
 
 def rounding(frame: AbstractFrame, top: Float[Array, ""]) -> Float[Array, " m"]:

@@ -24,11 +24,11 @@ from jaxtyping import Array, Bool, Float, Int
 
 from meanformer.numerics.batching import all_in_batch, any_in_batch
 from meanformer.numerics.fourier.derivative import with_derivative
-from meanformer.numerics.fourier.frames import AbstractFrame, box, frames_of
+from meanformer.numerics.fourier.frames import AbstractFrame, frames_of
 from meanformer.numerics.fourier.level_sums import (
     MassAndMean,
     level_sum,
-    log_total_mass,
+    middle_and_width,
     rounding,
     sum_distance,
     token_masses,
@@ -104,20 +104,18 @@ def checked_sum(
     ladder: Ladder, pairs: Pairs, values: Float[Array, "n v"]
 ) -> tuple[MassAndMean, Decisions, SumReport]:
     """Sum by the cheapest level that is accurate enough, and say which it was."""
-    levels, devices = ladder.levels, ladder.devices
-    tolerance = ladder.tolerance
+    levels, tolerance, devices = ladder.levels, ladder.tolerance, ladder.devices
     frames = frames_of(pairs, pairs.weights > 0)
     sampled = draw_sample(pairs, values, devices)
-    allowed, foreseen = allowed_levels(levels, frames, pairs, sampled, tolerance)
+    allowed, foreseen = allowed_levels(*ladder, frames, pairs, sampled)
     attempt = best_attempt(levels, allowed, frames, pairs, values, tolerance)
 
     patch, is_patched = worst_queries(attempt.bounds, tolerance)
     decisions = Decisions(attempt.level, patch, is_patched)
     result = replaced_exactly(attempt.result, decisions, pairs, values, devices)
 
-    observed = sum_distance(
-        rows(result, sampled.index), sampled.result, value_width(pairs, values)
-    )
+    width = middle_and_width(values, pairs.weights > 0)[1]
+    observed = sum_distance(rows(result, sampled.index), sampled.result, width)
     is_exact = attempt.level == len(levels)
     is_wrong = any_in_batch(~is_exact & ~(observed <= tolerance))
     result = lax.cond(is_wrong, lambda: exactly(pairs, values, devices), lambda: result)
@@ -159,18 +157,11 @@ def worst_queries(
     return lax.cond(any_in_batch((bounds > tolerance).any()), largest, no_matter)
 
 
-def value_width(pairs: Pairs, values: Float[Array, "n v"]) -> Float[Array, ""]:
-    """Return the width of the values of the tokens that are present."""
-    width = jnp.max(box(values, pairs.weights > 0)[1], initial=0)
-    return jnp.maximum(width, jnp.finfo(width.dtype).tiny)
-
-
 @partial(jax.jit, static_argnames="ladder")
 def _first_allowed(pairs, values, ladder):
-    tolerance = ladder.tolerance
     frames = frames_of(pairs, pairs.weights > 0)
     sampled = draw_sample(pairs, values, ladder.devices)
-    allowed, reason = allowed_levels(ladder.levels, frames, pairs, sampled, tolerance)
+    allowed, reason = allowed_levels(*ladder, frames, pairs, sampled)
     return jnp.argmax(allowed), jnp.where(allowed.any(), NONE, reason)
 
 
@@ -195,10 +186,10 @@ def draw_sample(
 
 def allowed_levels(
     levels: tuple[Level, ...],
+    tolerance: float,
     frames: dict[str, AbstractFrame],
     pairs: Pairs,
     sampled: Sampled,
-    tolerance: float,
 ) -> tuple[Bool[Array, " l"], Int[Array, ""]]:
     """Return which levels have enough modes, and accuracy enough for the sample.
 
@@ -206,23 +197,20 @@ def allowed_levels(
     Also return the reason why, if none is allowed.
     """
     finest = min(level.accuracy for level in levels)
-    count = len(pairs.tilts)
-    log_amplification = {
-        kind: frame.log_queries[sampled.index]
-        + log_total_mass(frame, pairs.weights)
-        - sampled.result[0]
-        for kind, frame in frames.items()
-    }
+    count, index = len(pairs.tilts), sampled.index
+    amplifications, rooms = {}, {}
+    for kind, frame in frames.items():
+        top, masses = token_masses(frame, pairs.weights, pairs.weights > 0)
+        log_found = sampled.result[0] - frame.log_queries[index]
+        amplifications[kind] = jnp.exp(top + jnp.log(masses.sum()) - log_found)
+        rooms[kind] = tolerance - rounding(frame, top)[index]
 
     def has_modes(level: Level) -> Bool[Array, ""]:
         return frames[level.kind].needed_modes(level.accuracy) <= level.modes
 
     def is_accurate(level: Level) -> Bool[Array, ""]:
-        frame = frames[level.kind]
-        top = token_masses(frame, pairs.weights, pairs.weights > 0)[0]
-        room = tolerance - rounding(frame, top)[sampled.index]
-        error = ERROR * level.accuracy * jnp.exp(log_amplification[level.kind])
-        is_over = ~(error <= room)
+        error = ERROR * level.accuracy * amplifications[level.kind]
+        is_over = ~(error <= rooms[level.kind])
         if level.accuracy > finest:
             return ~is_over.any()
         foreseen = jnp.mean(is_over.astype(pairs.tilts.dtype)) * count
