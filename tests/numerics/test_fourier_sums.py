@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from pair_problems import dense_softmax
 
 from meanformer.errors import InvalidInput, SlowSums, Unsupported
+from meanformer.numerics.fourier import transforms
+from meanformer.numerics.fourier.frames import circle_frame
 from meanformer.numerics.fourier.levels import (
     CIRCLE,
     GAUSSIAN,
@@ -148,6 +150,44 @@ def test_a_circle_convolution_is_as_accurate_as_its_level(concentration, accurac
     kernel = np.exp(concentration * (np.cos(queries - tokens.T) - 1))
     error = np.abs(found - columns @ kernel.T).max() / columns.sum(axis=1).max()
     assert error <= 2 * accuracy
+
+
+def test_a_short_series_is_the_same_by_either_way(monkeypatch):
+    random = np.random.default_rng(2)
+    queries, tokens = jnp.asarray(random.uniform(-4, 4, (2, 40, 1)))
+    columns = jnp.asarray(random.standard_normal((3, 40)))
+
+    def slope():
+        def loss(columns):
+            level, rate = Level(CIRCLE, 31, 1e-13), jnp.asarray(0.5)
+            sums = circle_convolution(queries, tokens, columns, rate, level)
+            return jnp.sum(jnp.sin(sums)), sums
+
+        return jax.jit(jax.value_and_grad(loss, has_aux=True))(columns)
+
+    direct = slope()
+    monkeypatch.setattr(transforms, "DIRECT_MODES", 0)
+    for one, other in zip(*map(jax.tree.leaves, (direct, slope())), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-11)
+
+
+def test_radii_that_are_equal_to_rounding_are_on_the_circle():
+    pairs, values = problem(dimension=2, beta=100.0)
+    defect = float(circle_frame(pairs, pairs.weights > 0).defect())
+    sums = Fourier(1e-10)
+    level = sums.ladder(pairs, values).levels[int(sums.report(pairs, values).level)]
+    assert 0 < defect < 1e-12
+    assert level.kind == CIRCLE
+    assert max(errors(sums.softmax(pairs, values), pairs, values)) <= 1e-10
+
+
+@pytest.mark.parametrize("roughness", [1e-9, 1e-4])
+def test_almost_a_circle_is_within_the_tolerance(roughness):
+    pairs, values = problem(dimension=2, beta=10.0)
+    radii = 1 + roughness * jnp.sin(jnp.arange(COUNT))[:, None]
+    pairs = eqx.tree_at(lambda p: p.points, pairs, radii * pairs.points)
+    result = Fourier(1e-7).softmax(pairs, values)
+    assert max(errors(result, pairs, values)) <= 1e-7
 
 
 def test_the_circle_is_summed_by_angle():

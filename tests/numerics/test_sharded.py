@@ -13,7 +13,9 @@ from pair_problems import dense_scores, dense_softmax, random_problem
 
 from meanformer.errors import InvalidInput, SlowSums
 from meanformer.numerics.dense import hardmax_shares
+from meanformer.numerics.fourier.levels import CIRCLE, Devices, Level
 from meanformer.numerics.fourier.softmax import differentiable_sum
+from meanformer.numerics.fourier.transforms import circle_convolution
 from meanformer.numerics.fourier_sums import Auto, Fourier
 from meanformer.numerics.pair_sums import Blocked
 from meanformer.numerics.pairs import Pairs
@@ -318,6 +320,17 @@ def test_devices_that_share_a_fourier_sum_find_the_same():
     pairs, values = line(203)
     shared = Sharded(mesh_of(4), Fourier(1e-10))
     assert_same(shared.softmax(pairs, values), dense_softmax(pairs, values), 1e-10)
+
+
+@pytest.mark.parametrize("modes", [24, 64])
+def test_devices_share_a_series_on_the_circle(modes):
+    random = np.random.default_rng(5)
+    queries, tokens = jnp.asarray(random.uniform(-np.pi, np.pi, (2, 30, 1)))
+    columns, rate = jnp.asarray(random.uniform(size=(2, 30))), jnp.asarray(0.7)
+    level = Level(CIRCLE, modes, 1e-12, Devices(mesh_of(4), "tokens"))
+    found = circle_convolution(queries, tokens, columns, rate, level)
+    kernel = np.exp(0.7 * (np.cos(queries - tokens.T) - 1))
+    np.testing.assert_allclose(found, columns @ kernel.T, atol=1e-10)
 
 
 @pytest.mark.slow

@@ -35,7 +35,11 @@ class AbstractFrame(eqx.Module):
 
     @abc.abstractmethod
     def needed_modes(self, accuracy: float) -> Float[Array, ""]:
-        """Return how many modes per axis an accuracy needs; infinite if unfit."""
+        """Return how many modes per axis an accuracy needs."""
+
+    @abc.abstractmethod
+    def defect(self) -> Float[Array, ""]:
+        """Return how far the convolution is from the score, as an exponent."""
 
     @abc.abstractmethod
     def exponents(self) -> Float[Array, " m"]:
@@ -81,6 +85,10 @@ class GaussianFrame(AbstractFrame):
         """Return how many modes per axis an accuracy needs."""
         return gaussian_modes(self.spans, accuracy)
 
+    def defect(self) -> Float[Array, ""]:
+        """Return zero: the square is completed exactly."""
+        return jnp.zeros_like(self.spans[0])
+
     def exponents(self) -> Float[Array, " m"]:
         """Return those of the query and of the widest difference."""
         return jnp.abs(self.log_queries) + jnp.sum(self.spans**2)
@@ -118,9 +126,12 @@ class CircleFrame(AbstractFrame):
     spread: Float[Array, ""]
 
     def needed_modes(self, accuracy: float) -> Float[Array, ""]:
-        """Return how many modes an accuracy needs; infinite off the circle."""
-        modes = circle_modes(self.concentration, accuracy)
-        return jnp.where(self.spread <= accuracy, modes, jnp.inf)
+        """Return how many modes an accuracy needs."""
+        return circle_modes(self.concentration, accuracy)
+
+    def defect(self) -> Float[Array, ""]:
+        """Return how far the products of the radii spread."""
+        return self.spread
 
     def exponents(self) -> Float[Array, " m"]:
         """Return the largest exponents on the circle."""

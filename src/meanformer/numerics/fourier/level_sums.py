@@ -55,7 +55,7 @@ def level_sum(
     found = sums[0] > error
     mass = jnp.where(found, sums[0], 1)
     # Where rounding has eaten the mass there is no bound.
-    bound = jnp.where(found, error / (mass - error), jnp.inf) + rounding(frame, top)
+    bound = jnp.where(found, error / (mass - error), jnp.inf) + own_error(frame, top)
     mean = middle[None, :] + width * (sums[1:] / mass[None, :]).T
     return (frame.log_queries + top + jnp.log(mass), mean), lax.stop_gradient(bound)
 
@@ -69,10 +69,10 @@ def middle_and_width(
     return middle, jnp.maximum(jnp.max(widths, initial=0), tiny)
 
 
-def rounding(frame: AbstractFrame, top: Float[Array, ""]) -> Float[Array, " m"]:
-    """Return what rounding of the exponents does to the mass of each query."""
+def own_error(frame: AbstractFrame, top: Float[Array, ""]) -> Float[Array, " m"]:
+    """Return what the frame and its rounding do to the mass of each query."""
     unit = ROUNDINGS * jnp.finfo(top.dtype).eps
-    return unit * (frame.exponents() + jnp.abs(top))
+    return unit * (frame.exponents() + jnp.abs(top)) + frame.defect()
 
 
 def sum_distance(

@@ -22,7 +22,7 @@ GAUSSIAN_MODES = {
     2: (32, 96, 300, 900),
     3: (20, 32, 50, 80, 128),
 }
-CIRCLE_MODES = (128, 1024, 8192)
+CIRCLE_MODES = (32, 128, 1024, 8192)
 # What the transforms can reach, a little above rounding.
 FINEST = {jnp.dtype(jnp.float64): 3e-14, jnp.dtype(jnp.float32): 2e-6}
 # Amplification of the error that all but the finest accuracy allow for. In three

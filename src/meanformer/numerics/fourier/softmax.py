@@ -29,7 +29,7 @@ from meanformer.numerics.fourier.level_sums import (
     MassAndMean,
     level_sum,
     middle_and_width,
-    rounding,
+    own_error,
     sum_distance,
     token_masses,
 )
@@ -203,10 +203,12 @@ def allowed_levels(
         top, masses = token_masses(frame, pairs.weights, pairs.weights > 0)
         log_found = sampled.result[0] - frame.log_queries[index]
         amplifications[kind] = jnp.exp(top + jnp.log(masses.sum()) - log_found)
-        rooms[kind] = tolerance - rounding(frame, top)[index]
+        rooms[kind] = tolerance - own_error(frame, top)[index]
 
     def has_modes(level: Level) -> Bool[Array, ""]:
-        return frames[level.kind].needed_modes(level.accuracy) <= level.modes
+        frame = frames[level.kind]
+        is_fit = frame.defect() <= tolerance / ERROR
+        return is_fit & (frame.needed_modes(level.accuracy) <= level.modes)
 
     def is_accurate(level: Level) -> Bool[Array, ""]:
         error = ERROR * level.accuracy * amplifications[level.kind]

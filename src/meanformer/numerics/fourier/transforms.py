@@ -9,8 +9,13 @@ from jax import lax
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
-from meanformer.numerics.fourier.levels import Level
+from meanformer.numerics.fourier.levels import CIRCLE, Level
+from meanformer.numerics.fourier.series import few_terms
 from meanformer.numerics.padding import padded
+
+# Found by timing: more modes, or more points than the cache holds, are faster by
+# nonuniform transforms.
+DIRECT_MODES, DIRECT_POINTS = 32, 200_000
 
 
 def gaussian_convolution(
@@ -112,6 +117,11 @@ def convolution(
     return shared(*padded(arrays, mesh.shape[axis]))[: len(queries)].T
 
 
+def is_direct(modes: int, points: int) -> bool:
+    """Whether a series on the circle is summed as it stands."""
+    return modes <= DIRECT_MODES and points <= DIRECT_POINTS
+
+
 def on_device(
     level: Level,
     axis: str | None,
@@ -126,6 +136,8 @@ def on_device(
     """
     from meanformer.numerics.fourier import nufft
 
+    if level.kind == CIRCLE and is_direct(level.modes, len(queries) + len(tokens)):
+        return few_terms(factors[0], queries, tokens, columns, axis)
     dimension, count = queries.shape[1], columns.shape[1]
     shape, accuracy = (level.modes,) * dimension, level.accuracy
     coefficients = nufft.transform(shape, paired(columns.T), tokens, accuracy)
