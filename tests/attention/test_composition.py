@@ -164,7 +164,7 @@ def test_push_forward_into_another_dimension_changes_the_dimension():
 
 def test_push_forward_of_a_gaussian_by_a_sigmoid_is_refused_with_advice():
     gaussian = Gaussian([0.0, 0.0], np.eye(2))
-    with pytest.raises(Unsupported, match="use quadrature"):
+    with pytest.raises(Unsupported, match="such as quadrature"):
         push_forward(reference_attention(Sigmoid), gaussian)
 
 

@@ -3,11 +3,12 @@
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import jax.random as jr
 import numpy as np
 import pytest
 
 from meanformer.errors import InvalidInput, PrecisionWarning, Unsupported
-from meanformer.measures import Gaussian, entropic_covariance, quadrature
+from meanformer.measures import Gaussian, entropic_factor, quadrature
 
 MEAN, SPREAD = np.array([0.3, -0.4]), np.array([[1.0, 0.3], [0.3, 0.6]])
 LINE = np.outer([0.8, -0.6], [0.8, -0.6])
@@ -72,10 +73,37 @@ def test_a_steep_quadratic_tilt_keeps_a_symmetric_covariance():
 @pytest.mark.parametrize("spread", [SPREAD, LINE], ids=["regular", "singular"])
 @pytest.mark.parametrize("form", [FORM, FORM @ FORM.T, -3 * np.eye(2)])
 def test_the_entropic_covariance_solves_its_equation(spread, form):
-    found = np.asarray(entropic_covariance(jnp.asarray(spread), jnp.asarray(form)))
+    root = Gaussian(MEAN, spread).root()
+    factor = np.asarray(entropic_factor(root, jnp.asarray(form)))
+    found = factor @ factor.T
     rebuilt = found + found @ form @ spread @ form.T @ found
     np.testing.assert_allclose(rebuilt, spread, atol=1e-13)
     assert np.linalg.eigvalsh((found + found.T) / 2).min() > -1e-14
+
+
+def test_a_factor_stands_for_the_covariance():
+    factor = np.array([[1.0, 0.0, 0.5], [0.3, -0.2, 0.1]])
+    one, other = Gaussian(MEAN, factor=factor), Gaussian(MEAN, factor @ factor.T)
+    np.testing.assert_allclose(one.covariance(), other.covariance(), atol=1e-15)
+    for answer in (
+        lambda mu: mu.entropic_tilt(jnp.asarray(FORM), not_needed).covariance(),
+        lambda mu: mu.quadratic_tilt(jnp.asarray(PRECISION))[0],
+        lambda mu: mu.quadratic_tilt(jnp.asarray(PRECISION))[1].mean(),
+        lambda mu: mu.quadratic_tilt(jnp.asarray(PRECISION))[1].covariance(),
+        lambda mu: mu.log_laplace(TILTS),
+        lambda mu: mu.tilted_mean(TILTS),
+    ):
+        np.testing.assert_allclose(answer(one), answer(other), atol=1e-14)
+    points = one.sample(20_000, key=jr.key(0))
+    np.testing.assert_allclose(np.cov(points.T), other.covariance(), atol=0.03)
+
+
+def test_a_gaussian_has_a_covariance_or_a_factor():
+    for arguments in ({}, {"covariance": SPREAD, "factor": np.eye(2)}):
+        with pytest.raises(InvalidInput, match="either its covariance or a factor"):
+            Gaussian(MEAN, **arguments)
+    with pytest.raises(InvalidInput, match="factor has shape"):
+        Gaussian(MEAN, factor=np.ones((3, 1)))
 
 
 def test_the_entropic_tilt_has_a_plan_with_equal_marginals():

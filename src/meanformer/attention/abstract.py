@@ -2,6 +2,7 @@
 
 import abc
 import math
+from typing import ClassVar
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -29,7 +30,13 @@ class AbstractInContextMap(eqx.Module):
     Call it as `gamma(mu, x)` with any context and any query points, on the support or
     off it; `positions` are the queries' places in the sequence, for masked maps. Maps
     add (`a + b`) and compose (`last @ first`).
+
+    Attributes:
+        bends_gaussians: why a Gaussian does not stay one under the map, where that is
+            known of its kind; `None` otherwise.
     """
+
+    bends_gaussians: ClassVar[str | None] = None
 
     @property
     @abc.abstractmethod

@@ -1,6 +1,7 @@
 """Attention without a row normalisation: linear, unnormalised, sigmoid; and hardmax."""
 
 import math
+from typing import ClassVar
 
 import equinox as eqx
 import jax
@@ -108,6 +109,10 @@ class Unnormalised(AbstractAttention):
     status of a suspected blow-up.
     """
 
+    bends_gaussians: ClassVar[str | None] = (
+        "the velocity grows like x exp(c x^2), so that mass is lost at infinity at once"
+    )
+
     def attend(
         self, mu: AbstractContext, x: Float[Array, "m d"]
     ) -> Float[Array, "m e"]:
@@ -146,6 +151,10 @@ class Sigmoid(AbstractAttention):
             common $-\log n$ belongs to plain sums over tokens).
     """
 
+    bends_gaussians: ClassVar[str | None] = (
+        "its velocity stays bounded far out, which that of an affine map does not"
+    )
+
     bias: Float[Array, ""] = parameter("bias", default=0.0, kw_only=True)
 
     def __check_init__(self):
@@ -174,6 +183,8 @@ class Hardmax(AbstractAttention):
         query: as for every attention; likewise `key`, `value`, `beta` and the biases.
         tolerance: largest difference of scores that still counts as a tie.
     """
+
+    bends_gaussians: ClassVar[str | None] = "no point of its support scores highest"
 
     tolerance: float = number("tolerance", default=0.0, kw_only=True)
 

@@ -1,5 +1,7 @@
 """Masked attention: each query sees a stretch of the sequence."""
 
+from typing import ClassVar
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -39,6 +41,10 @@ class Masked(AbstractInContextMap):
             also what masks that hide a token from itself imply. Under `jit`, where what
             a query sees is not known in time, it gets zero in either case.
     """
+
+    bends_gaussians: ClassVar[str | None] = (
+        "each place sees a mixture of Gaussians, which is not one"
+    )
 
     attention: AbstractInContextMap
     mask: AbstractMask = Causal()

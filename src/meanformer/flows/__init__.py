@@ -4,6 +4,9 @@ from meanformer.flows.a_priori import radius_bound as radius_bound
 from meanformer.flows.a_priori import stability_bound as stability_bound
 from meanformer.flows.append import append_tokens as append_tokens
 from meanformer.flows.flow import Flow as Flow
+from meanformer.flows.gaussian_trajectory import (
+    GaussianTrajectory as GaussianTrajectory,
+)
 from meanformer.flows.layers import run_layers as run_layers
 from meanformer.flows.merging import Atoms as Atoms
 from meanformer.flows.merging import Merge as Merge
@@ -30,6 +33,7 @@ from meanformer.flows.stability import observed_growth as observed_growth
 from meanformer.flows.state import State as State
 from meanformer.flows.status import AbstractStop as AbstractStop
 from meanformer.flows.status import EscapeRadius as EscapeRadius
+from meanformer.flows.status import Moment as Moment
 from meanformer.flows.status import Status as Status
 from meanformer.flows.status import SteadyState as SteadyState
 from meanformer.flows.status import StepBudget as StepBudget

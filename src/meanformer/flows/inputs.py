@@ -16,6 +16,7 @@ from meanformer.errors import (
     is_concrete,
 )
 from meanformer.flows.flow import Flow
+from meanformer.flows.solvers import AbstractIntegrator
 from meanformer.flows.status import AbstractStop, EscapeRadius, StepBudget
 from meanformer.measures import TokenCloud
 from meanformer.typing import ArrayLike
@@ -27,18 +28,40 @@ def check_flow(flow: Flow, mu: TokenCloud) -> None:
         raise InvalidInput(f"flow is {type(flow).__name__}; it must be Flow(velocity).")
     if not isinstance(mu, TokenCloud):
         raise Unsupported(
-            f"mu is {type(mu).__name__}; a flow moves a TokenCloud: TokenCloud(points) "
-            "for an array; quadrature(mu, order) or resample(mu, count, key=key) for "
-            "another measure."
+            f"mu is {type(mu).__name__}; a flow moves a TokenCloud or a Gaussian: "
+            "TokenCloud(points) for an array; quadrature(mu, order) or "
+            "resample(mu, count, key=key) for another measure."
         )
     flow.space.check(mu.points)
+    check_dimensions(flow, mu.dimension)
+
+
+def check_dimensions(flow: Flow, dimension: int) -> None:
+    """Raise unless the velocity has the dimension of what it moves."""
     for gamma in flow.velocity.kinds():
         check(
-            gamma.output_dimension in (None, mu.dimension),
+            gamma.output_dimension in (None, dimension),
             f"{type(gamma).__name__} returns points of dimension "
             f"{gamma.output_dimension}; a velocity must have that of the tokens, "
-            f"{mu.dimension}.",
+            f"{dimension}.",
         )
+
+
+def check_tolerances(rtol: float, atol: float) -> None:
+    """Raise unless both tolerances are positive."""
+    check(
+        rtol > 0 and atol > 0, f"rtol is {rtol}, atol is {atol}; both must be positive."
+    )
+
+
+def checked_solver(solver: object) -> AbstractIntegrator:
+    """Return the solver, or raise if it is none."""
+    if not isinstance(solver, AbstractIntegrator):
+        raise InvalidInput(
+            f"solver is {solver!r}; it must be Adaptive(…), Stiff(…), FixedStep(…), "
+            "Splitting(…) or LongDepth(…)."
+        )
+    return solver
 
 
 def saved_depths(depth, save, dtype) -> Float[Array, " t"]:

@@ -19,7 +19,7 @@ from meanformer.flows.rates import internal_rate, largest_rate
 from meanformer.flows.schedule import AbstractSchedule
 from meanformer.flows.solvers import AbstractIntegrator, Splitting, StepSettings
 from meanformer.flows.state import Moving, State
-from meanformer.flows.status import AbstractStop, Status
+from meanformer.flows.status import AbstractStop, Status, moment_of
 from meanformer.measures import TokenCloud
 from meanformer.typing import Key
 
@@ -223,7 +223,7 @@ def _results(problem: Problem, state: State, solution: diffrax.Solution):
 def _terms(problem: Problem, state: State, end: Float[Array, ""]):
     def term(schedule: AbstractSchedule) -> diffrax.ODETerm:
         def field(depth, moving, args):
-            inside = _just_inside(depth, state.depth, end)
+            inside = just_inside(depth, state.depth, end)
             return problem.velocity(schedule, inside, moving)
 
         return diffrax.ODETerm(field)
@@ -263,7 +263,7 @@ def _noise_term(
     return diffrax.ControlTerm(diffusion, path)
 
 
-def _just_inside(
+def just_inside(
     depth: Float[Array, ""], start: Float[Array, ""], end: Float[Array, ""]
 ) -> Float[Array, ""]:
     """Return the depth, moved off the upper end of the stretch.
@@ -277,7 +277,8 @@ def _just_inside(
 def _event(problem: Problem, stop: AbstractStop) -> Callable:
     def condition(t, y, args, **kwargs):
         cloud = problem.cloud.moved(y[0])
-        return stop(t, cloud, lambda: problem.velocity(problem.flow.velocity, t, y)[0])
+        schedule = problem.flow.velocity
+        return stop(moment_of(t, cloud, lambda: problem.velocity(schedule, t, y)[0]))
 
     return condition
 

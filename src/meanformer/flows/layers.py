@@ -1,5 +1,7 @@
 """Finitely many residual layers: the network itself, exactly."""
 
+from typing import overload
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -8,34 +10,62 @@ from jaxtyping import Array, Float
 
 from meanformer.errors import check, is_concrete
 from meanformer.flows.flow import Flow
+from meanformer.flows.gaussian_solve import gaussian_layers, refuse_for_gaussians
+from meanformer.flows.gaussian_trajectory import (
+    GaussianTrajectory,
+    as_gaussian_trajectory,
+)
 from meanformer.flows.inputs import check_flow, checked_probes
 from meanformer.flows.integrate import Problem
 from meanformer.flows.solvers import FixedStep
 from meanformer.flows.state import State, initial_state
 from meanformer.flows.status import Status
 from meanformer.flows.trajectory import Trajectory, as_trajectory
-from meanformer.measures import TokenCloud
+from meanformer.measures import Gaussian, TokenCloud
 from meanformer.typing import ArrayLike
 
 
+@overload
 def run_layers(
     flow: Flow,
     mu: TokenCloud,
     count: int,
     *,
+    step: float | Float[Array, ""] | None = ...,
+    probes: ArrayLike | TokenCloud | None = ...,
+) -> Trajectory: ...
+
+
+@overload
+def run_layers(
+    flow: Flow,
+    mu: Gaussian,
+    count: int,
+    *,
+    step: float | Float[Array, ""] | None = ...,
+) -> GaussianTrajectory: ...
+
+
+def run_layers(
+    flow: Flow,
+    mu: TokenCloud | Gaussian,
+    count: int,
+    *,
     step: float | Float[Array, ""] | None = None,
     probes: ArrayLike | TokenCloud | None = None,
-) -> Trajectory:
+) -> Trajectory | GaussianTrajectory:
     r"""Run a residual network layer by layer.
 
     $$x_i \leftarrow R\bigl(x_i + h\,P_{x_i}\Gamma_{t_k}[\mu](x_i)\bigr), \qquad
       t_k = kh, \quad k = 0, \dots, T-1,$$
     with $R$ the retraction of the flow's space. As $T \to \infty$ with $h = 1/T$ it
-    tends to the flow at depth 1, with an error $O(1/T)$.
+    tends to the flow at depth 1, with an error $O(1/T)$. A Gaussian goes through the
+    layers exactly, where they are affine on it: $m \leftarrow m + hu$ and
+    $S \leftarrow (I + hL)S(I + hL)^\top$ for the velocity $u + L(x - m)$.
 
     Args:
         flow: the velocity and the space; noise is not allowed.
-        mu: the tokens that enter.
+        mu: the tokens that enter, or a Gaussian.
         count: the number $T$ of layers.
         step: the step $h$; $1/T$ by default, 1 for the usual network.
         probes: points carried along without being part of the measure.
@@ -43,16 +73,25 @@ def run_layers(
     Returns:
         The tokens before the first layer and after each one.
     """
-    check_flow(flow, mu)
     check(isinstance(count, int) and count > 0, f"count is {count}; it must be >= 1.")
+    if isinstance(mu, Gaussian):
+        refuse_for_gaussians({"probes": probes})
+        size = _checked_step(step, count, mu.mean().dtype)
+        return as_gaussian_trajectory(mu, *gaussian_layers(flow, mu, count, size))
+    check_flow(flow, mu)
     check(flow.noise is None, "layers have no noise; use solve with FixedStep(h).")
-    size = jnp.asarray(1 / count if step is None else step, mu.points.dtype)
-    if is_concrete(size):
-        check(bool(np.isfinite(size)), f"step is {step}; it must be finite.")
+    size = _checked_step(step, count, mu.points.dtype)
     passive, places = checked_probes(flow, mu, probes)
     problem = Problem(flow, mu, places, FixedStep(1.0), (), 1.0, 1.0, 1)
     first = initial_state(jnp.zeros((), mu.points.dtype), mu.points, passive)
     return as_trajectory(mu, *_run(problem, first, size, count))
+
+
+def _checked_step(step, count: int, dtype: jnp.dtype) -> Float[Array, ""]:
+    size = jnp.asarray(1 / count if step is None else step, dtype)
+    if is_concrete(size):
+        check(bool(np.isfinite(size)), f"step is {step}; it must be finite.")
+    return size
 
 
 @eqx.filter_jit

@@ -32,7 +32,7 @@ from meanformer.flows.rates import internal_rate, largest_rate
 from meanformer.flows.schedule import Constant
 from meanformer.flows.solvers import ROUNDINGS, Rescaled, StepSettings, gap_error
 from meanformer.flows.state import State
-from meanformer.flows.status import AbstractStop, Status
+from meanformer.flows.status import AbstractStop, Status, moment_of
 from meanformer.geometry import Sphere
 from meanformer.measures import TokenCloud
 
@@ -271,7 +271,8 @@ def _events(problem: Problem, phase: Phase) -> list[Callable]:
                 pull = phase.pulls(y.points)
                 return jnp.exp(pull.log_scale) * pull.velocities
 
-            return stop(phase.depth(y), phase.cloud.moved(y.points), velocity)
+            cloud = phase.cloud.moved(y.points)
+            return stop(moment_of(phase.depth(y), cloud, velocity))
 
         return condition
 

@@ -2,17 +2,29 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import overload
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from meanformer.errors import InvalidInput, check, is_concrete
+from meanformer.errors import check, is_concrete
 from meanformer.flows.flow import Flow
+from meanformer.flows.gaussian_solve import (
+    GAUSSIANS,
+    gaussian_set_up,
+    refuse_for_gaussians,
+)
+from meanformer.flows.gaussian_trajectory import (
+    GaussianTrajectory,
+    as_gaussian_trajectory,
+)
 from meanformer.flows.inputs import (
     check_flow,
+    check_tolerances,
     checked_probes,
+    checked_solver,
     saved_depths,
     sorted_stops,
 )
@@ -26,15 +38,54 @@ from meanformer.flows.state import State, initial_state
 from meanformer.flows.status import AbstractStop, Status, StepBudget
 from meanformer.flows.sums import summary_of
 from meanformer.flows.trajectory import Trajectory, as_trajectory
-from meanformer.measures import TokenCloud
+from meanformer.flows.visits import Way, visit_all, visit_each
+from meanformer.measures import Gaussian, TokenCloud
 from meanformer.numerics.watched import Watched
 from meanformer.typing import ArrayLike, Key
 
 
+Stops = AbstractStop | StepBudget | Sequence[AbstractStop | StepBudget]
+Depth = float | tuple[float, float] | Float[Array, ""]
+
+
+@overload
 def solve(
     flow: Flow,
     mu: TokenCloud,
-    depth: float | tuple[float, float] | Float[Array, ""],
+    depth: Depth,
+    *,
+    save: int | ArrayLike = ...,
+    solver: AbstractIntegrator | None = ...,
+    rtol: float = ...,
+    atol: float = ...,
+    probes: ArrayLike | TokenCloud | None = ...,
+    merge: Merge | float | None = ...,
+    stop: Stops = ...,
+    key: Key | None = ...,
+    progress: bool | AbstractProgress = ...,
+    store: AbstractRecorder | None = ...,
+) -> Trajectory: ...
+
+
+@overload
+def solve(
+    flow: Flow,
+    mu: Gaussian,
+    depth: Depth,
+    *,
+    save: int | ArrayLike = ...,
+    solver: AbstractIntegrator | None = ...,
+    rtol: float = ...,
+    atol: float = ...,
+    stop: Stops = ...,
+    progress: bool | AbstractProgress = ...,
+) -> GaussianTrajectory: ...
+
+
+def solve(
+    flow: Flow,
+    mu: TokenCloud | Gaussian,
+    depth: Depth,
     *,
     save: int | ArrayLike = 11,
     solver: AbstractIntegrator | None = None,
@@ -42,12 +93,12 @@ def solve(
     atol: float = 1e-9,
     probes: ArrayLike | TokenCloud | None = None,
     merge: Merge | float | None = None,
-    stop: AbstractStop | StepBudget | Sequence[AbstractStop | StepBudget] = (),
+    stop: Stops = (),
     key: Key | None = None,
     progress: bool | AbstractProgress = False,
     store: AbstractRecorder | None = None,
-) -> Trajectory:
-    r"""Flow a token cloud through depth.
+) -> Trajectory | GaussianTrajectory:
+    r"""Flow a token cloud, or a Gaussian, through depth.
 
     Each stretch between two saved depths is integrated on its own, so what is saved is
     on the path and a run can restart from any of them. The error of a step is the
@@ -59,15 +110,22 @@ def solve(
     (`StoppedEarly`) unless it came to rest or met a condition of yours. Under `jit`
     nothing is cut off: the states after the end repeat the last one.
 
+    A `Gaussian` flows exactly, without tokens, where the velocity is affine on it:
+    softmax, L2, Sinkhorn and linear attention, heads and sums of them, perceptrons
+    without activation. What is integrated are its mean and the matrix $\Phi$ of the
+    affine map that carries it, so that the covariance $\Phi S_0\Phi^\top$ is positive
+    semi-definite and of constant rank by construction, and so that every eigenvalue of
+    it is accurate relatively. Other maps are refused with the reason.
+
     Args:
         flow: the flow.
-        mu: the tokens at the first depth.
+        mu: the tokens at the first depth, or a Gaussian.
         depth: the last depth (the first is 0; negative runs backward), or a pair of
             first and last depth.
         save: how many equally spaced depths to save, both ends included; or the
             depths themselves, the first one included.
-        solver: `Adaptive()` (the default), `Stiff()`, `FixedStep(h)`, `Splitting(h)`,
-            `LongDepth()`.
+        solver: `Adaptive()` (the default; of order 8 for a Gaussian), `Stiff()`,
+            `FixedStep(h)`, `Splitting(h)`, `LongDepth()`.
         rtol: relative tolerance of the adaptive solvers.
         atol: absolute tolerance of the adaptive solvers.
         probes: points carried along without being part of the measure; a `TokenCloud`
@@ -81,67 +139,33 @@ def solve(
             already is continued.
 
     Returns:
-        The trajectory. Cost: $O(n^2 d)$ for each evaluation of the velocity.
+        The trajectory. Cost of each evaluation of the velocity: $O(n^2 d)$ for a cloud,
+        $O(d^3)$ for a Gaussian.
     """
+    if isinstance(mu, Gaussian):
+        refuse_for_gaussians(
+            {"probes": probes, "merge": merge, "key": key, "store": store}
+        )
+        problem, state, depths = gaussian_set_up(
+            flow, mu, depth, save, solver, rtol, atol, stop
+        )
+        states = _visited(GAUSSIANS, problem, state, depths, progress, None)
+        return as_gaussian_trajectory(mu, *states)
     problem, state, depths = _set_up(
         flow, mu, depth, save, solver, rtol, atol, probes, merge, stop, key
     )
-    if store is None and progress is False:
-        states = _scan(problem, state, depths)
-    else:
-        check(
-            is_concrete(state.points),
-            "store and progress need concrete tokens; leave them out under jit.",
-        )
-        states = _walk(problem, state, depths, bar_for(progress), store)
+    states = _visited(TOKENS, problem, state, depths, progress, store)
     return as_trajectory(mu, *states)
 
 
-@eqx.filter_jit
-def _scan(
-    problem: Problem, state: State, depths: Float[Array, " t"]
-) -> tuple[State, Array]:
-    """Visit all depths in one compiled loop; gradients redo a stretch at a time."""
-
-    @eqx.filter_checkpoint
-    def stretch(state: State, target: Float[Array, ""]):
-        moved = advance(problem, state, target)
-        return moved, moved
-
-    _, later = jax.lax.scan(stretch, state, depths[1:])
-    states = jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), state, later)
-    return jax.lax.map(lambda state: _snapshot(problem, state), states)
-
-
-def _walk(
-    problem: Problem,
-    state: State,
-    depths: Float[Array, " t"],
-    progress: AbstractProgress,
-    store: AbstractRecorder | None,
-) -> tuple[State, Array]:
-    """Visit the depths one by one, reporting and writing each as it comes."""
-    # A mistake that only tracing shows must be told before the store is touched.
-    eqx.filter_eval_shape(_jitted_advance, problem, state, depths[-1])
-    try:
-        snapshots = []
-        if store is not None:
-            snapshots += store.begin(depths, problem, state)
-        with progress:
-            for index in range(len(snapshots), len(depths)):
-                if index > 0:
-                    state = dataclasses.replace(snapshots[-1][0], sums=None)
-                    if not bool(state.status == Status.reached):
-                        break
-                    state = _jitted_advance(problem, state, depths[index])
-                snapshots.append(_jitted_snapshot(problem, state))
-                if store is not None:
-                    store.append(index, *snapshots[-1])
-                progress.update(index, len(depths) - 1)
-    finally:
-        if store is not None:
-            store.end()
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *snapshots)
+def _visited(way: Way, problem, state, depths, progress, store):
+    if store is None and progress is False:
+        return visit_all(way, problem, state, depths)
+    check(
+        is_concrete(depths) and all(map(is_concrete, jax.tree.leaves(state))),
+        "store and progress need concrete tokens; leave them out under jit.",
+    )
+    return visit_each(way, problem, state, depths, bar_for(progress), store)
 
 
 def _snapshot(problem: Problem, state: State) -> tuple[State, Float[Array, "n d"]]:
@@ -152,22 +176,18 @@ def _snapshot(problem: Problem, state: State) -> tuple[State, Float[Array, "n d"
     return state, jnp.where(jnp.isfinite(velocity), velocity, 0)
 
 
-_jitted_advance = eqx.filter_jit(advance)
-_jitted_snapshot = eqx.filter_jit(_snapshot)
+def _resumed(state: State) -> State:
+    return dataclasses.replace(state, sums=None)
+
+
+TOKENS = Way(advance, _snapshot, _resumed)
 
 
 def _set_up(flow, mu, depth, save, solver, rtol, atol, probes, merge, stop, key):
     check_flow(flow, mu)
-    check(
-        rtol > 0 and atol > 0, f"rtol is {rtol}, atol is {atol}; both must be positive."
-    )
+    check_tolerances(rtol, atol)
     depths = saved_depths(depth, save, mu.points.dtype)
-    integrator = Adaptive() if solver is None else solver
-    if not isinstance(integrator, AbstractIntegrator):
-        raise InvalidInput(
-            f"solver is {solver!r}; it must be Adaptive(…), Stiff(…), FixedStep(…), "
-            "Splitting(…) or LongDepth(…)."
-        )
+    integrator = Adaptive() if solver is None else checked_solver(solver)
     if (flow.noise is None) != (key is None):
         raise InvalidInput(
             "a flow with noise needs key=jax.random.key(seed)."

@@ -2,14 +2,14 @@
 
 import abc
 from collections.abc import Callable
-from typing import ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PyTree
 
 from meanformer.errors import check
-from meanformer.measures import TokenCloud
+from meanformer.measures import AbstractMeasure, TokenCloud
 
 
 class Status(eqx.Enumeration):
@@ -28,7 +28,8 @@ class Status(eqx.Enumeration):
     )
     blow_up_suspected = (
         "the step size fell below rounding, so a blow-up in finite depth is suspected; "
-        "linear and unnormalised attention do that: stop before this depth"
+        "linear and unnormalised attention do that, and softmax attention on a "
+        "Gaussian: stop before this depth"
     )
     step_budget = (
         "the step budget between two saved depths was used up; the flow may be stiff: "
@@ -77,20 +78,48 @@ def status_from(code: int) -> PyTree:
     return getattr(Status, _NAMES[code])
 
 
+class Moment(NamedTuple):
+    """What a stop condition may look at; what is not looked at is not computed.
+
+    Attributes:
+        depth: the depth.
+        measure: the tokens, or the Gaussian, there.
+        radius: gives how far they reach from the origin.
+        speed: gives how fast they move.
+    """
+
+    depth: Float[Array, ""]
+    measure: AbstractMeasure
+    radius: Callable[[], Float[Array, ""]]
+    speed: Callable[[], Float[Array, ""]]
+
+
+def moment_of(
+    depth: Float[Array, ""], cloud: TokenCloud, velocities: Callable[[], Array]
+) -> Moment:
+    """Return the moment at which a cloud has these velocities."""
+
+    def speed() -> Float[Array, ""]:
+        speeds = jnp.linalg.norm(velocities(), axis=1)
+        return jnp.max(jnp.where(cloud.weights > 0, speeds, 0))
+
+    return Moment(depth, cloud, cloud.radius, speed)
+
+
 class AbstractStop(eqx.Module):
     """A condition, looked at after every step, that ends a solve."""
 
     status: eqx.AbstractClassVar[PyTree]
 
     @abc.abstractmethod
-    def __call__(
-        self, depth: Float[Array, ""], cloud: TokenCloud, velocity: Callable[[], Array]
-    ) -> Bool[Array, ""]:
-        """Return whether to stop; `velocity()` gives the tokens' velocity."""
+    def __call__(self, moment: Moment) -> Bool[Array, ""]:
+        """Return whether to stop."""
 
 
 class EscapeRadius(AbstractStop):
     """Stop when a token of positive weight is farther than `radius` from the origin.
+
+    For a Gaussian: when the root mean square of the distance is larger.
 
     Args:
         radius: the radius. Every solve also has one of its own, at the fourth root of
@@ -103,15 +132,15 @@ class EscapeRadius(AbstractStop):
     def __check_init__(self):
         check(self.radius > 0, f"radius is {self.radius}; it must be positive.")
 
-    def __call__(
-        self, depth: Float[Array, ""], cloud: TokenCloud, velocity: Callable[[], Array]
-    ) -> Bool[Array, ""]:
+    def __call__(self, moment: Moment) -> Bool[Array, ""]:
         """Return whether a token has escaped."""
-        return cloud.radius() > self.radius
+        return moment.radius() > self.radius
 
 
 class SteadyState(AbstractStop):
     """Stop when no token of positive weight moves faster than `speed`.
+
+    For a Gaussian: when it moves more slowly in the Wasserstein distance.
 
     Args:
         speed: the largest speed that counts as rest.
@@ -123,36 +152,32 @@ class SteadyState(AbstractStop):
     def __check_init__(self):
         check(self.speed > 0, f"speed is {self.speed}; it must be positive.")
 
-    def __call__(
-        self, depth: Float[Array, ""], cloud: TokenCloud, velocity: Callable[[], Array]
-    ) -> Bool[Array, ""]:
+    def __call__(self, moment: Moment) -> Bool[Array, ""]:
         """Return whether all tokens rest."""
-        speeds = jnp.linalg.norm(velocity(), axis=1)
-        return jnp.max(jnp.where(cloud.weights > 0, speeds, 0)) < self.speed
+        return moment.speed() < self.speed
 
 
 class StopWhen(AbstractStop):
-    """Stop when a function of depth and cloud says so.
+    """Stop when a function of depth and measure says so.
 
     Args:
-        condition: returns a Boolean scalar; it is traced.
+        condition: takes the depth and the `TokenCloud` or `Gaussian` there, returns a
+            Boolean scalar; it is traced.
     """
 
-    condition: Callable[[Array, TokenCloud], Bool[Array, ""]]
+    condition: Callable[[Array, Any], Bool[Array, ""]]
     status: ClassVar[PyTree] = Status.condition_met
 
     def __check_init__(self):
         check(
             callable(self.condition),
             f"condition is {self.condition!r}; it must be a function of depth and "
-            "cloud.",
+            "measure.",
         )
 
-    def __call__(
-        self, depth: Float[Array, ""], cloud: TokenCloud, velocity: Callable[[], Array]
-    ) -> Bool[Array, ""]:
+    def __call__(self, moment: Moment) -> Bool[Array, ""]:
         """Return what the function says."""
-        return self.condition(depth, cloud)
+        return self.condition(moment.depth, moment.measure)
 
 
 class StepBudget(eqx.Module):

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
-from meanformer.errors import StoppedEarly, check, is_concrete, warn
+from meanformer.flows.interpolation import check_in_range, hermite, place_of
 from meanformer.flows.merging import (
     ATOM_AXES,
     Atoms,
@@ -17,8 +17,9 @@ from meanformer.flows.merging import (
     record_of,
     series,
 )
+from meanformer.flows.outcome import cut_off, status_codes
 from meanformer.flows.state import State
-from meanformer.flows.status import STATUS_FLAGS, Status, status_code
+from meanformer.flows.status import STATUS_FLAGS, Status
 from meanformer.flows.sums import SumSummary, sum_arrays
 from meanformer.measures import TokenCloud
 
@@ -67,11 +68,10 @@ class Trajectory(eqx.Module):
         far apart, as with `LongDepth`, save those that you look at instead.
         """
         depth = jnp.asarray(depth, self.depths.dtype)
-        self._check_in_range(depth)
-        forward = jnp.where(self.depths[-1] >= self.depths[0], 1, -1)
-        order = (self.depths * forward.astype(self.depths.dtype), depth * forward)
-        after = jnp.clip(jnp.searchsorted(*order), 1, max(len(self) - 1, 1))
-        points = self.points[0] if len(self) == 1 else self._hermite(after, depth)
+        check_in_range(self.depths, depth)
+        if len(self) == 1:
+            return self.cloud(0)
+        points = hermite(place_of(self.depths, depth), self.points, self.velocities)
         return TokenCloud(points, self.weights, positions=self.positions)
 
     @property
@@ -142,9 +142,7 @@ class Trajectory(eqx.Module):
         for name, array in sum_arrays(self.sums).items():
             variables[name] = ("depth",), np.asarray(array)
         coordinates = {"depth": np.asarray(self.depths), **places}
-        codes = np.full(len(self), status_code(Status.reached))
-        codes[-1] = status_code(self.status)
-        variables["status"] = (("depth",), codes, STATUS_FLAGS)
+        variables["status"] = (("depth",), status_codes(self), STATUS_FLAGS)
         return xarray.Dataset(variables, coordinates)
 
     def save(self, path: str | Path) -> None:
@@ -153,28 +151,17 @@ class Trajectory(eqx.Module):
             Path(path), mode="w-", zarr_format=2, consolidated=True
         )
 
-    def _check_in_range(self, depth: Float[Array, ""]) -> None:
-        if not (is_concrete(depth) and is_concrete(self.depths)):
-            return
-        ends = np.asarray(self.depths)[[0, -1]]
-        low, high = float(ends.min()), float(ends.max())
-        check(
-            low <= float(depth) <= high,
-            f"depth is {float(depth)}; the trajectory covers [{low}, {high}].",
-        )
-
-    def _hermite(
-        self, after: Int[Array, ""], depth: Float[Array, ""]
-    ) -> Float[Array, "n d"]:
-        start, end = self.depths[after - 1], self.depths[after]
-        width = jnp.where(end == start, 1, end - start)
-        s = (depth - start) / width
-        first, last = self.points[after - 1], self.points[after]
-        leaving, arriving = self.velocities[after - 1], self.velocities[after]
+    def along_depth(self) -> tuple:
+        """Return the arrays that have one entry for every saved depth."""
         return (
-            (1 + 2 * s) * (1 - s) ** 2 * first
-            + s**2 * (3 - 2 * s) * last
-            + width * s * (1 - s) * ((1 - s) * leaving - s * arriving)
+            self.depths,
+            self.points,
+            self.velocities,
+            self.probes,
+            self.accepted_steps,
+            self.rejected_steps,
+            self.atoms,
+            self.sums,
         )
 
 
@@ -198,41 +185,4 @@ def as_trajectory(
         states.atoms,
         states.sums,
     )
-    if is_concrete(states.points):
-        return _cut_off(trajectory)
-    last = jax.tree.map(lambda leaf: leaf[-1], states.status)
-    return eqx.tree_at(lambda t: t.status, trajectory, last)
-
-
-def _cut_off(trajectory: Trajectory) -> Trajectory:
-    """Leave out the states after the end, keep the last status, warn if need be."""
-    stopped = np.asarray(trajectory.status != Status.reached)
-    length = int(stopped.argmax()) + 1 if stopped.any() else len(stopped)
-    status = jax.tree.map(lambda leaf: leaf[length - 1], trajectory.status)
-    depths = np.asarray(trajectory.depths)
-    if length > 1 and depths[length - 1] == depths[length - 2]:
-        length -= 1  # it stopped where it stood
-    short = eqx.tree_at(
-        _along_depth,
-        trajectory,
-        jax.tree.map(lambda leaf: leaf[:length], _along_depth(trajectory)),
-        is_leaf=lambda leaf: leaf is None,
-    )
-    short = eqx.tree_at(lambda t: t.status, short, status)
-    asked_for = (Status.reached, Status.steady, Status.condition_met)
-    if not any(bool(status == good) for good in asked_for):
-        warn(short.message, StoppedEarly)
-    return short
-
-
-def _along_depth(trajectory: Trajectory) -> tuple:
-    return (
-        trajectory.depths,
-        trajectory.points,
-        trajectory.velocities,
-        trajectory.probes,
-        trajectory.accepted_steps,
-        trajectory.rejected_steps,
-        trajectory.atoms,
-        trajectory.sums,
-    )
+    return cut_off(trajectory)

@@ -7,7 +7,7 @@ from meanformer.measures.cloud import TiltedCloud as TiltedCloud
 from meanformer.measures.cloud import TokenCloud as TokenCloud
 from meanformer.measures.cloud import tilt as tilt
 from meanformer.measures.gaussian import Gaussian as Gaussian
-from meanformer.measures.gaussian import entropic_covariance as entropic_covariance
+from meanformer.measures.gaussian import entropic_factor as entropic_factor
 from meanformer.measures.masked import MaskedCloud as MaskedCloud
 from meanformer.measures.mixture import Mixture as Mixture
 from meanformer.measures.operations import batch as batch

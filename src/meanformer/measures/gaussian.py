@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 from jax import lax
+from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Bool, Float
 
 from meanformer.errors import (
@@ -34,22 +35,44 @@ class Gaussian(AbstractMeasure):
     Args:
         mean: the mean $m$, a vector.
         covariance: the covariance $S$, symmetric and positive semi-definite.
+        factor: instead of the covariance, a matrix $F$ of shape (d, r) with
+            $S = FF^\top$, which fixes its rank to at most $r$.
     """
 
     location: Float[Array, " d"]
     spread: Float[Array, "d d"]
+    factor: Float[Array, "d r"] | None
 
-    def __init__(self, mean: ArrayLike, covariance: ArrayLike):
+    def __init__(
+        self,
+        mean: ArrayLike,
+        covariance: ArrayLike | None = None,
+        *,
+        factor: ArrayLike | None = None,
+    ):
         self.location = as_float_array("mean", mean)
         check(
             self.location.ndim == 1 and self.location.size > 0,
             f"mean has shape {self.location.shape}; it must be (d,).",
         )
         check_finite("mean", self.location)
+        check(
+            (covariance is None) != (factor is None),
+            "a Gaussian needs either its covariance or a factor of it.",
+        )
+        if covariance is not None:
+            self.factor, self.spread = None, self._checked_spread(covariance)
+        else:
+            self.factor = as_float_array("factor", factor).astype(self.location.dtype)
+            check_shape("factor", self.factor, (self.dimension, None))
+            check_finite("factor", self.factor)
+            self.spread = matmul(self.factor, self.factor.T)
+
+    def _checked_spread(self, covariance: ArrayLike) -> Float[Array, "d d"]:
         spread = as_float_array("covariance", covariance).astype(self.location.dtype)
         check_shape("covariance", spread, (self.dimension, self.dimension))
         check_finite("covariance", spread)
-        self.spread = checked_covariance("covariance", spread)
+        return checked_covariance("covariance", spread)
 
     @property
     def dimension(self) -> int:
@@ -64,13 +87,23 @@ class Gaussian(AbstractMeasure):
         """Return the covariance."""
         return self.spread
 
+    def root(self) -> Float[Array, "d r"]:
+        r"""Return a matrix $F$ with $S = FF^\top$: the factor, or the symmetric root."""
+        return sqrt_psd(self.spread) if self.factor is None else self.factor
+
     def tilted_mass_and_mean(
         self, u: Float[Array, "m d"]
     ) -> tuple[Float[Array, " m"], Float[Array, "m d"]]:
         r"""Return $\langle u, m\rangle + \tfrac12 u^\top S u$ and $m + S u$."""
         u = checked_tilts(self.dimension, u)
-        moved = matmul(u, self.spread)
-        log_laplace = matmul(u, self.location) + 0.5 * jnp.sum(moved * u, axis=1)
+        if self.factor is None:
+            moved = matmul(u, self.spread)
+            variances = jnp.sum(moved * u, axis=1)
+        else:
+            # Small eigenvalues are lost in the covariance, not in its factor.
+            shares = matmul(u, self.factor)
+            moved, variances = matmul(shares, self.factor.T), jnp.sum(shares**2, axis=1)
+        log_laplace = matmul(u, self.location) + 0.5 * variances
         return log_laplace, self.location[None, :] + moved
 
     def diameter(self) -> Float[Array, ""]:
@@ -81,17 +114,20 @@ class Gaussian(AbstractMeasure):
         )
 
     def sample(self, count: int, *, key: Key) -> Float[Array, "count d"]:
-        """Draw points through the symmetric square root of the covariance."""
+        """Draw points through a root of the covariance."""
         count = as_integer("count", count, least=0)
-        location, spread = widened((self.location, self.spread))
-        noise = jr.normal(key, (count, self.dimension), location.dtype)
-        points = location[None, :] + matmul(noise, sqrt_psd(spread))
+        wide = widened(self)
+        root = wide.root()
+        noise = jr.normal(key, (count, root.shape[1]), root.dtype)
+        points = wide.location[None, :] + matmul(noise, root.T)
         return points.astype(self.location.dtype)
 
     def quadratic_tilt(
         self, precision: Float[Array, "d d"]
     ) -> tuple[Float[Array, ""], "Gaussian"]:
         r"""Return $\mathcal{N}(Nm, NS)$ with $N = (I + SP)^{-1}$, and its log-mass."""
+        if self.factor is not None:
+            return self._tilted_by_factor(self.factor, precision)
         identity = jnp.eye(self.dimension, dtype=precision.dtype)
         system = identity + matmul(self.spread, precision)
         system = self._if_integrable(precision, system)
@@ -102,6 +138,21 @@ class Gaussian(AbstractMeasure):
         location, spread = solved[:, 0], solved[:, 1:]
         exponent = matmul(self.location, matmul(precision, location))
         return -0.5 * (log_determinant + exponent), self._at(location, spread)
+
+    def _tilted_by_factor(
+        self, factor: Float[Array, "d r"], precision: Float[Array, "d d"]
+    ) -> tuple[Float[Array, ""], "Gaussian"]:
+        r"""Do the same by a factor: $NS = F(I + F^\top PF)^{-1}F^\top$."""
+        identity = jnp.eye(factor.shape[1], dtype=factor.dtype)
+        system = identity + matmul(factor.T, matmul(precision, factor))
+        lower = jnp.linalg.cholesky(self._if_integrable(precision, system))
+        log_determinant = 2 * jnp.sum(jnp.log(jnp.diag(lower)))
+        thinner = divided_by_root(factor, lower)
+        pull = matmul(precision, self.location)
+        location = self.location - matmul(thinner, matmul(thinner.T, pull))
+        exponent = matmul(pull, location)
+        tilted = Gaussian(location, factor=thinner)
+        return -0.5 * (log_determinant + exponent), tilted
 
     def maximal_mean(self, u, tolerance):
         """Refuse: a Gaussian has no point of largest score."""
@@ -118,9 +169,10 @@ class Gaussian(AbstractMeasure):
         Its covariance $M$, the conditional covariance of the plan, solves
         $M + M B S B^\top M = S$; its mean is $m - MBm$.
         """
-        conditional = entropic_covariance(self.spread, form)
-        shift = matmul(conditional, matmul(form, self.location))
-        return self._at(self.location - shift, conditional)
+        conditional = entropic_factor(self.root(), form)
+        pull = matmul(form, self.location)
+        shift = matmul(conditional, matmul(conditional.T, pull))
+        return Gaussian(self.location - shift, factor=conditional)
 
     def _at(
         self, location: Float[Array, " d"], spread: Float[Array, "d d"]
@@ -128,14 +180,15 @@ class Gaussian(AbstractMeasure):
         """Return another Gaussian; its covariance is symmetrised, not checked."""
         symmetric = (spread + spread.T) / 2
         return eqx.tree_at(
-            lambda gaussian: (gaussian.location, gaussian.spread),
+            lambda gaussian: (gaussian.location, gaussian.spread, gaussian.factor),
             self,
-            (location, symmetric),
+            (location, symmetric, None),
+            is_leaf=lambda leaf: leaf is None,
         )
 
     def _if_integrable(
-        self, precision: Float[Array, "d d"], value: Float[Array, "d d"]
-    ) -> Float[Array, "d d"]:
+        self, precision: Float[Array, "d d"], value: Float[Array, "r r"]
+    ) -> Float[Array, "r r"]:
         """Return the value if the factor is integrable; refuse otherwise.
 
         What is only known at run time fails when the value is used.
@@ -171,18 +224,31 @@ def _is_integrable(
     return lax.cond(is_easy, lambda: jnp.array(True), is_positive)
 
 
-def entropic_covariance(
-    covariance: Float[Array, "d d"], form: Float[Array, "d d"]
-) -> Float[Array, "d d"]:
-    r"""Conditional covariance of the entropic self-transport of a Gaussian.
+def entropic_factor(
+    root: Float[Array, "d r"], form: Float[Array, "d d"]
+) -> Float[Array, "d r"]:
+    r"""Root of the conditional covariance of the entropic self-transport of a Gaussian.
 
-    $$M = S^{1/2} Y S^{1/2}, \quad Y = 2\bigl(I + (I + 4H)^{1/2}\bigr)^{-1}, \quad
-      H = S^{1/2} B S B^\top S^{1/2},$$
-    the positive semi-definite solution of $M + M B S B^\top M = S$. No inverse of $S$
-    or $B$ is taken, so both may be singular.
+    $$M = F Y F^\top, \quad Y = 2\bigl(I + (I + 4H)^{1/2}\bigr)^{-1}, \quad
+      H = F^\top B S B^\top F,$$
+    the positive semi-definite solution of $M + M B S B^\top M = S = FF^\top$. No
+    inverse of $S$ or $B$ is taken, so both may be singular.
+
+    Args:
+        root: any matrix $F$ with $S = FF^\top$.
+        form: the matrix $B$ of the score $y^\top B x$.
+
+    Returns:
+        A matrix $G$ with $M = GG^\top$.
     """
-    identity = jnp.eye(covariance.shape[0], dtype=covariance.dtype)
-    root = sqrt_psd(covariance)
-    half = matmul(root, matmul(form, root))
+    identity = jnp.eye(root.shape[1], dtype=root.dtype)
+    half = matmul(root.T, matmul(form, root))
     inner = sqrt_psd(identity + 4 * matmul(half, half.T))
-    return matmul(root, jnp.linalg.solve((identity + inner) / 2, root))
+    return divided_by_root(root, jnp.linalg.cholesky((identity + inner) / 2))
+
+
+def divided_by_root(
+    factor: Float[Array, "d r"], lower: Float[Array, "r r"]
+) -> Float[Array, "d r"]:
+    r"""Return $FC^{-\top}$, a root of $F(CC^\top)^{-1}F^\top$."""
+    return solve_triangular(lower, factor.T, lower=True).T

@@ -1,0 +1,110 @@
+"""Maps that are affine on a Gaussian, so that its image is one again."""
+
+from collections.abc import Callable
+from functools import partial
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.interpreters import partial_eval
+from jaxtyping import Array, Float
+
+from meanformer.attention.abstract import AbstractInContextMap
+from meanformer.errors import Unsupported
+from meanformer.measures import Gaussian
+from meanformer.numerics.matrices import matmul
+from meanformer.numerics.precision import widened
+
+MapOfPoints = AbstractInContextMap | Callable[[Array], Array]
+
+_ADVICE = (
+    "mf.gaussian.closure_residual(gamma, mu) tells how far from affine it is; a "
+    "TokenCloud, such as quadrature(mu, order), moves under every map."
+)
+
+
+def slope_and_drift(
+    gamma: MapOfPoints, mu: Gaussian
+) -> tuple[Float[Array, "e d"], Float[Array, " e"]]:
+    r"""Return $L$ and $u$ with $\Gamma[\mu](x) = u + L(x - m)$, exactly, or raise.
+
+    Args:
+        gamma: a map.
+        mu: the Gaussian that is its context, with mean $m$.
+    """
+    check_affine(gamma, mu)
+    return linearised(lambda points: image(gamma, mu, points), mu.mean())
+
+
+def linearised(
+    function: Callable[[Array], Array], mean: Float[Array, " d"]
+) -> tuple[Float[Array, "e d"], Float[Array, " e"]]:
+    """Return the slope of a function of points, and its value at the mean.
+
+    By automatic differentiation, so that no difference of close numbers is formed.
+    """
+    drift, along = jax.linearize(lambda x: function(x[None, :])[0], mean)
+    return jax.vmap(along, out_axes=1)(jnp.eye(len(mean), dtype=mean.dtype)), drift
+
+
+def image(
+    gamma: MapOfPoints, mu: Gaussian, points: Float[Array, "m d"]
+) -> Float[Array, "m e"]:
+    """Return the image of points under a map in a context, or a plain function."""
+    in_context = isinstance(gamma, AbstractInContextMap)
+    return gamma(mu, points) if in_context else gamma(points)
+
+
+def check_affine(gamma: MapOfPoints, mu: Gaussian) -> None:
+    """Raise, with the reason, unless a map is affine on a Gaussian.
+
+    The derivative in the query must not depend on the query. That is read off the
+    program which computes it, so that it holds for all queries, or is refused.
+
+    Args:
+        gamma: a map; its parameters may be shapes without numbers.
+        mu: the Gaussian that is its context.
+    """
+    for part in parts(gamma):
+        if isinstance(part, AbstractInContextMap) and part.bends_gaussians:
+            raise Unsupported(
+                f"{type(part).__name__} is not affine on a Gaussian: "
+                f"{part.bends_gaussians}. {_ADVICE}"
+            )
+    arrays, rest = eqx.partition(gamma, is_array)
+
+    def slope(arrays, mu, x, direction):
+        whole = eqx.combine(arrays, rest)
+        return jax.jvp(partial(image, whole, mu), (x,), (direction,))[1]
+
+    point = mu.mean()[None, :]
+    program = jax.make_jaxpr(slope)(arrays, mu, point, point).jaxpr
+    _, looks_at = partial_eval.dce_jaxpr(program, [True] * len(program.outvars))
+    if looks_at[-2]:
+        raise Unsupported(
+            f"{type(gamma).__name__} is not affine on a Gaussian: its derivative "
+            f"changes with the query. {_ADVICE}"
+        )
+
+
+def is_array(leaf) -> bool:
+    """Whether a leaf is an array, or the shape of one."""
+    return eqx.is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
+
+
+def parts(gamma: MapOfPoints) -> list[MapOfPoints]:
+    """Return a map and all the maps that it is made of."""
+
+    def is_inner(node) -> bool:
+        return node is not gamma and isinstance(node, AbstractInContextMap)
+
+    inner = filter(is_inner, jax.tree.leaves(gamma, is_leaf=is_inner))
+    return [gamma, *[part for one in inner for part in parts(one)]]
+
+
+def affine_image(gamma: MapOfPoints, mu: Gaussian) -> Gaussian:
+    """Return the image of a Gaussian under a map that is affine on it."""
+    wide = widened(mu)
+    slope, drift = slope_and_drift(gamma, wide)
+    moved = Gaussian(drift, factor=matmul(slope, wide.root()))
+    return jax.tree.map(lambda leaf: leaf.astype(mu.mean().dtype), moved)

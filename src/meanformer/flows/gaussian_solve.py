@@ -1,0 +1,144 @@
+"""Setting up the flow of a Gaussian, and its finitely many layers."""
+
+from collections.abc import Mapping
+
+import diffrax
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from meanformer.errors import InvalidInput, Unsupported, check
+from meanformer.flows.flow import Flow
+from meanformer.flows.gaussian_state import (
+    Carried,
+    GaussianProblem,
+    GaussianState,
+    check_closed,
+    chosen,
+    first_state,
+)
+from meanformer.flows.gaussian_steps import advance_gaussian
+from meanformer.flows.inputs import (
+    check_dimensions,
+    check_tolerances,
+    checked_solver,
+    saved_depths,
+    sorted_stops,
+)
+from meanformer.flows.schedule import Constant
+from meanformer.flows.solvers import Adaptive, FixedStep, LongDepth
+from meanformer.flows.status import Status
+from meanformer.flows.visits import Way
+from meanformer.geometry import Euclidean
+from meanformer.measures import Gaussian
+from meanformer.numerics.matrices import matmul
+
+_REASONS = {
+    "probes": "carry points along by the trajectory's transport(depth) instead",
+    "merge": "a Gaussian has no tokens that meet",
+    "key": "a Gaussian has no noise",
+    "store": "a Gaussian's trajectory is small: use trajectory.save(path)",
+}
+
+
+def refuse_for_gaussians(options: Mapping[str, object]) -> None:
+    """Raise if an option was given that is for token clouds only."""
+    for name, value in options.items():
+        if value is not None:
+            raise InvalidInput(f"{name} is for token clouds: {_REASONS[name]}.")
+
+
+def check_gaussian_flow(flow: Flow, mu: Gaussian) -> None:
+    """Raise unless this is a flow that keeps the Gaussian one."""
+    check(
+        isinstance(flow, Flow),
+        f"flow is {type(flow).__name__}; it must be Flow(velocity).",
+    )
+    if not isinstance(flow.space, Euclidean):
+        raise Unsupported(
+            f"a Gaussian does not live on {type(flow.space).__name__}(); use "
+            "Euclidean(), or a TokenCloud."
+        )
+    if flow.noise is not None:
+        raise Unsupported("a Gaussian flows without noise; use a TokenCloud.")
+    check_dimensions(flow, mu.dimension)
+    check_closed(flow, mu)
+
+
+def gaussian_set_up(flow, mu: Gaussian, depth, save, solver, rtol, atol, stop):
+    """Return problem, first state and depths of a solve, or raise."""
+    check_gaussian_flow(flow, mu)
+    check_tolerances(rtol, atol)
+    dtype = mu.mean().dtype
+    depths = saved_depths(depth, save, dtype)
+    integrator = (
+        Adaptive(diffrax.Dopri8()) if solver is None else checked_solver(solver)
+    )
+    if isinstance(integrator, LongDepth) and not isinstance(flow.velocity, Constant):
+        raise Unsupported(
+            "LongDepth() needs the same map at every depth; use Adaptive() for a "
+            "schedule."
+        )
+    budget, stops = sorted_stops(stop, dtype)
+    tolerances = (jnp.asarray(tolerance, dtype) for tolerance in (rtol, atol))
+    problem = GaussianProblem(
+        flow, mu, integrator.prepared(dtype), stops, *tolerances, budget.count
+    )
+    return problem, first_state(depths[0], mu), depths
+
+
+def _snapshot(problem: GaussianProblem, state: GaussianState):
+    found = problem.slope_and_drift(problem.flow.velocity, state.depth, state.carried)
+    finite = jax.tree.map(lambda a: jnp.where(jnp.isfinite(a), a, 0), found)
+    return state, finite
+
+
+def _resumed(state: GaussianState) -> GaussianState:
+    return state
+
+
+GAUSSIANS = Way(advance_gaussian, _snapshot, _resumed)
+
+
+def gaussian_layers(flow: Flow, mu: Gaussian, count: int, size: Float[Array, ""]):
+    r"""Run residual layers: $m \leftarrow m + hu$, $\Phi \leftarrow (I + hL)\Phi$.
+
+    This is exact, covariance $(I + hL)S(I + hL)^\top$ included.
+    """
+    check_gaussian_flow(flow, mu)
+    problem = GaussianProblem(flow, mu, FixedStep(1.0), (), 1.0, 1.0, 1)
+    return _run(problem, first_state(jnp.zeros_like(size), mu), size, count)
+
+
+@eqx.filter_jit
+def _run(
+    problem: GaussianProblem, first: GaussianState, size: Float[Array, ""], count: int
+):
+    def layer(state: GaussianState, index: Array):
+        saved = _snapshot(problem, state)
+        slope, drift = saved[1]
+        moving = Carried(drift, matmul(slope, state.carried.linear))
+        depth = size * (index + 1).astype(size.dtype)
+        return _step(state, moving, depth), saved
+
+    last, saved = jax.lax.scan(eqx.filter_checkpoint(layer), first, jnp.arange(count))
+    final = _snapshot(problem, last)
+    return jax.tree.map(lambda a, b: jnp.concatenate([a, b[None]]), saved, final)
+
+
+def _step(
+    state: GaussianState, moving: Carried, depth: Float[Array, ""]
+) -> GaussianState:
+    size = depth - state.depth
+    carried = jax.tree.map(lambda x, v: x + size * v, state.carried, moving)
+    moved = GaussianState(
+        depth,
+        carried,
+        state.status,
+        state.accepted_steps + 1,
+        state.rejected_steps,
+    )
+    kept = eqx.tree_at(lambda s: s.status, state, Status.not_finite)
+    goes_on = moved.is_finite() & (state.status == Status.reached)
+    return chosen(goes_on, moved, kept)

@@ -1,0 +1,102 @@
+"""A Gaussian along depth: its mean, and the linear part of the map that moved it."""
+
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, PyTree
+
+from meanformer.attention.affine import check_affine, linearised
+from meanformer.flows.flow import Flow
+from meanformer.flows.schedule import AbstractSchedule
+from meanformer.flows.solvers import AbstractIntegrator
+from meanformer.flows.status import AbstractStop, Status
+from meanformer.measures import Gaussian
+from meanformer.numerics.matrices import matmul
+
+
+class Carried(NamedTuple):
+    r"""The map $x \mapsto m + \Phi(x - m_0)$ that has carried a Gaussian so far.
+
+    Attributes:
+        mean: the mean $m$.
+        linear: the matrix $\Phi$.
+    """
+
+    mean: Float[Array, " d"]
+    linear: Float[Array, "d d"]
+
+
+class GaussianState(eqx.Module):
+    """Everything that changes along depth; a solve can restart from it alone."""
+
+    depth: Float[Array, ""]
+    carried: Carried
+    status: PyTree
+    accepted_steps: Int[Array, ""]
+    rejected_steps: Int[Array, ""]
+
+    def is_finite(self) -> Bool[Array, ""]:
+        """Return whether every number is finite."""
+        leaves = [self.depth, *self.carried]
+        return jnp.stack([jnp.isfinite(leaf).all() for leaf in leaves]).all()
+
+
+class GaussianProblem(eqx.Module):
+    r"""Everything that stays the same along depth.
+
+    With $\Gamma_t[\mu](x) = u + L(x - m)$ the measure stays Gaussian, and
+    $$\dot m = u, \qquad \dot\Phi = L\Phi, \qquad S = \Phi F_0 (\Phi F_0)^\top.$$
+    The covariance is positive semi-definite by construction, and its rank is that of
+    the factor $F_0$ for ever, since $\Phi$ is invertible.
+    """
+
+    flow: Flow
+    start: Gaussian
+    integrator: AbstractIntegrator
+    stops: tuple[AbstractStop, ...]
+    rtol: float | Float[Array, ""]
+    atol: float | Float[Array, ""]
+    max_steps: int = eqx.field(static=True)
+
+    def gaussian(self, carried: Carried) -> Gaussian:
+        """Return the Gaussian that was carried to here."""
+        factor = matmul(carried.linear, self.start.root())
+        return Gaussian(carried.mean, factor=factor)
+
+    def slope_and_drift(
+        self, schedule: AbstractSchedule, depth: Float[Array, ""], carried: Carried
+    ) -> tuple[Float[Array, "d d"], Float[Array, " d"]]:
+        """Return the slope of the velocity and its value at the mean."""
+        mu = self.gaussian(carried)
+        return linearised(lambda x: schedule.velocity(depth, mu, x, None), mu.mean())
+
+    def velocity(
+        self, schedule: AbstractSchedule, depth: Float[Array, ""], carried: Carried
+    ) -> Carried:
+        """Return how mean and linear part change."""
+        slope, drift = self.slope_and_drift(schedule, depth, carried)
+        return Carried(drift, matmul(slope, carried.linear))
+
+
+def first_state(depth: Float[Array, ""], mu: Gaussian) -> GaussianState:
+    """Return the state at the first depth, where nothing has moved."""
+    identity = jnp.eye(mu.dimension, dtype=mu.mean().dtype)
+    none = jnp.zeros((), jnp.result_type(int))
+    return GaussianState(
+        depth, Carried(mu.mean(), identity), Status.reached, none, none
+    )
+
+
+def check_closed(flow: Flow, mu: Gaussian) -> None:
+    """Raise, with the reason, unless the flow keeps this Gaussian one."""
+    for gamma in flow.velocity.kinds():
+        check_affine(gamma, mu)
+
+
+def chosen(
+    condition: Bool[Array, ""], first: GaussianState, second: GaussianState
+) -> GaussianState:
+    """Return one of two states."""
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), first, second)

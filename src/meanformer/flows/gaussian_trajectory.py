@@ -1,0 +1,184 @@
+"""What a flow of a Gaussian leaves behind: the Gaussians at the saved depths."""
+
+from pathlib import Path
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, PyTree
+
+from meanformer.errors import is_concrete
+from meanformer.flows.gaussian_state import Carried, GaussianState
+from meanformer.flows.interpolation import check_in_range, hermite, place_of
+from meanformer.flows.outcome import cut_off, status_codes
+from meanformer.flows.status import STATUS_FLAGS, Status
+from meanformer.measures import AffineMap, Gaussian
+from meanformer.numerics.matrices import matmul
+
+
+class GaussianTrajectory(eqx.Module):
+    r"""Gaussians along depth, and the affine maps that carry the first to each.
+
+    $$x \mapsto m(t) + \Phi(t)(x - m(0)), \qquad S(t) = F(t)F(t)^\top, \quad
+      F(t) = \Phi(t)F(0).$$
+
+    Attributes:
+        depths: the saved depths, from the first on.
+        means: the mean at each of them.
+        linear: the matrices $\Phi$.
+        drifts: the velocities of the means.
+        slopes: the matrices $L$ of the velocity $\dot m + L(x - m)$.
+        root: the factor $F(0)$ of the first covariance.
+        status: how the solve ended.
+        accepted_steps: steps taken up to each saved depth.
+        rejected_steps: steps tried and refused up to each saved depth.
+    """
+
+    depths: Float[Array, " t"]
+    means: Float[Array, "t d"]
+    linear: Float[Array, "t d d"]
+    drifts: Float[Array, "t d"]
+    slopes: Float[Array, "t d d"]
+    root: Float[Array, "d r"]
+    status: PyTree
+    accepted_steps: Int[Array, " t"]
+    rejected_steps: Int[Array, " t"]
+
+    def __len__(self) -> int:
+        return self.depths.shape[0]
+
+    @property
+    def factors(self) -> Float[Array, "t d r"]:
+        r"""The factors $F$ of the covariances $FF^\top$."""
+        return matmul(self.linear, self.root)
+
+    @property
+    def covariances(self) -> Float[Array, "t d d"]:
+        """The covariances, positive semi-definite by construction."""
+        return jax.vmap(lambda factor: matmul(factor, factor.T))(self.factors)
+
+    @property
+    def blow_up(self) -> Float[Array, ""] | None:
+        """Estimate of the depth of a blow-up; `None` if the solve met none.
+
+        The solve ends where the depth that is left is lost in rounding.
+        """
+        return self.depths[-1] if self._is(Status.blow_up_suspected) else None
+
+    def gaussian(self, index: int) -> Gaussian:
+        """Return the Gaussian at a saved depth, by its index."""
+        return Gaussian(self.means[index], factor=self.factors[index])
+
+    def at(self, depth: float | Float[Array, ""]) -> Gaussian:
+        """Return the Gaussian at any depth in range.
+
+        At a saved depth it is the saved one; between two of them mean and map are
+        interpolated cubically, of fourth order in their distance.
+        """
+        mean, linear = self._carried_to(depth)
+        return Gaussian(mean, factor=matmul(linear, self.root))
+
+    def transport(self, depth: float | Float[Array, ""]) -> AffineMap:
+        """Return the map that carries points from the first depth to another.
+
+        Push a sample of the first Gaussian forward by it to follow single tokens.
+        """
+        mean, linear = self._carried_to(depth)
+        return AffineMap(linear, mean - matmul(linear, self.means[0]))
+
+    @property
+    def statistics(self) -> dict[str, Array]:
+        """Series along the saved depths: steps, trace, eigenvalues, speed.
+
+        `log_volume` is the logarithm of the factor by which volumes have grown, half
+        the change of $\\log\\det S$; `speed` is that in the Wasserstein distance.
+        """
+        factors = self.factors
+        singular = jnp.linalg.svd(factors, compute_uv=False)
+        speeds = jnp.sum(matmul(self.slopes, factors) ** 2, axis=(1, 2))
+        return {
+            "accepted_steps": self.accepted_steps,
+            "rejected_steps": self.rejected_steps,
+            "trace": jnp.sum(singular**2, axis=1),
+            "eigenvalues": singular**2,
+            "log_volume": jnp.linalg.slogdet(self.linear)[1],
+            "speed": jnp.sqrt(jnp.sum(self.drifts**2, axis=1) + speeds),
+        }
+
+    @property
+    def message(self) -> str:
+        """One sentence on how the solve ended."""
+        return f"At depth {float(self.depths[-1]):.6g} {Status[self.status]}."
+
+    def to_xarray(self):
+        """Return the trajectory as a labelled `xarray.Dataset`."""
+        import xarray
+
+        square = ("depth", "coordinate", "other")
+        variables: dict[str, tuple] = {
+            "means": (("depth", "coordinate"), np.asarray(self.means)),
+            "covariances": (square, np.asarray(self.covariances)),
+            "linear": (square, np.asarray(self.linear)),
+            "drifts": (("depth", "coordinate"), np.asarray(self.drifts)),
+            "slopes": (square, np.asarray(self.slopes)),
+            "root": (("coordinate", "column"), np.asarray(self.root)),
+            "accepted_steps": (("depth",), np.asarray(self.accepted_steps)),
+            "rejected_steps": (("depth",), np.asarray(self.rejected_steps)),
+            "status": (("depth",), status_codes(self), STATUS_FLAGS),
+        }
+        return xarray.Dataset(variables, {"depth": np.asarray(self.depths)})
+
+    def save(self, path: str | Path) -> None:
+        """Write the trajectory to a zarr folder that xarray opens."""
+        self.to_xarray().to_zarr(
+            Path(path), mode="w-", zarr_format=2, consolidated=True
+        )
+
+    def along_depth(self) -> tuple:
+        """Return the arrays that have one entry for every saved depth."""
+        return (
+            self.depths,
+            self.means,
+            self.linear,
+            self.drifts,
+            self.slopes,
+            self.accepted_steps,
+            self.rejected_steps,
+        )
+
+    def _carried_to(self, depth: float | Float[Array, ""]) -> Carried:
+        depth = jnp.asarray(depth, self.depths.dtype)
+        check_in_range(self.depths, depth)
+        if len(self) == 1:
+            return Carried(self.means[0], self.linear[0])
+        place = place_of(self.depths, depth)
+        moving = matmul(self.slopes, self.linear)
+        return Carried(
+            hermite(place, self.means, self.drifts),
+            hermite(place, self.linear, moving),
+        )
+
+    def _is(self, status: PyTree) -> bool:
+        return is_concrete(self.depths) and bool(self.status == status)
+
+
+def as_gaussian_trajectory(
+    mu: Gaussian,
+    states: GaussianState,
+    slopes_and_drifts: tuple[Float[Array, "t d d"], Float[Array, "t d"]],
+) -> GaussianTrajectory:
+    """Return stacked states as a trajectory, cut off where the solve ended."""
+    slopes, drifts = slopes_and_drifts
+    trajectory = GaussianTrajectory(
+        states.depth,
+        states.carried.mean,
+        states.carried.linear,
+        drifts,
+        slopes,
+        mu.root(),
+        states.status,
+        states.accepted_steps,
+        states.rejected_steps,
+    )
+    return cut_off(trajectory)

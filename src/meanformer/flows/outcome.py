@@ -1,0 +1,44 @@
+"""How a solve is told: cut off where it ended, with a warning if it ended early."""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import numpy as np
+
+from meanformer.errors import StoppedEarly, is_concrete, warn
+from meanformer.flows.status import Status, status_code
+
+
+def cut_off(trajectory: Any) -> Any:
+    """Leave out the states after the end, keep the last status, warn if need be.
+
+    Under `jit` nothing is cut, and nothing is said.
+    """
+    if not is_concrete(trajectory.depths):
+        last = jax.tree.map(lambda leaf: leaf[-1], trajectory.status)
+        return eqx.tree_at(lambda t: t.status, trajectory, last)
+    stopped = np.asarray(trajectory.status != Status.reached)
+    length = int(stopped.argmax()) + 1 if stopped.any() else len(stopped)
+    status = jax.tree.map(lambda leaf: leaf[length - 1], trajectory.status)
+    depths = np.asarray(trajectory.depths)
+    if length > 1 and depths[length - 1] == depths[length - 2]:
+        length -= 1  # it stopped where it stood
+    short = eqx.tree_at(
+        lambda t: t.along_depth(),
+        trajectory,
+        jax.tree.map(lambda leaf: leaf[:length], trajectory.along_depth()),
+        is_leaf=lambda leaf: leaf is None,
+    )
+    short = eqx.tree_at(lambda t: t.status, short, status)
+    asked_for = (Status.reached, Status.steady, Status.condition_met)
+    if not any(bool(status == good) for good in asked_for):
+        warn(short.message, StoppedEarly)
+    return short
+
+
+def status_codes(trajectory: Any) -> np.ndarray:
+    """Return the code of the status at each saved depth, for files."""
+    codes = np.full(len(trajectory), status_code(Status.reached))
+    codes[-1] = status_code(trajectory.status)
+    return codes

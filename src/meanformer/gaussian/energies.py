@@ -1,0 +1,311 @@
+"""Which flows of centred Gaussians are gradient flows, of what, in which metric."""
+
+import functools
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from meanformer.attention import (
+    L2,
+    AbstractAttention,
+    AbstractInContextMap,
+    Linear,
+    Sinkhorn,
+    Softmax,
+)
+from meanformer.errors import InvalidInput, check
+from meanformer.flows import GaussianTrajectory
+from meanformer.gaussian.heads import multiple_of_identity
+from meanformer.gaussian.velocity import affine_velocity, check_gaussian
+from meanformer.measures import Gaussian
+from meanformer.numerics.matrices import matmul
+
+BURES, FISHER_RAO = "Bures-Wasserstein", "Fisher-Rao"
+
+
+class GaussianStructure(eqx.Module):
+    r"""Whether the covariance follows a gradient; true in a condition if it does.
+
+    In the Bures-Wasserstein metric $\dot S = 2(\nabla F\,S + S\,\nabla F)$, that is
+    $L = 2\nabla F$; with a mobility $P$ it is $L = 2P\,\nabla F$; in the Fisher-Rao
+    metric $\operatorname{tr}(S^{-1}\dot S S^{-1}\dot S)/2$ it is
+    $\dot S = 2S\,\nabla F\,S$.
+
+    Attributes:
+        holds: the answer.
+        failure: the condition that fails, in words; empty if none does.
+        metric: `"Bures-Wasserstein"` or `"Fisher-Rao"`; empty if it does not hold.
+        factor: the constant $c$ in the value matrix: the sign of it tells ascent of
+            the energy of the kind from descent.
+        mobility: a positive definite $P$ that twists the metric; `None` for $I$.
+    """
+
+    holds: bool = eqx.field(static=True)
+    failure: str = eqx.field(static=True, default="")
+    metric: str = eqx.field(static=True, default="")
+    factor: float = eqx.field(static=True, default=0.0)
+    mobility: Float[Array, "d d"] | None = None
+
+    def __bool__(self) -> bool:
+        return self.holds
+
+
+def gradient_structure(
+    gamma: AbstractInContextMap, *, tolerance: float = 1e-10
+) -> GaussianStructure:
+    r"""Tell whether centred Gaussians follow a gradient flow, and of what.
+
+    - softmax and linear attention: $A = \pm A^\top$ and $V = cA^\top$;
+    - L2: $Q = qK$ and $V = cK^\top K$;
+    - Sinkhorn: $B = B^\top$ and $V = cB$;
+    - softmax with $V = vI$ and any $A$, in the Fisher-Rao metric.
+
+    With $V$ multiplied from the left by a symmetric positive definite $P$ the first
+    three hold in the metric twisted by $P^{-1}$.
+
+    Args:
+        gamma: one attention layer.
+        tolerance: relative error allowed in the equations.
+    """
+    return _structure(gamma, tolerance)
+
+
+@functools.singledispatch
+def _structure(gamma, tolerance) -> GaussianStructure:
+    return _failed(f"no energy is known for {type(gamma).__name__}")
+
+
+@_structure.register(Softmax)
+@_structure.register(Linear)
+def _of_score(gamma, tolerance):
+    if isinstance(gamma, Linear) and (gamma.feature_map or gamma.normalized):
+        return _failed("the layer has a feature map or is normalised")
+    score = _known(gamma.score)
+    is_even, is_odd = (_agree(score, sign * score.T, tolerance) for sign in (1, -1))
+    found = _failed("A is neither symmetric nor antisymmetric")
+    if is_even or is_odd:
+        found = _of_value(gamma, score.T, "A^T", tolerance)
+    multiple = multiple_of_identity(gamma.value)
+    if not found and multiple is not None and isinstance(gamma, Softmax):
+        return _without_bias(gamma) or GaussianStructure(
+            True, metric=FISHER_RAO, factor=multiple
+        )
+    return found
+
+
+@_structure.register(L2)
+def _of_distance(gamma, tolerance):
+    if gamma.value_map is not None:
+        return _failed("value_map is set")
+    if _multiple(_known(gamma.key), _known(gamma.query), tolerance) is None:
+        return _failed("Q is not a multiple of K")
+    gram = _known(gamma.key).T @ _known(gamma.key)
+    return _of_value(gamma, gram, "K^T K", tolerance)
+
+
+@_structure.register(Sinkhorn)
+def _of_sinkhorn(gamma, tolerance):
+    if gamma.half_steps is not None:
+        return _failed("half_steps is set, and only the limit is a gradient")
+    form = _known(gamma.form)
+    if not _agree(form, form.T, tolerance):
+        return _failed("B is not symmetric")
+    return _of_value(gamma, form, "B", tolerance)
+
+
+def _of_value(gamma, base: np.ndarray, name: str, tolerance) -> GaussianStructure:
+    """Compare the value matrix with what the gradient has."""
+    refused = _without_bias(gamma)
+    if refused is not None:
+        return refused
+    value = _known(gamma.value)
+    multiple = _multiple(base, value, tolerance)
+    if multiple is not None:
+        return GaussianStructure(True, metric=BURES, factor=multiple)
+    if np.linalg.cond(base) * tolerance < 1:
+        twist = np.linalg.solve(base.T, value.T).T
+        signs = np.linalg.eigvalsh((twist + twist.T) / 2)
+        scale = tolerance * np.linalg.cond(base)
+        if _agree(twist, twist.T, scale) and signs[0] * signs[-1] > 0:
+            sign = float(np.sign(signs[0]))
+            mobility = jnp.asarray(sign * (twist + twist.T) / 2, gamma.value.dtype)
+            return GaussianStructure(True, "", BURES, sign, mobility)
+    return _failed(f"V is not c {name}, nor c P {name} with P positive definite")
+
+
+def energy(gamma: AbstractInContextMap, mu: Gaussian) -> Float[Array, ""]:
+    r"""Energy $F(S)$ whose gradient moves a centred Gaussian, at its covariance.
+
+    - softmax and linear attention, $V = cA^\top$:
+      $\frac{c\beta}{4}\operatorname{tr}(SA^\top SA)$, up to the sign of $A^\top=\pm A$;
+    - L2, $Q = qK$, $G = K^\top K$ and $V = cG$:
+      $\frac{qc}{2}\bigl(\operatorname{tr}(GS)
+      - \frac{1}{2\beta}\log\det(I + 2\beta SG)\bigr)$;
+    - Sinkhorn, $V = cB$: $\frac c2 E_B$ with the entropic transport reward
+      $E_B = \sum_i \frac{s_i - 1}{2} + \frac12\log\frac{2}{1+s_i}$,
+      $s_i = \sqrt{1 + 4h_i}$ for the eigenvalues $h_i$ of $S^{1/2}BSB^\top S^{1/2}$;
+    - softmax, $V = vI$: $v\beta\operatorname{tr}(AS)$, in the Fisher-Rao metric.
+
+    The flow climbs it. With a mobility the energy is that of the same layer without.
+
+    Args:
+        gamma: a layer for which `gradient_structure` holds.
+        mu: a Gaussian of mean zero.
+    """
+    structure = _checked(gamma, mu)
+    return _energy(gamma, mu, structure)
+
+
+@functools.singledispatch
+def _energy(gamma, mu: Gaussian, structure: GaussianStructure) -> Float[Array, ""]:
+    raise InvalidInput(f"no energy is known for {type(gamma).__name__}.")
+
+
+@_energy.register(Softmax)
+@_energy.register(Linear)
+def _energy_of_score(gamma, mu, structure):
+    spread, score, beta = mu.covariance(), gamma.score, gamma.temperature
+    if structure.metric == FISHER_RAO:
+        return structure.factor * beta * jnp.trace(matmul(score, spread))
+    inner = matmul(matmul(spread, score.T), matmul(spread, score))
+    return structure.factor * beta / 4 * jnp.trace(inner)
+
+
+@_energy.register(L2)
+def _energy_of_distance(gamma, mu, structure):
+    root, key = mu.root(), gamma.key
+    ratio = _multiple(_known(key), _known(gamma.query), 1e-6)
+    seen = matmul(key, root)
+    gram, sharpness = matmul(seen.T, seen), gamma.sharpness
+    identity = jnp.eye(len(gram), dtype=gram.dtype)
+    log_determinant = jnp.linalg.slogdet(identity + sharpness * gram)[1]
+    reach = jnp.trace(gram) - log_determinant / sharpness
+    return ratio * structure.factor / 2 * reach
+
+
+@_energy.register(Sinkhorn)
+def _energy_of_sinkhorn(gamma, mu, structure):
+    return structure.factor / 2 * entropic_reward(mu, gamma.form)
+
+
+def entropic_reward(mu: Gaussian, form: Float[Array, "d d"]) -> Float[Array, ""]:
+    r"""Return $E_B = \max_\pi \int y^\top Bx\,\mathrm{d}\pi - \mathrm{KL}(\pi|\mu\otimes\mu)$.
+
+    The maximum is over the couplings of a Gaussian with itself; it is
+    $m^\top Bm + \sum_i \frac{s_i - 1}{2} + \frac12\log\frac{2}{1+s_i}$ with
+    $s_i = \sqrt{1 + 4h_i}$ and the eigenvalues $h_i$ of $S^{1/2}BSB^\top S^{1/2}$.
+    """
+    root, mean = mu.root(), mu.mean()
+    half = matmul(root.T, matmul(form, root))
+    singular = jnp.linalg.svd(half, compute_uv=False)
+    sizes = jnp.sqrt(1 + 4 * singular**2)
+    spread = (sizes - 1) / 2 + jnp.log(2 / (1 + sizes)) / 2
+    return matmul(mean, matmul(form, mean)) + jnp.sum(spread)
+
+
+def dissipation(gamma: AbstractInContextMap, mu: Gaussian) -> Float[Array, ""]:
+    r"""Rate at which the energy grows along the flow, by the dissipation identity.
+
+    $\operatorname{tr}(LSL^\top)$ in the Bures-Wasserstein metric,
+    $\operatorname{tr}(P^{-1}LSL^\top)$ with a mobility, and
+    $\tfrac12\operatorname{tr}\bigl((S^{-1}\dot S)^2\bigr)$ in that of Fisher and Rao.
+
+    Args:
+        gamma: a layer for which `gradient_structure` holds.
+        mu: a Gaussian of mean zero.
+    """
+    structure = _checked(gamma, mu)
+    slope, root = affine_velocity(gamma, mu)[0], mu.root()
+    if structure.metric == FISHER_RAO:
+        # S^-1 dS = 2 v beta A_s S, also where S is singular.
+        symmetric = (gamma.score + gamma.score.T) / 2
+        inner = matmul(root.T, matmul(symmetric, root))
+        factor = structure.factor * gamma.temperature
+        return 2 * factor**2 * jnp.sum(inner**2)
+    moved = matmul(slope, root)
+    if structure.mobility is None:
+        return jnp.sum(moved**2)
+    return jnp.sum(moved * jnp.linalg.solve(structure.mobility, moved))
+
+
+class GaussianEnergyProfile(eqx.Module):
+    r"""The energy along a path of Gaussians, with its rate by the identity.
+
+    Attributes:
+        depths: the saved depths.
+        energies: the energy at each of them.
+        rates: $\mathrm{d}F/\mathrm{d}t$ there, from the dissipation identity.
+        worst_violation: largest step down of the energy; zero if it never falls.
+    """
+
+    depths: Float[Array, " t"]
+    energies: Float[Array, " t"]
+    rates: Float[Array, " t"]
+    worst_violation: Float[Array, ""]
+
+
+def energy_profile(
+    gamma: AbstractInContextMap, trajectory: GaussianTrajectory
+) -> GaussianEnergyProfile:
+    """Watch the energy along a solved gradient flow of Gaussians.
+
+    Args:
+        gamma: the velocity of the flow.
+        trajectory: its solution, from a Gaussian of mean zero.
+    """
+    structure = _checked(gamma, trajectory.gaussian(0))
+
+    def at(factor: Float[Array, "d r"]) -> tuple[Array, Array]:
+        mu = Gaussian(jnp.zeros(len(factor), factor.dtype), factor=factor)
+        return _energy(gamma, mu, structure), dissipation(gamma, mu)
+
+    energies, rates = jax.lax.map(at, trajectory.factors)
+    falls = jnp.max(-jnp.diff(energies), initial=0)
+    return GaussianEnergyProfile(trajectory.depths, energies, rates, falls)
+
+
+def _checked(gamma: AbstractInContextMap, mu: Gaussian) -> GaussianStructure:
+    check_gaussian(mu)
+    structure = gradient_structure(gamma)
+    if not structure:
+        raise InvalidInput(f"this is not a gradient flow: {structure.failure}.")
+    from meanformer.errors import is_concrete
+
+    if is_concrete(mu.mean()):
+        check(
+            not bool(jnp.any(mu.mean() != 0)),
+            "the energies are those of Gaussians of mean zero; this one has mean "
+            f"{np.asarray(mu.mean())}.",
+        )
+    return structure
+
+
+def _without_bias(gamma: AbstractAttention) -> GaussianStructure | None:
+    for bias in ("query_bias", "value_bias"):
+        if getattr(gamma, bias) is not None:
+            return _failed(f"{bias} is set")
+    return None
+
+
+def _multiple(base: np.ndarray, other: np.ndarray, tolerance: float) -> float | None:
+    """Return the factor between two matrices, if there is one."""
+    square = np.sum(base * base)
+    if base.shape != other.shape or square == 0:
+        return None
+    factor = float(np.sum(base * other) / square)
+    return factor if _agree(other, factor * base, tolerance) else None
+
+
+def _agree(first: np.ndarray, second: np.ndarray, tolerance: float) -> bool:
+    return bool(np.abs(first - second).max() <= tolerance * np.abs(first).max())
+
+
+def _known(matrix: Array) -> np.ndarray:
+    return np.asarray(matrix, np.float64)
+
+
+def _failed(failure: str) -> GaussianStructure:
+    return GaussianStructure(False, failure)
