@@ -101,6 +101,34 @@ def test_gaps_in_the_plane_close_at_the_depths_of_the_closed_form():
     assert bool(path.status == mf.Status.reached)
 
 
+def test_an_atom_that_lands_beside_a_third_token_takes_it_in():
+    r = 1e-6
+    # The third is farther than r from both others, and closer to their mean.
+    near = r * jnp.array([[0.0, 0.0], [0.99, 0.0], [0.495, 0.95]])
+    cloud = mf.TokenCloud(jnp.concatenate([near, jnp.array([[1.0, 0.0]])]))
+    path = mf.solve(CONTRACTION, cloud, 25.0, save=2, merge=r)
+    np.testing.assert_array_equal(path.merges.tokens, [1, 2, 3])
+    np.testing.assert_array_equal(path.merges.depths[:2], [0.0, 0.0])
+    np.testing.assert_allclose(path.merges.depths[2], np.log(1 / r), rtol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("solver", [None, mf.LongDepth()], ids=["adaptive", "long"])
+def test_joins_do_not_depend_on_the_depths_that_are_saved(solver, key):
+    flow = mf.Flow(mf.identity_attention("softmax", 3, 4.0), space=mf.Sphere())
+    cloud = mf.TokenCloud(mf.UniformSphere(3).sample(64, key=key))
+    few, many = (
+        mf.solve(flow, cloud, 40.0, save=save, merge=1e-6, solver=solver, rtol=1e-9)
+        for save in (2, 21)
+    )
+    assert len(few.merges) == len(many.merges) > 50
+    np.testing.assert_allclose(few.merges.depths, many.merges.depths, rtol=1e-4)
+    for index in range(len(many)):
+        atoms = np.unique(np.asarray(many.points[index]), axis=0)
+        gaps = np.linalg.norm(atoms[:, None] - atoms[None], axis=2)
+        assert gaps[np.triu_indices(len(atoms), 1)].min() > 0.99e-6
+
+
 def test_a_number_is_the_distance_and_the_bound_is_the_contracted_error():
     path = contracted(1e-6)
     # Each pair jumps by sqrt(w w'/(w + w')) r; the flow then shrinks it by e^-t.

@@ -195,3 +195,12 @@ def test_keys_with_few_rows_make_sums_in_few_dimensions(kind):
     )
     fast = mf.TokenCloud(points, sums=Fourier())
     np.testing.assert_allclose(layer(fast, points), padded(cloud, points), atol=1e-7)
+
+
+def test_fourier_explains_only_what_it_would_sum():
+    cloud = mf.TokenCloud(np.eye(2))
+    for kind in ("sigmoid", "hardmax"):
+        gamma = mf.identity_attention(kind, 2, 1.0)
+        with pytest.raises(mf.Unsupported, match=r"use sums=Auto\(\)"):
+            mf.Fourier().explain(cloud, gamma)
+        assert "exact sums" in str(mf.Auto().explain(cloud, gamma))

@@ -257,9 +257,19 @@ def draw(depths, distances, errors, bounds) -> Picture:
         right.plot(depths, errors[index], color=color, label=label)
         began = bounds[index] > 1e-30
         right.plot(
-            depths[began], bounds[index][began], "--", color=color, linewidth=1.2
+            depths[began],
+            bounds[index][began],
+            "--",
+            color=color,
+            linewidth=1.2,
+            label=f"its bound, {label}",
         )
-    right.set(yscale="log", ylim=(1e-7, 1), xlabel="depth $t$")
+    right.set(
+        yscale="log",
+        ylim=(1e-7, 1),
+        xlabel="depth $t$",
+        ylabel="distance to the true flow",
+    )
     right.legend()
     return Picture(
         figure,

@@ -474,6 +474,8 @@ def draw_five(five: mf.Trajectory) -> Picture:
     for axes in (above, below):
         for depth in np.asarray(joins(five).depths):
             axes.axvline(depth, color=style.INK, linestyle=":", linewidth=1)
+    above.plot([], [], ":", color=style.INK, linewidth=1, label="tokens are joined")
+    above.legend(loc="upper left")
     above.set(ylabel="angle")
     below.set(xscale="log", xlabel="depth $t$", ylabel="energy (one cluster: 1)")
     return Picture(

@@ -30,9 +30,11 @@ from meanformer.experiments import (
     setting,
     theory,
 )
-from meanformer.plotting import draw_slope, draw_sphere_density, mark_sizes, style
+from meanformer.plotting import draw_rate, draw_sphere_density, mark_sizes, style
 
 BETAS = (4.0, 25.0)
+# The time of exact sums is proportional to the number of queries.
+QUERIES = 1024
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,10 @@ def run(parameters: Parameters, *, progress) -> Outcome:
         sample = sample_error(layer, cloud, parameters)
     counts = [count // 16, count // 4, count]
     seconds = [timed(layer, n, fast, parameters) for n in progress.over(counts, 0.2)]
+    exact = [
+        timed(layer, n, mf.Blocked(), parameters, queries=QUERIES) * n / QUERIES
+        for n in counts
+    ]
     exponent = float(np.polyfit(np.log(counts), np.log(seconds), 1)[0])
     for _ in progress.over(range(1), 0.4):
         steps = mf.FixedStep(0.5)
@@ -129,10 +135,10 @@ def run(parameters: Parameters, *, progress) -> Outcome:
             ),
         ],
         pictures=[
-            draw_flow(trajectory, energies),
-            draw_times(counts, seconds, parameters),
+            draw_flow(trajectory, energies, parameters.beta),
+            draw_times(counts, seconds, exact, parameters),
         ],
-        tables=[table(counts, seconds, parameters)],
+        tables=[table(counts, seconds, exact, parameters)],
     )
 
 
@@ -150,7 +156,7 @@ def uniform_error(beta: float, fast: mf.Fourier, parameters: Parameters) -> floa
     return float(jnp.abs(found - slope * cloud.points).max()) / 2
 
 
-def blobs(count: int, fast: mf.Fourier, seed: int) -> mf.TokenCloud:
+def blobs(count: int, sums, seed: int) -> mf.TokenCloud:
     """Tokens around six directions, with unequal weights, some of them zero."""
     random = np.random.default_rng(seed)
     centres = random.standard_normal((6, 3))
@@ -159,7 +165,7 @@ def blobs(count: int, fast: mf.Fourier, seed: int) -> mf.TokenCloud:
     points = points + 0.6 * random.standard_normal((count, 3))
     points /= np.linalg.norm(points, axis=1, keepdims=True)
     weights = random.uniform(0.5, 1.5, count) * (random.uniform(size=count) < 0.99)
-    return mf.TokenCloud(points, weights, normalize=True, sums=fast)
+    return mf.TokenCloud(points, weights, normalize=True, sums=sums)
 
 
 def sample_error(layer, cloud: mf.TokenCloud, parameters: Parameters) -> float:
@@ -177,14 +183,17 @@ def sample_error(layer, cloud: mf.TokenCloud, parameters: Parameters) -> float:
     return float(np.abs(found - expected).max()) / 2
 
 
-def timed(layer, count: int, fast: mf.Fourier, parameters: Parameters) -> float:
+def timed(
+    layer, count: int, sums, parameters: Parameters, queries: int | None = None
+) -> float:
     """Seconds of processor time for a velocity of so many tokens, the least of five."""
-    cloud = blobs(count, fast, parameters.seed)
-    layer(cloud, cloud.points).block_until_ready()
+    cloud = blobs(count, sums, parameters.seed)
+    some = cloud.points[:queries]
+    layer(cloud, some).block_until_ready()
     found = []
     for _ in range(5):
         start = time.process_time()
-        layer(cloud, cloud.points).block_until_ready()
+        layer(cloud, some).block_until_ready()
         found.append(time.process_time() - start)
     return min(found)
 
@@ -199,13 +208,19 @@ def energies_along(layer, cloud: mf.TokenCloud, trajectory) -> np.ndarray:
     )
 
 
-def table(counts, seconds, parameters: Parameters) -> Table:
-    """Time for each number of tokens, and what all pairs would make of it."""
+def table(counts, seconds, exact, parameters: Parameters) -> Table:
+    """Time for each number of tokens, and what exact sums take."""
     rows = [
-        [count, second, 1e9 * second / count]
-        for count, second in zip(counts, seconds, strict=True)
+        [count, second, 1e9 * second / count, plain, plain / second]
+        for count, second, plain in zip(counts, seconds, exact, strict=True)
     ]
-    columns = ["tokens $n$", "processor seconds", "nanoseconds per token"]
+    columns = [
+        "tokens $n$",
+        "processor seconds",
+        "nanoseconds per token",
+        f"exact sums [s], from {QUERIES} queries",
+        "ratio",
+    ]
     caption = (
         rf"One velocity at $\beta = {parameters.beta:g}$, error at most "
         rf"${parameters.tolerance:g}$."
@@ -213,7 +228,7 @@ def table(counts, seconds, parameters: Parameters) -> Table:
     return Table(columns, rows, caption)
 
 
-def draw_flow(trajectory, energies: np.ndarray) -> Picture:
+def draw_flow(trajectory, energies: np.ndarray, beta: float) -> Picture:
     """The density of tokens at three depths, and the energy along depth."""
     figure, axes = style.canvas(
         3, panel=(3.4, 2.4), subplot_kw={"projection": "mollweide"}
@@ -228,23 +243,18 @@ def draw_flow(trajectory, energies: np.ndarray) -> Picture:
     bar.set_label("density of tokens relative to the uniform law")
     return Picture(
         figure,
-        f"All {trajectory.points.shape[1]} tokens on the sphere, on a map that keeps "
-        "areas: broad groups contract and leave the rest of the sphere empty.",
+        f"All {trajectory.points.shape[1]} tokens on the sphere at "
+        rf"$\beta = {beta:g}$, on a map that keeps areas: broad groups contract and "
+        "leave the rest of the sphere empty.",
     )
 
 
-def draw_times(counts, seconds, parameters: Parameters) -> Picture:
-    """Time against the number of tokens."""
+def draw_times(counts, seconds, exact, parameters: Parameters) -> Picture:
+    """Time against the number of tokens, for fast and exact sums."""
     figure, axes = style.canvas(panel=(5.0, 3.6))
-    axes.plot(counts, seconds, "o-", label="fast sums")
-    for slope, name in ((1, "$n$"), (2, "$n^2$")):
-        draw_slope(counts, seconds[0] * (counts[-1] / counts[0]) ** slope, slope, axes)
-        axes.annotate(
-            name,
-            (counts[-1], seconds[0] * (counts[-1] / counts[0]) ** slope),
-            textcoords="offset points",
-            xytext=(6, -3),
-        )
+    draw_rate(counts, seconds, axes, label="fast sums", slope=1)
+    label = f"exact sums, from {QUERIES} queries"
+    draw_rate(counts, exact, axes, label=label, slope=2)
     axes.set(
         xscale="log",
         yscale="log",
@@ -256,7 +266,7 @@ def draw_times(counts, seconds, parameters: Parameters) -> Picture:
     return Picture(
         figure,
         rf"Processor time of one velocity at $\beta = {parameters.beta:g}$. Dashed: "
-        "growth like $n$ and like $n^2$ from the first point.",
+        "growth like $n$ and like $n^2$.",
     )
 
 

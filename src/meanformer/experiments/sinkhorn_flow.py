@@ -132,7 +132,8 @@ def run(parameters: Parameters, *, progress) -> Outcome:
 def random_cloud(parameters: Parameters) -> mf.TokenCloud:
     """Random tokens with random weights."""
     key_points, key_weights = jr.split(jr.key(parameters.seed))
-    points = 0.8 * jr.normal(key_points, (parameters.count, 2)) + jnp.array([0.5, 0.2])
+    centre = jnp.array([[0.5, 0.2]])
+    points = centre + 0.8 * jr.normal(key_points, (parameters.count, 2))
     weights = jr.uniform(key_weights, (parameters.count,), minval=0.2)
     return mf.TokenCloud(points, weights, normalize=True)
 

@@ -58,9 +58,17 @@ def _phase(problem: Problem, state: State, target: Float[Array, ""]) -> State:
 
 
 def _joined(problem: Problem, state: State) -> State:
-    cloud = problem.cloud.moved(state.points)
-    points, atoms = join(problem.gap, cloud, state.depth, cast(Atoms, state.atoms))
-    return eqx.tree_at(lambda s: (s.points, s.atoms), state, (points, atoms))
+    """Join what is close, again and again: a new atom may be close to a third token."""
+
+    def once(carry: tuple[State, Array]) -> tuple[State, Array]:
+        state, before = carry[0], cast(Atoms, carry[0].atoms)
+        cloud = problem.cloud.moved(state.points)
+        points, atoms = join(problem.gap, cloud, state.depth, before)
+        has_joined = jnp.any(atoms.leaders != before.leaders)
+        joined = eqx.tree_at(lambda s: (s.points, s.atoms), state, (points, atoms))
+        return joined, has_joined
+
+    return jax.lax.while_loop(lambda carry: carry[1], once, (state, jnp.array(True)))[0]
 
 
 def _cast(tree: PyTree, dtype: jnp.dtype) -> PyTree:

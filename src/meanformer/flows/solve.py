@@ -102,8 +102,8 @@ def solve(
 
     Each stretch between two saved depths is integrated on its own, so what is saved is
     on the path and a run can restart from any of them. The error of a step is the
-    largest over tokens of positive weight and probes. Differentiable, forward of time
-    and memory by checkpoints, and usable under `jit` and `vmap`.
+    largest over tokens of positive weight and probes. Differentiable in both modes
+    (the backward pass keeps checkpoints, not steps), and usable under `jit` and `vmap`.
 
     Never raises because of the flow's behaviour: a solve that cannot reach the depth
     ends with the last good state, a `status` that says why, and a warning
@@ -139,8 +139,8 @@ def solve(
             already is continued.
 
     Returns:
-        The trajectory. Cost of each evaluation of the velocity: $O(n^2 d)$ for a cloud,
-        $O(d^3)$ for a Gaussian.
+        The trajectory. Cost for each evaluation of the velocity: that of its sums for
+        a cloud, $O(n^2 d)$ where they are exact; $O(d^3)$ for a Gaussian.
     """
     if isinstance(mu, Gaussian):
         refuse_for_gaussians(

@@ -189,9 +189,10 @@ def _ratios(costs: Costs, ladder: Ladder, sizes: Sizes) -> list[float]:
 
 
 def _plan(pairs, values, ladder: Ladder, reason: str) -> SumPlan:
-    """Plan a fast sum; inside compiled code only the first level is known."""
+    """Plan a fast sum; inside compiled code its level is not known."""
     if not is_concrete(pairs.tilts):
-        return fourier_plan(pairs, values, ladder.levels[0], reason)
+        plan = fourier_plan(pairs, values, ladder.levels[0], reason)
+        return plan._replace(level=None)
     index, problem = first_level(pairs, values, ladder)
     if problem is not None:
         return exact_plan(pairs, values, problem)
@@ -202,7 +203,7 @@ def _why_not(pairs: Pairs, tolerance: float) -> str | None:
     """Return why a sum cannot be fast, if it cannot."""
     dimension = pairs.tilts.shape[1]
     if dimension > LARGEST_DIMENSION:
-        return f"queries and keys have {dimension} dimensions, more than three"
+        return f"the score is one of {dimension} dimensions, more than three"
     if pairs.first is not None:
         return "a mask gives each query its own sum"
     if not _is_available():

@@ -162,11 +162,11 @@ class Asked(AbstractPairSums):
         return self.sums.plan(pairs, values)
 
     def kernel(self, pairs, values, profile):
-        """Note that all pairs are summed."""
+        """Note that all pairs are summed, or refuse as the sums do."""
         self.plans.append(exact_plan(pairs, values, "the kernel is no exponential"))
-        return Blocked().kernel(*thinned(pairs, values), profile)
+        return self.sums.kernel(*thinned(pairs, values), profile)
 
     def hardmax(self, pairs, values, tolerance):
-        """Note that all pairs are summed."""
+        """Note that all pairs are summed, or refuse as the sums do."""
         self.plans.append(exact_plan(pairs, values, "the largest score is sought"))
-        return Blocked().hardmax(*thinned(pairs, values), tolerance)
+        return self.sums.hardmax(*thinned(pairs, values), tolerance)

@@ -181,10 +181,11 @@ class Claim:
         self, measured: Any, low: float, high: float, *, source: Source
     ) -> Finding:
         """The measured value lies in a closed interval."""
+        low, high = float(low), float(high)
         _declare(
             low <= high, f"claim {self.id!r} has the empty interval [{low}, {high}]"
         )
-        return self._find("inside", measured, (float(low), float(high)), 0.0, source)
+        return self._find("inside", measured, (low, high), 0.0, source)
 
     def above(self, measured: Any, expected: Any, *, source: Source) -> Finding:
         """The measured value is strictly larger than the expected one."""
