@@ -2,6 +2,7 @@ from meanformer import attention as attention
 from meanformer import errors as errors
 from meanformer import experiments as experiments
 from meanformer import flows as flows
+from meanformer import gaussian as gaussian
 from meanformer import geometry as geometry
 from meanformer import measures as measures
 from meanformer import observables as observables
@@ -54,6 +55,7 @@ from meanformer.flows import Adaptive as Adaptive
 from meanformer.flows import EscapeRadius as EscapeRadius
 from meanformer.flows import FixedStep as FixedStep
 from meanformer.flows import Flow as Flow
+from meanformer.flows import GaussianTrajectory as GaussianTrajectory
 from meanformer.flows import LongDepth as LongDepth
 from meanformer.flows import Merge as Merge
 from meanformer.flows import Schedule as Schedule

@@ -122,7 +122,9 @@ def test_what_bends_a_gaussian_is_refused(compiled):
 def test_kinds_that_bend_gaussians_say_why(kind, reason):
     bending = reference_attention(kind)
     for gamma in (bending, Sum([SOFTMAX, bending]), Residual(bending)):
-        with pytest.raises(Unsupported, match=f"is not affine on a Gaussian: .*{reason}"):
+        with pytest.raises(
+            Unsupported, match=f"is not affine on a Gaussian: .*{reason}"
+        ):
             push_forward(gamma, GAUSSIAN)
 
 

@@ -80,7 +80,8 @@ def gaussian_set_up(flow, mu: Gaussian, depth, save, solver, rtol, atol, stop):
             "LongDepth() needs the same map at every depth; use Adaptive() for a "
             "schedule."
         )
-    budget, stops = sorted_stops(stop, dtype)
+    # Squares of covariances are formed: they must not overflow.
+    budget, stops = sorted_stops(stop, dtype, power=1 / 8)
     tolerances = (jnp.asarray(tolerance, dtype) for tolerance in (rtol, atol))
     problem = GaussianProblem(
         flow, mu, integrator.prepared(dtype), stops, *tolerances, budget.count

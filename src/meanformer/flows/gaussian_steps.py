@@ -28,8 +28,9 @@ from meanformer.flows.solvers import (
 from meanformer.flows.status import AbstractStop, Moment, Status
 from meanformer.numerics.matrices import matmul
 
-# Where the depth left to a blow-up is so many roundings of the depth, it is reached.
 ROUNDINGS = 64
+# Share of the tolerance; where less of the depth is left to a blow-up, it is reached.
+RESOLVED = 1e-3
 FIRST_STEP = 0.01
 
 
@@ -187,7 +188,10 @@ def _events(problem: GaussianProblem, view: Callable) -> list[Callable]:
     def blows_up(t, y, args, **kwargs):
         depth, carried = view(t, y)
         slope, _ = problem.slope_and_drift(problem.flow.velocity, depth, carried)
-        return jnp.linalg.norm(slope) * ROUNDINGS * _rounding(depth) > 1
+        # The depth that is left is of the order of one over the slope.
+        rounding = ROUNDINGS * jnp.finfo(depth.dtype).eps
+        resolved = jnp.maximum(rounding, RESOLVED * problem.rtol)
+        return jnp.linalg.norm(slope) * jnp.abs(depth) * resolved > 1
 
     def event(stop: AbstractStop) -> Callable:
         def condition(t, y, args, **kwargs):

@@ -62,7 +62,7 @@ class GaussianTrajectory(eqx.Module):
     def blow_up(self) -> Float[Array, ""] | None:
         """Estimate of the depth of a blow-up; `None` if the solve met none.
 
-        The solve ends where the depth that is left is lost in rounding.
+        The solve ends where less depth is left than a thousandth of the tolerance.
         """
         return self.depths[-1] if self._is(Status.blow_up_suspected) else None
 
@@ -89,7 +89,7 @@ class GaussianTrajectory(eqx.Module):
 
     @property
     def statistics(self) -> dict[str, Array]:
-        """Series along the saved depths: steps, trace, eigenvalues, speed.
+        r"""Series along the saved depths: steps, trace, eigenvalues, speed.
 
         `log_volume` is the logarithm of the factor by which volumes have grown, half
         the change of $\\log\\det S$; `speed` is that in the Wasserstein distance.

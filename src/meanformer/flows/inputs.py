@@ -115,8 +115,16 @@ def checked_probes(
     return points, places
 
 
-def sorted_stops(stop, dtype) -> tuple[StepBudget, tuple[AbstractStop, ...]]:
-    """Return the step budget and the conditions, the solve's own one first."""
+def sorted_stops(
+    stop, dtype, power: float = 0.25
+) -> tuple[StepBudget, tuple[AbstractStop, ...]]:
+    """Return the step budget and the conditions, the solve's own one first.
+
+    Args:
+        stop: what the caller asked for.
+        dtype: the type of the tokens.
+        power: the power of the largest number of the type that nothing may exceed.
+    """
     given = stop if isinstance(stop, Sequence) else (stop,)
     for item in given:
         if not isinstance(item, AbstractStop | StepBudget):
@@ -125,6 +133,6 @@ def sorted_stops(stop, dtype) -> tuple[StepBudget, tuple[AbstractStop, ...]]:
                 "and StepBudget."
             )
     budgets = [item for item in given if isinstance(item, StepBudget)]
-    own = EscapeRadius(float(jnp.finfo(dtype).max) ** 0.25)
+    own = EscapeRadius(float(jnp.finfo(dtype).max) ** power)
     stops = (own, *[item for item in given if isinstance(item, AbstractStop)])
     return budgets[-1] if budgets else StepBudget(), stops

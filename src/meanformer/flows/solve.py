@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from meanformer.errors import check, is_concrete
+from meanformer.errors import InvalidInput, check, is_concrete
 from meanformer.flows.flow import Flow
 from meanformer.flows.gaussian_solve import (
     GAUSSIANS,
@@ -35,14 +35,13 @@ from meanformer.flows.phases import advance, velocities_at
 from meanformer.flows.recorder import AbstractProgress, AbstractRecorder, bar_for
 from meanformer.flows.solvers import AbstractIntegrator, Adaptive, LongDepth
 from meanformer.flows.state import State, initial_state
-from meanformer.flows.status import AbstractStop, Status, StepBudget
+from meanformer.flows.status import AbstractStop, StepBudget
 from meanformer.flows.sums import summary_of
 from meanformer.flows.trajectory import Trajectory, as_trajectory
 from meanformer.flows.visits import Way, visit_all, visit_each
 from meanformer.measures import Gaussian, TokenCloud
 from meanformer.numerics.watched import Watched
 from meanformer.typing import ArrayLike, Key
-
 
 Stops = AbstractStop | StepBudget | Sequence[AbstractStop | StepBudget]
 Depth = float | tuple[float, float] | Float[Array, ""]

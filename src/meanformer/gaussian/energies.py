@@ -16,7 +16,7 @@ from meanformer.attention import (
     Sinkhorn,
     Softmax,
 )
-from meanformer.errors import InvalidInput, check
+from meanformer.errors import InvalidInput, check, is_concrete
 from meanformer.flows import GaussianTrajectory
 from meanformer.gaussian.heads import multiple_of_identity
 from meanformer.gaussian.velocity import affine_velocity, check_gaussian
@@ -192,9 +192,10 @@ def _energy_of_sinkhorn(gamma, mu, structure):
 
 
 def entropic_reward(mu: Gaussian, form: Float[Array, "d d"]) -> Float[Array, ""]:
-    r"""Return $E_B = \max_\pi \int y^\top Bx\,\mathrm{d}\pi - \mathrm{KL}(\pi|\mu\otimes\mu)$.
+    r"""Return the reward of the entropic transport of a Gaussian onto itself.
 
-    The maximum is over the couplings of a Gaussian with itself; it is
+    $E_B = \max_\pi \int y^\top Bx\,\mathrm{d}\pi - \mathrm{KL}(\pi|\mu\otimes\mu)$ over
+    the couplings of a Gaussian with itself; it is
     $m^\top Bm + \sum_i \frac{s_i - 1}{2} + \frac12\log\frac{2}{1+s_i}$ with
     $s_i = \sqrt{1 + 4h_i}$ and the eigenvalues $h_i$ of $S^{1/2}BSB^\top S^{1/2}$.
     """
@@ -219,7 +220,7 @@ def dissipation(gamma: AbstractInContextMap, mu: Gaussian) -> Float[Array, ""]:
     """
     structure = _checked(gamma, mu)
     slope, root = affine_velocity(gamma, mu)[0], mu.root()
-    if structure.metric == FISHER_RAO:
+    if structure.metric == FISHER_RAO and isinstance(gamma, Softmax):
         # S^-1 dS = 2 v beta A_s S, also where S is singular.
         symmetric = (gamma.score + gamma.score.T) / 2
         inner = matmul(root.T, matmul(symmetric, root))
@@ -272,8 +273,6 @@ def _checked(gamma: AbstractInContextMap, mu: Gaussian) -> GaussianStructure:
     structure = gradient_structure(gamma)
     if not structure:
         raise InvalidInput(f"this is not a gradient flow: {structure.failure}.")
-    from meanformer.errors import is_concrete
-
     if is_concrete(mu.mean()):
         check(
             not bool(jnp.any(mu.mean() != 0)),

@@ -14,6 +14,7 @@ from meanformer.attention import (
     Sum,
 )
 from meanformer.attention.affine import linearised
+from meanformer.attention.pointwise import AbstractPointwise
 from meanformer.errors import Unsupported
 from meanformer.numerics.matrices import matmul
 
@@ -60,9 +61,7 @@ def terms_of(gamma: AbstractInContextMap) -> list[AbstractInContextMap]:
     return terms
 
 
-def only_head(
-    gamma: AbstractInContextMap, dimension: int
-) -> AbstractAttention | None:
+def only_head(gamma: AbstractInContextMap, dimension: int) -> AbstractAttention | None:
     """Return the attention that a velocity consists of; `None` if there is more."""
     parts = parts_of(gamma, dimension)
     is_alone = len(parts.heads) == 1 and not parts.affine.any()
@@ -92,16 +91,12 @@ def _projected(
             "taken apart; multiply the matrix into it."
         )
     bias = None if term.value_bias is None else matmul(output, term.value_bias)
-    return dataclasses.replace(
-        term, value=matmul(output, term.value), value_bias=bias
-    )
+    return dataclasses.replace(term, value=matmul(output, term.value), value_bias=bias)
 
 
 def _pointwise(
     term: AbstractInContextMap, dimension: int
 ) -> tuple[Float[Array, "d d"], Float[Array, " d"]]:
-    from meanformer.attention.pointwise import AbstractPointwise
-
     if not isinstance(term, AbstractPointwise):
         raise Unsupported(
             f"{type(term).__name__} is neither an attention nor a map of points; only "

@@ -71,8 +71,8 @@ def closure_residual(
 ) -> ClosureResidual:
     r"""Fit an affine map to any velocity, by quadrature over a Gaussian.
 
-    The fit is the regression of $\Gamma[\mu](x)$ on $x$ under $\mu$, so the measure that
-    moves with it has the right mean and covariance at first order in depth.
+    The fit is the regression of $\Gamma[\mu](x)$ on $x$ under $\mu$, so that a measure
+    moved by it has the right mean and covariance at first order in depth.
 
     Args:
         gamma: any in-context map.

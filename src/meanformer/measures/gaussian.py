@@ -88,7 +88,7 @@ class Gaussian(AbstractMeasure):
         return self.spread
 
     def root(self) -> Float[Array, "d r"]:
-        r"""Return a matrix $F$ with $S = FF^\top$: the factor, or the symmetric root."""
+        r"""Return $F$ with $S = FF^\top$: the factor, or the symmetric root."""
         return sqrt_psd(self.spread) if self.factor is None else self.factor
 
     def tilted_mass_and_mean(

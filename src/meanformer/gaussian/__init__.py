@@ -1,0 +1,33 @@
+"""Gaussian token measures: exact flows, blow-up, rank, energies, the conjecture."""
+
+from meanformer.gaussian.blow_up import BlowUp as BlowUp
+from meanformer.gaussian.blow_up import blowup_time as blowup_time
+from meanformer.gaussian.classify import Outcome as Outcome
+from meanformer.gaussian.classify import classify as classify
+from meanformer.gaussian.energies import GaussianEnergyProfile as GaussianEnergyProfile
+from meanformer.gaussian.energies import GaussianStructure as GaussianStructure
+from meanformer.gaussian.energies import dissipation as dissipation
+from meanformer.gaussian.energies import energy as energy
+from meanformer.gaussian.energies import energy_profile as energy_profile
+from meanformer.gaussian.energies import entropic_reward as entropic_reward
+from meanformer.gaussian.energies import gradient_structure as gradient_structure
+from meanformer.gaussian.ensembles import KNOWN_CASES as KNOWN_CASES
+from meanformer.gaussian.ensembles import Case as Case
+from meanformer.gaussian.ensembles import Ensemble as Ensemble
+from meanformer.gaussian.explicit import explicit_solution as explicit_solution
+from meanformer.gaussian.explorer import Draw as Draw
+from meanformer.gaussian.explorer import Exploration as Exploration
+from meanformer.gaussian.explorer import examine as examine
+from meanformer.gaussian.explorer import explore as explore
+from meanformer.gaussian.long_run import LongRun as LongRun
+from meanformer.gaussian.long_run import limit_of as limit_of
+from meanformer.gaussian.particles import Comparison as Comparison
+from meanformer.gaussian.particles import (
+    compare_with_particles as compare_with_particles,
+)
+from meanformer.gaussian.particles import matched_tokens as matched_tokens
+from meanformer.gaussian.stationary import StationaryPoint as StationaryPoint
+from meanformer.gaussian.stationary import stationary_points as stationary_points
+from meanformer.gaussian.velocity import ClosureResidual as ClosureResidual
+from meanformer.gaussian.velocity import affine_velocity as affine_velocity
+from meanformer.gaussian.velocity import closure_residual as closure_residual

@@ -1,0 +1,230 @@
+"""Random and structured laws of attention parameters, and cases worth knowing."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from meanformer.attention import (
+    L2,
+    AbstractInContextMap,
+    Linear,
+    MultiHead,
+    Perceptron,
+    Sinkhorn,
+    Softmax,
+    Sum,
+)
+from meanformer.errors import InvalidInput, as_integer, check
+from meanformer.measures import Gaussian
+
+KINDS = {"softmax": Softmax, "l2": L2, "sinkhorn": Sinkhorn, "linear": Linear}
+
+
+class Case(NamedTuple):
+    r"""A velocity and a first covariance, as plain matrices that can be written down.
+
+    Attributes:
+        kind: `"softmax"`, `"l2"`, `"sinkhorn"` or `"linear"`.
+        heads: for each head the matrices $Q$, $K$ and $V$.
+        covariance: the first covariance.
+        beta: the inverse temperature.
+        perceptron: a matrix $U$ of a linear perceptron beside the heads; or `None`.
+    """
+
+    kind: str
+    heads: list[tuple[np.ndarray, np.ndarray, np.ndarray]]
+    covariance: np.ndarray
+    beta: float = 1.0
+    perceptron: np.ndarray | None = None
+
+    @property
+    def dimension(self) -> int:
+        """The dimension of the tokens."""
+        return len(self.covariance)
+
+    @property
+    def kernel_dimension(self) -> int:
+        """The dimension of the common kernel of the scores."""
+        scores = np.concatenate([key.T @ query for query, key, _ in self.heads])
+        return self.dimension - int(np.linalg.matrix_rank(scores))
+
+    def gamma(self) -> AbstractInContextMap:
+        """Return the velocity."""
+        attention = KINDS[self.kind]
+        heads = [attention(*head, beta=self.beta) for head in self.heads]
+        whole = heads[0] if len(heads) == 1 else MultiHead(heads)
+        if self.perceptron is None:
+            return whole
+        zero = np.zeros(self.dimension)
+        linear = Perceptron(
+            np.eye(self.dimension), zero, self.perceptron, activation=_identity
+        )
+        return Sum([whole, linear])
+
+    def gaussian(self) -> Gaussian:
+        """Return the first Gaussian, of mean zero."""
+        return Gaussian(np.zeros(self.dimension), self.covariance)
+
+    def to_json(self) -> dict:
+        """Return the case as lists of numbers, which JSON keeps to the last digit."""
+        return {
+            "kind": self.kind,
+            "heads": [[matrix.tolist() for matrix in head] for head in self.heads],
+            "covariance": self.covariance.tolist(),
+            "beta": self.beta,
+            "perceptron": None if self.perceptron is None else self.perceptron.tolist(),
+        }
+
+
+def case_from_json(record: dict) -> Case:
+    """Return the case that `Case.to_json` wrote."""
+    perceptron = record["perceptron"]
+    return Case(
+        record["kind"],
+        [tuple(np.array(matrix) for matrix in head) for head in record["heads"]],
+        np.array(record["covariance"]),
+        record["beta"],
+        None if perceptron is None else np.array(perceptron),
+    )
+
+
+Matrices = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
+def _normal(random: np.random.Generator, d: int) -> Matrices:
+    score, value = random.standard_normal((2, d, d))
+    return score, np.eye(d), value
+
+
+def _orthogonal(random: np.random.Generator, d: int) -> Matrices:
+    score, value = (
+        np.linalg.qr(matrix)[0] for matrix in random.standard_normal((2, d, d))
+    )
+    return score, np.eye(d), value
+
+
+def _symmetric(random: np.random.Generator, d: int) -> Matrices:
+    score, value = (
+        (matrix + matrix.T) / 2 for matrix in random.standard_normal((2, d, d))
+    )
+    return score, np.eye(d), value
+
+
+def _negative(random: np.random.Generator, d: int) -> Matrices:
+    query = random.standard_normal((max(d // 2, 1), d))
+    value = random.standard_normal((d, d))
+    return query, -query, value.T @ value
+
+
+def _commuting(random: np.random.Generator, d: int) -> Matrices:
+    basis = np.linalg.qr(random.standard_normal((d, d)))[0]
+    score, value = ((basis * row) @ basis.T for row in random.standard_normal((2, d)))
+    return score, np.eye(d), value
+
+
+def _near_rotation(random: np.random.Generator, d: int) -> Matrices:
+    check(d % 2 == 0, f"dimension is {d}; rotations need an even one.")
+    turn = np.kron(np.eye(d // 2), np.array([[0.0, -1.0], [1.0, 0.0]]))
+    noise = 0.05 * random.standard_normal((2, d, d))
+    return np.eye(d) + noise[0], np.eye(d), turn + noise[1]
+
+
+ENSEMBLES: dict[str, Callable[[np.random.Generator, int], Matrices]] = {
+    "normal": _normal,
+    "orthogonal": _orthogonal,
+    "symmetric": _symmetric,
+    "negative": _negative,
+    "commuting": _commuting,
+    "near-rotation": _near_rotation,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Ensemble:
+    r"""A law of cases: matrices of a family, a Wishart covariance.
+
+    The families, for the score $A = K^\top Q$ and the value matrix $V$: `"normal"`
+    (independent standard normal entries), `"orthogonal"`, `"symmetric"`, `"negative"`
+    ($A = -Q^\top Q$ of rank $\lfloor d/2\rfloor$ and $V$ positive semi-definite),
+    `"commuting"` (symmetric, with common eigenvectors) and `"near-rotation"`
+    ($V$ close to a quarter turn, $A$ to the identity).
+
+    Args:
+        family: the family of matrices.
+        dimension: the dimension of the tokens.
+        kind: `"softmax"`, `"l2"`, `"sinkhorn"` or `"linear"`.
+        heads: how many heads, each drawn alike.
+        perceptron: standard deviation of a random linear perceptron; none by default.
+        seed: the seed; draw number $i$ depends on it and on $i$ alone.
+    """
+
+    family: str = "normal"
+    dimension: int = 2
+    kind: str = "softmax"
+    heads: int = 1
+    perceptron: float | None = None
+    seed: int = 0
+
+    def __post_init__(self):
+        for name, value, known in (
+            ("family", self.family, ENSEMBLES),
+            ("kind", self.kind, KINDS),
+        ):
+            if value not in known:
+                raise InvalidInput(
+                    f"{name} is {value!r}; it must be one of {', '.join(known)}."
+                )
+        as_integer("dimension", self.dimension, least=1)
+        as_integer("heads", self.heads, least=1)
+
+    def draw(self, index: int) -> Case:
+        """Return draw number `index`, always the same."""
+        random = np.random.default_rng([self.seed, index])
+        heads = [
+            ENSEMBLES[self.family](random, self.dimension) for _ in range(self.heads)
+        ]
+        factor = random.standard_normal((self.dimension, self.dimension))
+        perceptron = None
+        if self.perceptron is not None:
+            shape = (self.dimension, self.dimension)
+            perceptron = self.perceptron * random.standard_normal(shape)
+        return Case(self.kind, heads, factor @ factor.T, 1.0, perceptron)
+
+
+_IDENTITY, _TURN = np.eye(2), np.array([[0.0, -1.0], [1.0, 0.0]])
+_SPREAD = np.array([[1.0, 0.3], [0.3, 0.6]])
+
+#: Cases that refute the literal conjecture, or show how its words must be read.
+KNOWN_CASES: dict[str, Case] = {
+    "rotation, stationary": Case(
+        "softmax", [(_IDENTITY, _IDENTITY, _TURN)], 0.8 * _IDENTITY
+    ),
+    "rotation, periodic": Case("softmax", [(_IDENTITY, _IDENTITY, _TURN)], _SPREAD),
+    "rotation, periodic, L2": Case("l2", [(_IDENTITY, _IDENTITY, _TURN)], _SPREAD),
+    "rotation, periodic, Sinkhorn": Case(
+        "sinkhorn", [(_IDENTITY, _IDENTITY, _TURN)], _SPREAD
+    ),
+    "rotation, contracting": Case(
+        "softmax", [(_IDENTITY, _IDENTITY, _TURN - 0.1 * _IDENTITY)], _SPREAD
+    ),
+    "rotation, expanding": Case(
+        "softmax", [(_IDENTITY, _IDENTITY, _TURN + 0.1 * _IDENTITY)], _SPREAD
+    ),
+    "full rank over t": Case(
+        "softmax",
+        [
+            (
+                np.array([[-0.85, -0.7], [-0.2, -0.6]]),
+                _IDENTITY,
+                np.array([[0.0, 0.6], [-1.3, 0.9]]),
+            )
+        ],
+        np.eye(2),
+    ),
+}
+
+
+def _identity(x):
+    return x

@@ -1,0 +1,229 @@
+"""Flows of Gaussians that have a solution in closed form."""
+
+import functools
+import math
+from collections.abc import Callable
+
+import jax.numpy as jnp
+import numpy as np
+from scipy.optimize import brentq
+from scipy.special import wrightomega
+
+from meanformer.attention import (
+    L2,
+    AbstractAttention,
+    AbstractInContextMap,
+    Linear,
+    Sinkhorn,
+    Softmax,
+)
+from meanformer.errors import InvalidInput, Unsupported, as_number
+from meanformer.gaussian.heads import multiple_of_identity, only_head
+from meanformer.gaussian.velocity import check_gaussian
+from meanformer.measures import Gaussian
+
+
+def explicit_solution(
+    gamma: AbstractInContextMap, mu: Gaussian, depth: float
+) -> Gaussian:
+    r"""Return the Gaussian at a depth where the flow is solved in closed form.
+
+    - Softmax, $V = vI$, any $A$: with $A_s = (A + A^\top)/2$,
+      $$S(t) = S_0\bigl(I - 2v\beta t\,A_sS_0\bigr)^{-1};$$
+      the mean, if $A$ is symmetric or $m_0 = 0$, is
+      $e^{vt}(I - 2v\beta t\,S_0A)^{-1/2}m_0$.
+    - Linear attention, $V = vI$: the second moment $S + mm^\top$ obeys the same law.
+    - L2 in one dimension: $-1/s + 2\beta k^2\log s$ grows at the rate $4\beta va$.
+    - Sinkhorn in one dimension: $u - \coth(u/2)$ grows at the rate
+      $2v\operatorname{sign} b$, where $\sinh u = 2|b|s$; and $m = e^{vt}m_0$.
+
+    Args:
+        gamma: one attention layer of these kinds, without biases.
+        mu: the Gaussian at depth zero.
+        depth: the depth.
+
+    Raises:
+        Unsupported: if no closed form is known, with what is missing.
+        InvalidInput: if the solution has blown up before.
+    """
+    check_gaussian(mu)
+    time = as_number("depth", depth)
+    head = only_head(gamma, mu.dimension)
+    if head is None:
+        raise Unsupported("a closed form is known for a single attention layer only.")
+    _check_plain(head)
+    return _solution(head, mu, time)
+
+
+@functools.singledispatch
+def _solution(head: AbstractAttention, mu: Gaussian, depth: float) -> Gaussian:
+    raise Unsupported(f"no closed form is known for {type(head).__name__}.")
+
+
+@_solution.register
+def _of_softmax(head: Softmax, mu: Gaussian, depth: float) -> Gaussian:
+    rate = _identity_values(head)
+    factor, mean = _law(head, mu.root(), mu.mean(), depth)
+    return Gaussian(math.exp(rate * depth) * mean, factor=factor)
+
+
+@_solution.register
+def _of_linear(head: Linear, mu: Gaussian, depth: float) -> Gaussian:
+    mean = np.asarray(mu.mean(), np.float64)
+    if not mean.any():
+        factor, _ = _law(head, mu.root(), mean, depth)
+        return Gaussian(mu.mean(), factor=factor)
+    # The mean is one more column of a factor of the second moment, and moves with it.
+    both = np.concatenate([np.asarray(mu.root()), mean[:, None]], axis=1)
+    moved, at_mean = _law(head, both, mean, depth, needs_map=True)
+    return Gaussian(at_mean, factor=moved[:, :-1])
+
+
+@_solution.register
+def _of_distance(head: L2, mu: Gaussian, depth: float) -> Gaussian:
+    _check_line(head, mu)
+    mean, spread = _numbers(mu)
+    value, score, key = (float(x[0, 0]) for x in (head.value, head.score, head.key))
+    sharpness = float(head.sharpness)
+    rate = 2 * sharpness * value * score
+    if spread == 0 or rate == 0:
+        # dm = v N (1 + 2 beta s a) m with a variance that does not change.
+        share = (1 + sharpness * spread * score) / (1 + sharpness * spread * key**2)
+        return _line(mu, mean * math.exp(value * share * depth), spread)
+    grown = distance_variance(spread, sharpness * key**2, rate * depth)
+    exponent = (1 / spread - 1 / grown) / (2 * sharpness * score)
+    return _line(mu, mean * math.sqrt(grown / spread) * math.exp(exponent), grown)
+
+
+@_solution.register
+def _of_sinkhorn(head: Sinkhorn, mu: Gaussian, depth: float) -> Gaussian:
+    _check_line(head, mu)
+    mean, spread = _numbers(mu)
+    value, form = float(head.value[0, 0]), float(head.form[0, 0])
+    moved = mean * math.exp(value * depth)
+    if spread == 0 or form == 0 or value == 0:
+        return _line(mu, moved, spread)
+    grown = sinkhorn_variance(spread, abs(form), 2 * value * np.sign(form) * depth)
+    return _line(mu, moved, grown)
+
+
+def distance_variance(spread: float, curvature: float, growth: float) -> float:
+    r"""Solve $-1/s + c\log s = -1/s_0 + c\log s_0 + g$ for $s$.
+
+    $s = 1/(c\,W(e^{-E/c}/c))$ with Lambert's function, by Wright's, which takes the
+    logarithm of the argument and so does not overflow.
+    """
+    level = -1 / spread + growth
+    if curvature == 0:
+        if level >= 0:
+            raise InvalidInput("the solution blows up before this depth.")
+        return -1 / level
+    level += curvature * math.log(spread)
+    omega = float(wrightomega(-level / curvature - math.log(curvature)))
+    return 1 / (curvature * omega)
+
+
+def sinkhorn_variance(spread: float, form: float, growth: float) -> float:
+    r"""Solve $u - \coth(u/2) = u_0 - \coth(u_0/2) + g$, where $\sinh u = 2bs$."""
+
+    def level(u: float) -> float:
+        return u - 1 / math.tanh(u / 2)
+
+    start = math.asinh(2 * form * spread)
+    target = level(start) + growth
+    # Between u - 2/u - 1, which is smaller, and u - 2/u, which is larger.
+    low, high = (
+        (shifted + math.sqrt(shifted**2 + 8)) / 2 for shifted in (target, target + 1)
+    )
+    slack = 1 + 1e-9
+    root = brentq(
+        lambda u: level(u) - target, low / slack, high * slack, xtol=1e-300, rtol=1e-15
+    )
+    return math.sinh(root) / (2 * form)
+
+
+def riccati_clock(head: AbstractAttention, depth: float) -> float:
+    r"""Return $2v\beta t$ for values $V = vI$."""
+    return 2 * _identity_values(head) * float(head.temperature) * depth
+
+
+def riccati_matrix(head: AbstractAttention, root) -> np.ndarray:
+    r"""Return $F^\top A_sF$, whose largest eigenvalue sets the blow-up."""
+    score, root = np.asarray(head.score, np.float64), np.asarray(root, np.float64)
+    return root.T @ (score + score.T) @ root / 2
+
+
+def _law(head, root, mean, depth: float, *, needs_map: bool = False):
+    r"""Return $F(I - \tau H)^{-1/2}$ and $\Phi m$ for $\Phi = (I - \tau FF^\top A)^{-1/2}$.
+
+    $H = F^\top A_sF$ is symmetric. The map is known for symmetric $A$ only.
+    """
+    root, mean = np.asarray(root, np.float64), np.asarray(mean, np.float64)
+    score = np.asarray(head.score, np.float64)
+    clock = riccati_clock(head, depth)
+    values, vectors = np.linalg.eigh(riccati_matrix(head, root))
+    left = 1 - clock * values
+    if left.min(initial=1.0) <= 0:
+        raise InvalidInput(
+            f"the solution blows up before depth {depth:g}; blowup_time tells where."
+        )
+    factor = root @ (vectors / np.sqrt(left)) @ vectors.T
+    is_symmetric = np.abs(score - score.T).max() <= 1e-12 * np.abs(score).max()
+    if (needs_map or mean.any()) and not is_symmetric:
+        raise Unsupported(
+            "the mean has a closed form for symmetric A only; use a Gaussian of mean "
+            "zero, or solve."
+        )
+    if not mean.any():
+        return factor, mean
+    return factor, mean + root @ _share(vectors, values, clock) @ (
+        root.T @ score @ mean
+    )
+
+
+def _share(vectors: np.ndarray, values: np.ndarray, clock: float) -> np.ndarray:
+    r"""Return $g(H)$ with $g(x) = ((1-\tau x)^{-1/2} - 1)/x$, smooth at zero."""
+    roots = np.sqrt(1 - clock * values)
+    return (vectors * (clock / (roots * (1 + roots)))) @ vectors.T
+
+
+def _identity_values(head: AbstractAttention) -> float:
+    rate = multiple_of_identity(head.value)
+    if rate is None:
+        raise Unsupported(
+            f"{type(head).__name__} has a closed form for values V = vI only."
+        )
+    return rate
+
+
+def _check_line(head: AbstractAttention, mu: Gaussian) -> None:
+    if mu.dimension != 1 or len(head.key) != 1:
+        raise Unsupported(
+            f"{type(head).__name__} has a closed form in one dimension only; this is "
+            f"dimension {mu.dimension}."
+        )
+
+
+def _check_plain(head: AbstractAttention) -> None:
+    has: dict[str, Callable[[], bool]] = {
+        "biases": lambda: head.query_bias is not None or head.value_bias is not None,
+        "a feature map or a normalisation": lambda: (
+            isinstance(head, Linear) and (bool(head.feature_map) or head.normalized)
+        ),
+        "value_map": lambda: isinstance(head, L2) and head.value_map is not None,
+        "half_steps": lambda: (
+            isinstance(head, Sinkhorn) and head.half_steps is not None
+        ),
+    }
+    for name, is_there in has.items():
+        if is_there():
+            raise Unsupported(f"no closed form is known with {name}.")
+
+
+def _numbers(mu: Gaussian) -> tuple[float, float]:
+    return float(mu.mean()[0]), float(mu.covariance()[0, 0])
+
+
+def _line(mu: Gaussian, mean: float, spread: float) -> Gaussian:
+    dtype = mu.mean().dtype
+    return Gaussian(jnp.array([mean], dtype), jnp.array([[spread]], dtype))

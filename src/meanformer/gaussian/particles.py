@@ -1,0 +1,118 @@
+"""A Gaussian next to many tokens: how well one stands for the other."""
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+from scipy.special import ndtri
+from scipy.stats import qmc
+
+from meanformer.errors import InvalidInput, as_integer
+from meanformer.flows import Flow, GaussianTrajectory, Trajectory, run_layers, solve
+from meanformer.measures import Gaussian, TokenCloud, wasserstein
+
+
+class Comparison(eqx.Module):
+    """Tokens and the Gaussian of their first moments, moved by the same flow.
+
+    Attributes:
+        gaussians: the path of the Gaussian.
+        tokens: that of the tokens.
+        depths: the depths that both reached.
+        mean_errors: how far the means are apart.
+        covariance_errors: how far the covariances are, relative to the Gaussian's.
+        distances: the Wasserstein distance of the Gaussians with these moments,
+            relative to the root of the trace.
+    """
+
+    gaussians: GaussianTrajectory
+    tokens: Trajectory
+    depths: Float[Array, " t"]
+    mean_errors: Float[Array, " t"]
+    covariance_errors: Float[Array, " t"]
+    distances: Float[Array, " t"]
+
+
+def compare_with_particles(
+    flow: Flow,
+    mu: Gaussian | TokenCloud,
+    depth: float,
+    count: int = 1024,
+    *,
+    save: int = 11,
+    layers: int | None = None,
+    rtol: float = 1e-6,
+    seed: int = 0,
+) -> Comparison:
+    """Flow a Gaussian and tokens with its first two moments side by side.
+
+    From a Gaussian the tokens are quasi-random and have its mean and covariance
+    exactly. From a cloud of your own the Gaussian is that of its moments: how long the
+    prediction holds tells how far the tokens are from Gaussian.
+
+    Args:
+        flow: a flow that keeps Gaussians.
+        mu: the Gaussian, or tokens.
+        depth: the last depth.
+        count: how many tokens.
+        save: how many depths to compare.
+        layers: compare residual networks of so many layers instead of the flow.
+        rtol: relative tolerance of both solves.
+        seed: seed of the scrambled quasi-random sequence.
+    """
+    if isinstance(mu, TokenCloud):
+        cloud, gaussian = mu, Gaussian(mu.mean(), mu.covariance())
+    elif isinstance(mu, Gaussian):
+        cloud, gaussian = matched_tokens(mu, count, seed=seed), mu
+    else:
+        raise InvalidInput(
+            f"mu is a {type(mu).__name__}; it must be a Gaussian or a TokenCloud."
+        )
+    if layers is None:
+        path = solve(flow, gaussian, depth, save=save, rtol=rtol)
+        tokens = solve(flow, cloud, depth, save=save, rtol=rtol)
+    else:
+        path = run_layers(flow, gaussian, layers, step=depth / layers)
+        tokens = run_layers(flow, cloud, layers, step=depth / layers)
+    return _compared(path, tokens)
+
+
+def matched_tokens(mu: Gaussian, count: int, *, seed: int = 0) -> TokenCloud:
+    """Return quasi-random tokens with the mean and the covariance of a Gaussian.
+
+    Args:
+        mu: the Gaussian.
+        count: how many; a power of two is best, more than the dimension needed.
+        seed: seed of the scrambling.
+    """
+    count = as_integer("count", count, least=mu.dimension + 2)
+    root = np.asarray(mu.root(), np.float64)
+    places = qmc.Sobol(root.shape[1], rng=np.random.default_rng(seed)).random(count)
+    noise = ndtri(np.clip(places, 1e-12, 1 - 1e-12))
+    noise -= noise.mean(axis=0)
+    # Whitened, so that the moments are right and not only nearly so.
+    lower = np.linalg.cholesky(noise.T @ noise / count)
+    white = np.linalg.solve(lower, noise.T).T
+    return TokenCloud(jnp.asarray(np.asarray(mu.mean()) + white @ root.T))
+
+
+def _compared(path: GaussianTrajectory, tokens: Trajectory) -> Comparison:
+    length = min(len(path), len(tokens))
+    rows = [_differences(path.gaussian(i), tokens.cloud(i)) for i in range(length)]
+    means, spreads, distances = (
+        jnp.stack(column) for column in zip(*rows, strict=True)
+    )
+    return Comparison(path, tokens, path.depths[:length], means, spreads, distances)
+
+
+def _differences(mu: Gaussian, cloud: TokenCloud) -> tuple[Array, Array, Array]:
+    spread, found = mu.covariance(), cloud.covariance()
+    size = jnp.linalg.norm(spread)
+    relative = jnp.linalg.norm(found - spread) / jnp.where(size > 0, size, 1)
+    scale = jnp.sqrt(jnp.trace(spread))
+    distance = wasserstein(mu, Gaussian(cloud.mean(), found))
+    return (
+        jnp.linalg.norm(mu.mean() - cloud.mean()),
+        relative,
+        distance / jnp.where(scale > 0, scale, 1),
+    )

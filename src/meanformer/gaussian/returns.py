@@ -1,0 +1,96 @@
+"""Covariances that come back to where they were."""
+
+from typing import NamedTuple
+
+import numpy as np
+from scipy.optimize import minimize_scalar
+
+from meanformer.attention import AbstractInContextMap
+from meanformer.flows import Adaptive, Flow, GaussianTrajectory, StepBudget, solve
+from meanformer.gaussian.quiet import quietly
+from meanformer.measures import Gaussian
+
+SAVED = 801
+# A path is looked at more closely where it comes so close, in units of its extent.
+NEAR = 0.2
+RETURNED = 1e-6
+MOVED = 1e-3
+
+
+class Return(NamedTuple):
+    """How a covariance comes back.
+
+    Attributes:
+        period: the depth between.
+        distance: how far from its first place it ends, relative to its size.
+    """
+
+    period: float
+    distance: float
+
+
+def early_path(
+    gamma: AbstractInContextMap, mu: Gaussian, depth: float
+) -> GaussianTrajectory:
+    """Follow a Gaussian closely, at many depths."""
+    with quietly():
+        return solve(
+            Flow(gamma), mu, depth, save=SAVED, rtol=1e-11, stop=StepBudget(20_000)
+        )
+
+
+def find_return(gamma: AbstractInContextMap, path: GaussianTrajectory) -> Return | None:
+    """Look for a return to the first covariance, or to that half way.
+
+    The second finds a cycle that a path only approaches.
+    """
+    spreads = np.asarray(path.covariances)
+    for start in (0, len(spreads) // 2):
+        found = _return_to(gamma, path, spreads, start)
+        if found is not None:
+            return found
+    return None
+
+
+def _return_to(gamma, path, spreads: np.ndarray, start: int) -> Return | None:
+    size = np.linalg.norm(spreads[start])
+    distances = np.linalg.norm(spreads[start:] - spreads[start], axis=(1, 2))
+    if size == 0 or distances.max() < MOVED * size:
+        return None
+    left = np.flatnonzero(distances > NEAR * distances.max())
+    if len(left) == 0:
+        return None
+    for index in range(left[0] + 1, len(distances) - 1):
+        near = distances[index] < NEAR * distances.max()
+        if near and distances[index - 1 : index + 2].min() == distances[index]:
+            found = _refined(gamma, path, spreads, start, start + index, size)
+            if found.distance < RETURNED:
+                return found
+    return None
+
+
+def _refined(gamma, path, spreads, start: int, index: int, size: float) -> Return:
+    """Find the closest approach between the neighbours of a saved depth."""
+    depths = np.asarray(path.depths)
+    before = path.gaussian(index - 1)
+
+    def distance(depth: float) -> float:
+        moved = solve(
+            Flow(gamma),
+            before,
+            (float(depths[index - 1]), depth),
+            save=2,
+            rtol=1e-12,
+            atol=1e-14,
+            solver=Adaptive(),
+        )
+        return float(np.linalg.norm(moved.covariances[-1] - spreads[start]) / size)
+
+    low = depths[index - 1] + 1e-3 * (depths[index] - depths[index - 1])
+    best = minimize_scalar(
+        lambda depth: distance(depth) ** 2,
+        bounds=(float(low), float(depths[index + 1])),
+        method="bounded",
+        options={"xatol": 1e-12},
+    )
+    return Return(float(best.x - depths[start]), float(np.sqrt(best.fun)))

@@ -1,0 +1,171 @@
+"""Covariances that do not move: found from many starts, certified, and their rank."""
+
+import dataclasses
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import optimistix
+from jaxtyping import Array, Float
+
+from meanformer.attention import AbstractInContextMap
+from meanformer.errors import as_integer, check
+from meanformer.gaussian.heads import only_head
+from meanformer.gaussian.velocity import affine_velocity
+from meanformer.measures import Gaussian
+from meanformer.numerics.matrices import matmul
+from meanformer.typing import Key
+
+
+@dataclasses.dataclass(frozen=True)
+class StationaryPoint:
+    r"""A covariance of given rank with $LS + SL^\top = 0$, and its certificate.
+
+    Attributes:
+        covariance: the covariance $S = UDU^\top$.
+        rank: how many columns its factor has.
+        residual: $|LS + SL^\top| / (|L||S|)$, zero in exact arithmetic.
+        smallest: its smallest positive eigenvalue over the largest: how sure the rank.
+        isotropy: $|U^\top AU| / |A|$ for a single attention: zero if the range of $S$
+            is isotropic for the score; `None` for several heads.
+        stability: eigenvalues of the linearised flow on symmetric matrices, largest
+            real part first; moving along a family of stationary points is a zero.
+    """
+
+    covariance: np.ndarray
+    rank: int
+    residual: float
+    smallest: float
+    isotropy: float | None
+    stability: np.ndarray
+
+
+def stationary_points(
+    gamma: AbstractInContextMap,
+    dimension: int,
+    rank: int,
+    *,
+    key: Key,
+    starts: int = 64,
+    trace: float = 1.0,
+    tolerance: float = 1e-9,
+) -> list[StationaryPoint]:
+    r"""Look for stationary covariances of a rank, from many random starts.
+
+    The factor $F$ of shape (d, r) is found by the method of Levenberg and Marquardt for
+    $LS + SL^\top = 0$ and $\operatorname{tr}S$ as given. For softmax the equation is
+    homogeneous, so the trace does not matter.
+
+    Args:
+        gamma: the velocity.
+        dimension: the dimension $d$.
+        rank: the rank $r$.
+        key: random key for the starts.
+        starts: how many.
+        trace: the trace of the covariances looked for.
+        tolerance: largest residual that counts as zero.
+
+    Returns:
+        The points found, the surest rank first; none if no start led to one whose
+        smallest eigenvalue is clearly positive.
+    """
+    rank = as_integer("rank", rank, least=1)
+    check(rank <= dimension, f"rank is {rank}; the dimension is {dimension}.")
+    roots = jr.normal(key, (as_integer("starts", starts, least=1), dimension, rank))
+    scales = jnp.sqrt(trace / jnp.sum(roots**2, axis=(1, 2), keepdims=True))
+    found = np.asarray(_descend(gamma, scales * roots, jnp.asarray(trace)))
+    points = [certified(gamma, root) for root in found if np.isfinite(root).all()]
+    sure = [p for p in points if p.residual <= tolerance and p.smallest > 1e-4]
+    return sorted(sure, key=lambda point: -point.smallest)
+
+
+@eqx.filter_jit
+def _descend(
+    gamma: AbstractInContextMap,
+    roots: Float[Array, "s d r"],
+    trace: Float[Array, ""],
+) -> Float[Array, "s d r"]:
+    def residual(root, args):
+        change = covariance_velocity(gamma, matmul(root, root.T), root)
+        return change, jnp.sum(root**2) - trace
+
+    def one(root):
+        solver = optimistix.LevenbergMarquardt(rtol=1e-14, atol=1e-14)
+        return optimistix.least_squares(
+            residual, solver, root, max_steps=200, throw=False
+        ).value
+
+    return jax.lax.map(one, roots)
+
+
+def covariance_velocity(
+    gamma: AbstractInContextMap,
+    covariance: Float[Array, "d d"],
+    root: Float[Array, "d r"] | None = None,
+) -> Float[Array, "d d"]:
+    r"""Return $LS + SL^\top$ for a centred Gaussian, by a factor if there is one."""
+    mean = jnp.zeros(len(covariance), covariance.dtype)
+    mu = Gaussian(mean, covariance) if root is None else Gaussian(mean, factor=root)
+    slope = affine_velocity(gamma, mu)[0]
+    moved = matmul(slope, covariance)
+    return moved + moved.T
+
+
+def certified(gamma: AbstractInContextMap, root: np.ndarray) -> StationaryPoint:
+    """Measure how stationary a covariance is, how sure its rank, and how stable."""
+    spread, change, slope, jacobian = map(
+        np.asarray, _measured(gamma, jnp.asarray(root))
+    )
+    size = float(np.linalg.norm(slope) * np.linalg.norm(spread))
+    vectors, singular, _ = np.linalg.svd(root, full_matrices=False)
+    head, isotropy = only_head(gamma, len(root)), None
+    if head is not None:
+        score = np.asarray(head.score)
+        inner = np.linalg.norm(vectors.T @ score @ vectors, 2)
+        isotropy = float(inner / np.linalg.norm(score, 2))
+    stability = np.linalg.eigvals(jacobian)
+    return StationaryPoint(
+        spread,
+        root.shape[1],
+        float(np.linalg.norm(change)) / size if size > 0 else 0.0,
+        float((singular[-1] / singular[0]) ** 2),
+        isotropy,
+        stability[np.argsort(-stability.real, kind="stable")],
+    )
+
+
+@eqx.filter_jit
+def _measured(
+    gamma: AbstractInContextMap, root: Float[Array, "d r"]
+) -> tuple[Array, Array, Array, Array]:
+    """Return covariance, its velocity, the slope, and the linearised flow."""
+    spread = matmul(root, root.T)
+    mu = Gaussian(jnp.zeros(len(root), root.dtype), factor=root)
+    slope = affine_velocity(gamma, mu)[0]
+    change = covariance_velocity(gamma, spread, root)
+    return spread, change, slope, linearised_flow(gamma, spread)
+
+
+def linearised_flow(
+    gamma: AbstractInContextMap, covariance: Float[Array, "d d"]
+) -> Float[Array, "k k"]:
+    """Return the derivative of the velocity on symmetric matrices, as a matrix.
+
+    The entries above the diagonal count with the factor that keeps the norm.
+    """
+    size = len(covariance)
+    rows, columns = np.triu_indices(size)
+    scale = jnp.where(rows == columns, 1.0, np.sqrt(2.0)).astype(covariance.dtype)
+
+    def symmetric(vector: Array) -> Array:
+        upper = jnp.zeros((size, size), vector.dtype)
+        upper = upper.at[rows, columns].set(vector / scale)
+        return upper + upper.T - jnp.diag(jnp.diag(upper))
+
+    def velocity(vector: Array) -> Array:
+        change = covariance_velocity(gamma, covariance + symmetric(vector))
+        return change[rows, columns] * scale
+
+    return jax.jacfwd(velocity)(jnp.zeros(len(rows), covariance.dtype))
