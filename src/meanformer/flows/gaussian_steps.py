@@ -176,7 +176,7 @@ def _controller(
 
 
 def _largest(errors: PyTree) -> Float[Array, ""]:
-    """Return the largest error; an overflow is a very bad one, so that it is retried."""
+    """Return the largest error; an overflow counts as a very bad one."""
     leaves = [jnp.max(jnp.abs(leaf)) for leaf in jax.tree.leaves(errors)]
     largest = jnp.max(jnp.stack(leaves))
     return jnp.where(jnp.isfinite(largest), largest, OVERFLOWN)

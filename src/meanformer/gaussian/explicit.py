@@ -154,7 +154,7 @@ def riccati_matrix(head: AbstractAttention, root) -> np.ndarray:
 
 
 def _law(head, root, mean, depth: float, *, needs_map: bool = False):
-    r"""Return $F(I - \tau H)^{-1/2}$ and $\Phi m$ for $\Phi = (I - \tau FF^\top A)^{-1/2}$.
+    r"""Return $F(I - \tau H)^{-1/2}$ and $(I - \tau FF^\top A)^{-1/2}m$.
 
     $H = F^\top A_sF$ is symmetric. The map is known for symmetric $A$ only.
     """
