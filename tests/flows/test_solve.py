@@ -268,10 +268,10 @@ def test_bad_input_is_refused_in_one_sentence(change, message):
         mf.solve(softmax_flow(), reference_cloud(), depth, **change)
 
 
-def test_a_gaussian_is_refused_with_advice(untyped):
-    gaussian = mf.Gaussian(jnp.zeros(2), jnp.eye(2))
+def test_a_measure_without_tokens_is_refused_with_advice(untyped):
+    box = mf.UniformBox(-jnp.ones(2), jnp.ones(2))
     with pytest.raises(mf.Unsupported, match="quadrature"):
-        mf.solve(softmax_flow(), gaussian, 1.0)
+        mf.solve(softmax_flow(), box, 1.0)
 
 
 def test_tokens_off_the_sphere_are_refused():
