@@ -33,7 +33,7 @@ class Draw:
         kind: as in `Outcome`.
         rank: the rank of the limit; `None` without one.
         normalised_rank: the rank of the limit of the covariance over its trace.
-        bound: the largest rank that the conjecture allows, $(d + \\dim\\ker A)/2$.
+        bound: the largest rank that the conjecture allows, $(d + \dim\ker A)/2$.
         eigenvalues: those of the last covariance.
         reason: the evidence in words.
         exception: what is exceptional about it; empty if nothing is.
