@@ -17,7 +17,7 @@ from meanformer.attention import (
     Sinkhorn,
     Softmax,
 )
-from meanformer.errors import InvalidInput, Unsupported, as_number
+from meanformer.errors import InvalidInput, Overflow, Unsupported, as_number
 from meanformer.gaussian.heads import multiple_of_identity, only_head
 from meanformer.gaussian.velocity import check_gaussian
 from meanformer.measures import Gaussian
@@ -45,6 +45,7 @@ def explicit_solution(
     Raises:
         Unsupported: if no closed form is known, with what is missing.
         InvalidInput: if the solution has blown up before.
+        Overflow: if the solution is too large for the numbers.
     """
     check_gaussian(mu)
     time = as_number("depth", depth)
@@ -52,7 +53,10 @@ def explicit_solution(
     if head is None:
         raise Unsupported("a closed form is known for a single attention layer only.")
     _check_plain(head)
-    return _solution(head, mu, time)
+    try:
+        return _solution(head, mu, time)
+    except (OverflowError, ZeroDivisionError) as error:
+        raise Overflow(f"the solution at depth {time:g} is too large.") from error
 
 
 @functools.singledispatch
@@ -64,7 +68,7 @@ def _solution(head: AbstractAttention, mu: Gaussian, depth: float) -> Gaussian:
 def _of_softmax(head: Softmax, mu: Gaussian, depth: float) -> Gaussian:
     rate = _identity_values(head)
     factor, mean = _law(head, mu.root(), mu.mean(), depth)
-    return Gaussian(math.exp(rate * depth) * mean, factor=factor)
+    return _like(mu, math.exp(rate * depth) * mean, factor)
 
 
 @_solution.register
@@ -72,16 +76,18 @@ def _of_linear(head: Linear, mu: Gaussian, depth: float) -> Gaussian:
     mean = np.asarray(mu.mean(), np.float64)
     if not mean.any():
         factor, _ = _law(head, mu.root(), mean, depth)
-        return Gaussian(mu.mean(), factor=factor)
+        return _like(mu, mean, factor)
     # The mean is one more column of a factor of the second moment, and moves with it.
     both = np.concatenate([np.asarray(mu.root()), mean[:, None]], axis=1)
     moved, at_mean = _law(head, both, mean, depth, needs_map=True)
-    return Gaussian(at_mean, factor=moved[:, :-1])
+    return _like(mu, at_mean, moved[:, :-1])
 
 
 @_solution.register
 def _of_distance(head: L2, mu: Gaussian, depth: float) -> Gaussian:
     _check_line(head, mu)
+    if float(head.beta) < 0:
+        raise Unsupported("no closed form is known for a repulsive L2 kernel.")
     mean, spread = _numbers(mu)
     value, score, key = (float(x[0, 0]) for x in (head.value, head.score, head.key))
     sharpness = float(head.sharpness)
@@ -132,14 +138,18 @@ def sinkhorn_variance(spread: float, form: float, growth: float) -> float:
     start = math.asinh(2 * form * spread)
     target = level(start) + growth
     # Between u - 2/u - 1, which is smaller, and u - 2/u, which is larger.
-    low, high = (
-        (shifted + math.sqrt(shifted**2 + 8)) / 2 for shifted in (target, target + 1)
-    )
+    low, high = map(_crossing, (target, target + 1))
     slack = 1 + 1e-9
     root = brentq(
         lambda u: level(u) - target, low / slack, high * slack, xtol=1e-300, rtol=1e-15
     )
     return math.sinh(root) / (2 * form)
+
+
+def _crossing(level: float) -> float:
+    """Solve u - 2/u = level for the positive u, without cancellation."""
+    size = math.sqrt(level**2 + 8)
+    return (level + size) / 2 if level > 0 else 4 / (size - level)
 
 
 def riccati_clock(head: AbstractAttention, depth: float) -> float:
@@ -222,6 +232,11 @@ def _check_plain(head: AbstractAttention) -> None:
 
 def _numbers(mu: Gaussian) -> tuple[float, float]:
     return float(mu.mean()[0]), float(mu.covariance()[0, 0])
+
+
+def _like(mu: Gaussian, mean: np.ndarray, factor: np.ndarray) -> Gaussian:
+    dtype = mu.mean().dtype
+    return Gaussian(jnp.asarray(mean, dtype), factor=jnp.asarray(factor, dtype))
 
 
 def _line(mu: Gaussian, mean: float, spread: float) -> Gaussian:

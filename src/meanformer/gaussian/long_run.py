@@ -111,6 +111,7 @@ def limit_of(
     """
     check_gaussian(mu)
     check(depth >= 1e3, f"depth is {depth}; it must be at least 1000.")
+    check(bool(jnp.any(mu.covariance() != 0)), "the covariance is zero, and stays so.")
     unit = first_time(gamma, mu)
     numbers = (jnp.asarray(number) for number in (unit, depth * unit, rtol))
     walk = _follow(gamma, mu.covariance(), *numbers, max_steps)
