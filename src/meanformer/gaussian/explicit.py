@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float
 from scipy.optimize import brentq
 from scipy.special import wrightomega
 
@@ -24,7 +25,7 @@ from meanformer.measures import Gaussian
 
 
 def explicit_solution(
-    gamma: AbstractInContextMap, mu: Gaussian, depth: float
+    gamma: AbstractInContextMap, mu: Gaussian, depth: float | Float[Array, ""]
 ) -> Gaussian:
     r"""Return the Gaussian at a depth where the flow is solved in closed form.
 
@@ -68,7 +69,7 @@ def _solution(head: AbstractAttention, mu: Gaussian, depth: float) -> Gaussian:
 def _of_softmax(head: Softmax, mu: Gaussian, depth: float) -> Gaussian:
     rate = _identity_values(head)
     factor, mean = _law(head, mu.root(), mu.mean(), depth)
-    return _like(mu, math.exp(rate * depth) * mean, factor)
+    return _like(mu, _grown(mean, rate * depth), factor)
 
 
 @_solution.register
@@ -95,10 +96,10 @@ def _of_distance(head: L2, mu: Gaussian, depth: float) -> Gaussian:
     if spread == 0 or rate == 0:
         # dm = v N (1 + 2 beta s a) m with a variance that does not change.
         share = (1 + sharpness * spread * score) / (1 + sharpness * spread * key**2)
-        return _line(mu, mean * math.exp(value * share * depth), spread)
+        return _line(mu, _grown(mean, value * share * depth), spread)
     grown = distance_variance(spread, sharpness * key**2, rate * depth)
     exponent = (1 / spread - 1 / grown) / (2 * sharpness * score)
-    return _line(mu, mean * math.sqrt(grown / spread) * math.exp(exponent), grown)
+    return _line(mu, math.sqrt(grown / spread) * _grown(mean, exponent), grown)
 
 
 @_solution.register
@@ -106,7 +107,7 @@ def _of_sinkhorn(head: Sinkhorn, mu: Gaussian, depth: float) -> Gaussian:
     _check_line(head, mu)
     mean, spread = _numbers(mu)
     value, form = float(head.value[0, 0]), float(head.form[0, 0])
-    moved = mean * math.exp(value * depth)
+    moved = _grown(mean, value * depth)
     if spread == 0 or form == 0 or value == 0:
         return _line(mu, moved, spread)
     grown = sinkhorn_variance(spread, abs(form), 2 * value * np.sign(form) * depth)
@@ -228,6 +229,11 @@ def _check_plain(head: AbstractAttention) -> None:
     for name, is_there in has.items():
         if is_there():
             raise Unsupported(f"no closed form is known with {name}.")
+
+
+def _grown(mean, exponent: float):
+    """Return the mean times an exponential; zero stays zero, however large that is."""
+    return mean * math.exp(exponent) if np.any(mean) else mean
 
 
 def _numbers(mu: Gaussian) -> tuple[float, float]:
