@@ -1,6 +1,7 @@
 """Looking for counterexamples to the low-rank conjecture, draw by draw."""
 
 import collections
+import contextlib
 import dataclasses
 import json
 from collections.abc import Iterator
@@ -204,11 +205,14 @@ class _Record:
         path = self.folder / DRAWS
         if not path.exists():
             return
-        for line in path.read_text().splitlines():
-            try:
+        text = path.read_text()
+        if not text.endswith("\n"):
+            # The last line of a run that was cut off; the next one starts afresh.
+            with path.open("a") as file:
+                file.write("\n")
+        for line in text.splitlines():
+            with contextlib.suppress(json.JSONDecodeError):
                 yield Draw(**json.loads(line))
-            except json.JSONDecodeError:
-                return  # the last line of a run that was cut off
 
     def append(self, draw: Draw) -> None:
         """Write one more line."""
