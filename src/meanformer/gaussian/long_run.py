@@ -189,7 +189,7 @@ def _follow(
     trace, one = jnp.trace(covariance), jnp.ones_like(end)
     solution = diffrax.diffeqsolve(
         diffrax.ODETerm(field),
-        diffrax.Kvaerno5(root_finder=optimistix.Newton(rtol=rtol, atol=rtol)),
+        diffrax.Kvaerno5(root_finder=optimistix.Newton(rtol / 10, rtol / 10)),
         0 * one,
         jnp.inf * one,
         1e-3 * one,
