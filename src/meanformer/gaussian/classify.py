@@ -111,12 +111,12 @@ def outcome_of(gamma: AbstractInContextMap, mu: Gaussian, run: LongRun) -> Outco
     )
     if run.ending == BLEW_UP:
         bounds = blowup_time(gamma, mu, horizon=2 * reached)
-        known = bounds.depth if bounds.certainty == "exact" else None
+        depth = bounds.depth or reached
         return dataclasses.replace(
             found,
             kind=BLOW_UP,
-            reason=f"infinite at depth {known or reached:.8g}",
-            depth=known or reached,
+            reason=f"infinite at depth {depth:.8g}",
+            depth=depth,
             exponents=None,
             lower=bounds.lower,
             upper=bounds.upper,
