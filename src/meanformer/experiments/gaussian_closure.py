@@ -28,14 +28,12 @@ from meanformer.experiments import (
     Picture,
     Table,
     other_method,
-    published,
     reference_attention,
     reference_cloud,
     setting,
     theory,
 )
 from meanformer.plotting import (
-    draw_ellipse,
     draw_ellipses,
     draw_rate,
     draw_slope,
@@ -88,11 +86,17 @@ TABLE = {
 class Parameters:
     """How many tokens stand for the Gaussian, and how many nodes."""
 
-    doublings: int = setting(
-        3,
-        full=6,
-        help="numbers of tokens: 64, 128, 256, …, so many of them",
-        at_least=3,
+    counts: tuple[int, ...] = setting(
+        (32, 128, 512),
+        full=(32, 128, 512, 2048),
+        help="numbers of tokens, rising",
+        at_least=16,
+    )
+    clouds: int = setting(
+        6, full=16, help="clouds of each number, for the mean error", at_least=4
+    )
+    sinkhorn_count: int = setting(
+        128, full=512, help="number of tokens under Sinkhorn attention", at_least=16
     )
     order: int = setting(
         30, full=60, help="Gauss-Hermite nodes along each axis", at_least=16
@@ -127,8 +131,14 @@ RESIDUAL_LAYERS = Claim(
 )
 TOKENS = Claim(
     id="tokens",
-    statement=r"The covariance of $n$ quasi-random tokens under softmax, L2 and "
-    r"Sinkhorn attention approaches that of the Gaussian faster than $n^{-1/2}$.",
+    statement=r"The covariance of $n$ quasi-random tokens under softmax and L2 "
+    r"attention approaches that of the Gaussian faster than $n^{-1/2}$.",
+    status="observation",
+)
+NEAR = Claim(
+    id="near",
+    statement=r"A few hundred tokens have the covariance of the Gaussian within 2%, "
+    r"under each of the four kinds.",
     status="observation",
 )
 MOMENTS = Claim(
@@ -160,29 +170,31 @@ def run(parameters: Parameters, *, progress) -> Outcome:
         )
         for name, kind in progress.over(KINDS.items(), 0.4)
     }
-    counts = 64 * 2 ** np.arange(parameters.doublings)
-    pairs = {
-        name: [compared(kind, int(count)) for count in counts]
-        for name, kind in progress.over(KINDS.items(), 0.4)
+    errors = {
+        name: mean_errors(KINDS[name], parameters)
+        for name in progress.over(("softmax", "L2"), 0.4)
     }
     for _ in progress.over(range(1), 0.2):
+        most = {name: max(parameters.counts) for name in KINDS}
+        most["Sinkhorn"] = parameters.sinkhorn_count
+        pairs = {name: compared(KINDS[name], most[name]) for name in KINDS}
         residuals = {
             name: mf.gaussian.closure_residual(reference_attention(kind), mu)
             for name, kind in (KINDS | BENT).items()
         }
         layers, four = layers_of_all(mu), four_tokens()
-    errors = {
-        name: [float(pair.covariance_errors[-1]) for pair in row]
-        for name, row in pairs.items()
-        if name != "linear"  # where there is none
-    }
     return Outcome(
         findings=[
             affine_finding(mu, parameters.order),
             flow_finding(paths),
             reference_finding(paths),
             layers_finding(layers),
-            tokens_finding(counts, errors),
+            tokens_finding(parameters.counts, errors),
+            NEAR.at_most(
+                [float(pair.covariance_errors[-1]) for pair in pairs.values()],
+                0.02,
+                source=other_method("the Gaussian flow, distance relative to its size"),
+            ),
             MOMENTS.at_most(
                 np.stack([four.mean_errors, four.covariance_errors]),
                 0.0,
@@ -194,12 +206,9 @@ def run(parameters: Parameters, *, progress) -> Outcome:
                 0.01,
                 source=theory("root mean square of what is left, relative"),
             ),
-            fit_finding(residuals, mu, parameters.order),
+            fit_finding(residuals, parameters.order),
         ],
-        pictures=[
-            draw_flows(paths, {name: row[-1] for name, row in pairs.items()}),
-            draw_errors(counts, errors),
-        ],
+        pictures=[draw_flows(paths, pairs), draw_errors(parameters.counts, errors)],
         tables=[residual_table(residuals)],
     )
 
@@ -349,7 +358,7 @@ def reference_finding(paths: dict[str, mf.GaussianTrajectory]):
         found,
         [TABLE[name] for name in paths],
         tolerance=1e-9,
-        source=published("reference values of the library, twelve digits"),
+        source=other_method("tabulated from an independent computation, 12 digits"),
     )
 
 
@@ -383,12 +392,27 @@ def layers_finding(layers: dict[str, mf.GaussianTrajectory]):
     )
 
 
-def compared(kind, count: int) -> mf.gaussian.Comparison:
-    """The Gaussian and so many tokens of its moments, side by side."""
+def mean_errors(kind, parameters: Parameters) -> list[float]:
+    """Root mean square over clouds of the covariance's error, for each number."""
+    squares = [
+        [
+            float(compared(kind, count, parameters.counts, seed).covariance_errors[-1])
+            ** 2
+            for seed in range(parameters.clouds)
+        ]
+        for count in parameters.counts
+    ]
+    return [float(np.sqrt(np.mean(row))) for row in squares]
+
+
+def compared(
+    kind, count: int, sizes: tuple[int, ...] = (), seed: int = 0
+) -> mf.gaussian.Comparison:
+    """So many tokens next to the Gaussian; padded, so as to compile but once."""
+    tokens = mf.gaussian.matched_tokens(reference_gaussian(), count, seed=seed)
+    padded = mf.pad(tokens, max(count, *sizes)) if sizes else tokens
     flow = mf.Flow(reference_attention(kind))
-    return mf.gaussian.compare_with_particles(
-        flow, reference_gaussian(), 1.0, count, save=2
-    )
+    return mf.gaussian.compare_with_particles(flow, padded, 1.0)
 
 
 def four_tokens() -> mf.gaussian.Comparison:
@@ -397,7 +421,7 @@ def four_tokens() -> mf.gaussian.Comparison:
     return mf.gaussian.compare_with_particles(flow, reference_cloud(), 1.0, rtol=1e-10)
 
 
-def tokens_finding(counts: np.ndarray, errors: dict[str, list[float]]):
+def tokens_finding(counts: tuple[int, ...], errors: dict[str, list[float]]):
     """The exponents of the errors in the number of tokens."""
     exponents = [
         np.polyfit(np.log(counts), np.log(row), 1)[0] for row in errors.values()
@@ -409,7 +433,7 @@ def tokens_finding(counts: np.ndarray, errors: dict[str, list[float]]):
     )
 
 
-def fit_finding(residuals, mu: mf.Gaussian, order: int):
+def fit_finding(residuals, order: int):
     """The relative residuals against least squares on other nodes."""
     return FIT.close_to(
         [float(residuals[name].relative) for name in BENT],
@@ -449,16 +473,13 @@ def residual_table(residuals) -> Table:
 
 def draw_flows(paths, pairs) -> Picture:
     """Ellipses along depth, with tokens over the last of them."""
-    figure, panels = style.canvas(2, 2, panel=(3.5, 3.1), sharex=True, sharey=True)
+    figure, panels = style.canvas(2, 2, panel=(3.6, 2.9), sharex=True, sharey=True)
     for panel, (name, path) in zip(panels.flat, paths.items(), strict=True):
-        tokens = pairs[name].tokens.cloud(-1)
-        points = np.asarray(tokens.points)
-        panel.plot(*points.T, ".", color=style.GREY, markersize=2.6, alpha=0.8)
-        draw_ellipses(path, panel, count=6, is_labelled=False)
-        draw_ellipse(
-            path.gaussian(-1), panel, deviations=2, color=style.GOLD, linewidth=1.0
-        )
-        panel.set(title=name, xlabel="", ylabel="")
+        points = np.asarray(pairs[name].tokens.cloud(-1).points)
+        panel.plot(*points.T, ".", color=style.GREY, markersize=2.6, alpha=0.7)
+        draw_ellipses(path, panel, count=6, deviations=2, is_labelled=False)
+        panel.set(xlim=(-4.6, 4.6), ylim=(-4.2, 3.2), xlabel="", ylabel="")
+        panel.set_title(f"{name}, {len(points)} tokens")
     for panel in panels[-1]:
         panel.set_xlabel("$x_1$")
     for panel in panels[:, 0]:
@@ -467,10 +488,9 @@ def draw_flows(paths, pairs) -> Picture:
     figure.colorbar(colours, ax=panels, label="depth $t$", shrink=0.6)
     return Picture(
         figure,
-        "One standard deviation of the Gaussian along depth, blue to gold, with the "
-        "path of its mean, for four attentions with the same matrices. Grey: "
-        f"{len(points)} tokens that started with the same moments, at the last depth, "
-        "over the ellipses of one and two standard deviations.",
+        "Two standard deviations of the Gaussian along depth, blue to gold, with the "
+        "path of its mean, for four attentions with the same matrices. Grey: tokens "
+        "that started with the same mean and covariance, at depth 1.",
     )
 
 
@@ -486,12 +506,13 @@ def draw_errors(counts, errors) -> Picture:
         ylabel="error of the covariance, relative",
         title="tokens at depth 1",
     )
-    left.legend()
+    left.legend(loc="lower left")
     draw_velocities(right)
     return Picture(
         figure,
-        "Left: relative distance of the tokens' covariance from the Gaussian's; dashed: "
-        "slope $-1/2$, the rate of independent tokens. Right: velocity of "
+        "Left: relative distance of the tokens' covariance from the Gaussian's, root "
+        "mean square over several clouds; dashed: slope $-1/2$, the rate of "
+        "independent tokens. Right: velocity of "
         r"$\mathcal{N}(0, 1)$ under each attention with $Q = K = V = 1$; sigmoid and "
         "unnormalised attention are not affine.",
     )
@@ -508,7 +529,8 @@ def draw_velocities(axes) -> None:
         context = nodes if name == "sigmoid" else mu
         values = kind(one, one, one)(context, queries[:, None])
         style_of_line = "-" if name in BENT else "--"
-        axes.plot(queries, values[:, 0], style_of_line, label=name)
+        label = "softmax, linear" if name == "softmax" else name
+        axes.plot(queries, values[:, 0], style_of_line, label=label)
     axes.set(
         ylim=(-4, 4),
         xlabel="$x$",
@@ -529,6 +551,7 @@ experiment = Experiment(
         REFERENCE,
         RESIDUAL_LAYERS,
         TOKENS,
+        NEAR,
         MOMENTS,
         BEND,
         FIT,
