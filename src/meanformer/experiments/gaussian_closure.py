@@ -1,0 +1,562 @@
+r"""Gaussians stay Gaussian, and obey two equations.
+
+Under softmax, L2, Sinkhorn and linear attention the velocity of a Gaussian
+$\mathcal{N}(m, S)$ is affine, $\Gamma[\mu](x) = c + Lx$. So the measure stays Gaussian,
+with $\dot m = Lm + c$ and $\dot S = LS + SL^\top$, and a residual layer of step $h$
+maps it to $\mathcal{N}(m + h(Lm + c), (I + hL)S(I + hL)^\top)$ exactly. A partial
+differential equation has become an ordinary one of dimension $d + d^2$.
+
+Every formula is held against something that does not know it: integrals over the
+Gaussian for the velocity, the written-out equations in SciPy for the flow, many tokens
+for the measure. Sigmoid and unnormalised attention bend Gaussians, and it is measured
+by how much.
+"""
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+import numpy as np
+import scipy.integrate
+import scipy.linalg
+from scipy.special import logsumexp
+
+import meanformer as mf
+from meanformer.experiments import (
+    Claim,
+    Experiment,
+    Outcome,
+    Picture,
+    Table,
+    other_method,
+    reference_attention,
+    reference_cloud,
+    setting,
+    theory,
+)
+from meanformer.plotting import (
+    draw_ellipses,
+    draw_rate,
+    draw_slope,
+    mark_sizes,
+    style,
+)
+
+KINDS = {
+    "softmax": mf.Softmax,
+    "L2": mf.L2,
+    "Sinkhorn": mf.Sinkhorn,
+    "linear": mf.Linear,
+}
+BENT = {"sigmoid": mf.Sigmoid, "unnormalised": mf.Unnormalised}
+MEAN = (0.3, -0.4)
+COVARIANCE = ((1.0, 0.3), (0.3, 0.6))
+QUERIES = ((0.0, 0.0), (1.0, 0.5), (-2.0, 1.0), (0.7, -1.9), (3.0, 2.0))
+LAYERS = 10
+
+# Mean and S11, S12, S22 at depths 0.5 and 1.
+TABLE = {
+    "softmax": [
+        [0.372736662226, -0.621750649595, 1.178027558944, 0.428694433931,
+         0.739732816668],
+        [0.458739126804, -0.964809063496, 1.465481018613, 0.653376758187,
+         0.970033844588],
+    ],
+    "L2": [
+        [0.387417580171, -0.526299539252, 1.264009939127, 0.483319040957,
+         0.793340238403],
+        [0.523437473244, -0.669042848981, 1.699515482301, 0.817530221393,
+         1.133074330233],
+    ],
+    "Sinkhorn": [
+        [0.328828027154, -0.616073138149, 1.283791744675, 0.488343861744,
+         0.821769577919],
+        [0.335838342329, -0.939644817944, 1.751705843592, 0.823670540015,
+         1.198704978327],
+    ],
+    "linear": [
+        [0.338074237963, -0.410561615947, 1.170914830325, 0.456353015090,
+         0.812857224171],
+        [0.389726202238, -0.411689656665, 1.469299064243, 0.761743786037,
+         1.218414745166],
+    ],
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """How many tokens stand for the Gaussian, and how many nodes."""
+
+    counts: tuple[int, ...] = setting(
+        (32, 128, 512),
+        full=(32, 128, 512, 2048),
+        help="numbers of tokens, rising",
+        at_least=16,
+    )
+    clouds: int = setting(
+        6, full=16, help="clouds of each number, for the mean error", at_least=4
+    )
+    sinkhorn_count: int = setting(
+        128, full=512, help="number of tokens under Sinkhorn attention", at_least=16
+    )
+    order: int = setting(
+        30, full=60, help="Gauss-Hermite nodes along each axis", at_least=16
+    )
+
+
+AFFINE = Claim(
+    id="affine",
+    statement=r"On a Gaussian, softmax, L2, Sinkhorn and linear attention are $c + Lx$ "
+    r"with $L = \beta VSA$, $2\beta VNSA$, $2\beta VMA$, $\beta V(S + mm^\top)A$.",
+    status="theorem",
+    reference="CACP25, Gaussian data (derivations: theory page on Gaussians)",
+)
+FLOW = Claim(
+    id="flow",
+    statement=r"The flow of a Gaussian is $\dot m = Lm + c$, $\dot S = LS + SL^\top$.",
+    status="theorem",
+    reference="CACP25, Gaussian data",
+)
+REFERENCE = Claim(
+    id="reference-values",
+    statement=r"Mean and covariance take their tabulated values at depths $\tfrac12$ "
+    r"and $1$ for the four kinds.",
+    status="observation",
+)
+RESIDUAL_LAYERS = Claim(
+    id="layers",
+    statement=r"Ten residual layers of step $\tfrac1{20}$ apply $m + h(Lm + c)$ and "
+    r"$(I + hL)S(I + hL)^\top$ ten times, without error.",
+    status="theorem",
+    reference="CACP25, Gaussian data (layers: theory page on Gaussians)",
+)
+TOKENS = Claim(
+    id="tokens",
+    statement=r"The covariance of $n$ quasi-random tokens under softmax and L2 "
+    r"attention approaches that of the Gaussian faster than $n^{-1/2}$.",
+    status="observation",
+)
+NEAR = Claim(
+    id="near",
+    statement=r"A few hundred tokens have the covariance of the Gaussian within 2%, "
+    r"under each of the four kinds.",
+    status="observation",
+)
+MOMENTS = Claim(
+    id="moments",
+    statement=r"Linear attention sees first and second moments only: four tokens have "
+    r"mean and covariance of the Gaussian flow at all depths.",
+    status="theorem",
+    reference="CACP25, Gaussian data (any measure: theory page on Gaussians)",
+)
+BEND = Claim(
+    id="bent",
+    statement=r"Sigmoid and unnormalised attention are not affine on a Gaussian: the "
+    r"best affine fit in $L^2(\mu)$ leaves more than 1% of the velocity.",
+    status="observation",
+)
+FIT = Claim(
+    id="fit",
+    statement=r"What the best affine fit leaves of the velocity is measured right.",
+    status="observation",
+)
+
+
+def run(parameters: Parameters, *, progress) -> Outcome:
+    """Solve the four flows, and hold each against what does not know the formulas."""
+    mu = reference_gaussian()
+    paths = {
+        name: mf.solve(
+            mf.Flow(reference_attention(kind)), mu, 1.0, rtol=1e-12, atol=1e-13
+        )
+        for name, kind in progress.over(KINDS.items(), 0.4)
+    }
+    errors = {
+        name: mean_errors(KINDS[name], parameters)
+        for name in progress.over(("softmax", "L2"), 0.4)
+    }
+    for _ in progress.over(range(1), 0.2):
+        most = {name: max(parameters.counts) for name in KINDS}
+        most["Sinkhorn"] = parameters.sinkhorn_count
+        pairs = {name: compared(KINDS[name], most[name]) for name in KINDS}
+        residuals = {
+            name: mf.gaussian.closure_residual(reference_attention(kind), mu)
+            for name, kind in (KINDS | BENT).items()
+        }
+        layers, four = layers_of_all(mu), four_tokens()
+    return Outcome(
+        findings=[
+            affine_finding(mu, parameters.order),
+            flow_finding(paths),
+            reference_finding(paths),
+            layers_finding(layers),
+            tokens_finding(parameters.counts, errors),
+            NEAR.at_most(
+                [float(pair.covariance_errors[-1]) for pair in pairs.values()],
+                0.02,
+                source=other_method("the Gaussian flow, distance relative to its size"),
+            ),
+            MOMENTS.at_most(
+                np.stack([four.mean_errors, four.covariance_errors]),
+                0.0,
+                tolerance=1e-8,
+                source=theory("distances along the flow, the covariance's relative"),
+            ),
+            BEND.above(
+                [float(residuals[name].relative) for name in BENT],
+                0.01,
+                source=theory("root mean square of what is left, relative"),
+            ),
+            fit_finding(residuals, parameters.order),
+        ],
+        pictures=[draw_flows(paths, pairs), draw_errors(parameters.counts, errors)],
+        tables=[residual_table(residuals)],
+    )
+
+
+def reference_gaussian() -> mf.Gaussian:
+    """The Gaussian of the tabulated values."""
+    return mf.Gaussian(jnp.array(MEAN), jnp.array(COVARIANCE))
+
+
+def matrices() -> tuple[np.ndarray, ...]:
+    """Query, key, value and score of the reference layer, in NumPy."""
+    layer = reference_attention()
+    query, key, value = map(np.asarray, (layer.query, layer.key, layer.value))
+    return query, key, value, key.T @ query
+
+
+def written_out(name: str, mean: np.ndarray, spread: np.ndarray):
+    """The slope and the velocity of the mean, from the formulas, in NumPy."""
+    _, key, value, score = matrices()
+    drift, identity = value @ mean, np.eye(2)
+    if name == "softmax":
+        slope = value @ spread @ score
+        drift = drift + slope @ mean
+    elif name == "L2":
+        thinner = np.linalg.inv(identity + 2 * spread @ key.T @ key)
+        slope = 2 * value @ thinner @ spread @ score
+        drift = value @ thinner @ mean + slope @ mean
+    elif name == "Sinkhorn":
+        # The conditional covariance solves M + M B S B^T M = S, a Riccati equation.
+        form = 2 * score
+        root = form @ np.linalg.cholesky(spread)
+        conditional = scipy.linalg.solve_continuous_are(
+            -identity / 2, root, spread, identity
+        )
+        slope = value @ conditional @ form
+    else:
+        slope = value @ (spread + np.outer(mean, mean)) @ score
+        drift = slope @ mean
+    return slope, drift
+
+
+def affine_finding(mu: mf.Gaussian, order: int):
+    """The affine velocities against integrals over the Gaussian."""
+    queries, found, expected = np.array(QUERIES), [], []
+    for name, kind in KINDS.items():
+        slope, constant = mf.gaussian.affine_velocity(reference_attention(kind), mu)
+        found.append(np.asarray(constant) + queries @ np.asarray(slope).T)
+        expected.append(integrated_velocity(name, queries, order))
+    return AFFINE.close_to(
+        found,
+        expected,
+        tolerance=1e-10,
+        source=other_method("Gauss-Hermite quadrature of the integrals, in NumPy"),
+    )
+
+
+def hermite_nodes(order: int) -> tuple[np.ndarray, np.ndarray]:
+    """Nodes and weights of the reference Gaussian, along its Cholesky axes."""
+    line, masses = np.polynomial.hermite_e.hermegauss(order)
+    grid = np.stack(np.meshgrid(line, line), axis=-1).reshape(-1, 2)
+    weights = np.outer(masses, masses).ravel()
+    root = np.linalg.cholesky(np.array(COVARIANCE))
+    return np.array(MEAN) + grid @ root.T, weights / weights.sum()
+
+
+def integrated_velocity(name: str, queries: np.ndarray, order: int) -> np.ndarray:
+    """The velocity at these queries, from its definition."""
+    query, key, value, score = matrices()
+    nodes, weights = hermite_nodes(order)
+    products = queries @ score.T @ nodes.T
+    if name == "linear":
+        return (products * weights) @ nodes @ value.T
+    if name == "sigmoid":
+        return (weights / (1 + np.exp(-products))) @ nodes @ value.T
+    scores = products
+    if name != "softmax":
+        gaps = (queries @ query.T)[:, None, :] - (nodes @ key.T)[None, :, :]
+        scores = -np.sum(gaps**2, axis=2)
+    if name == "Sinkhorn":
+        scores = scores + sinkhorn_potential(nodes, weights)
+    masses = weights * np.exp(scores - scores.max(axis=1, keepdims=True))
+    return masses @ nodes @ value.T / masses.sum(axis=1, keepdims=True)
+
+
+def sinkhorn_potential(nodes: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """The potential of the columns, by Sinkhorn's algorithm in the log domain."""
+    query, key, _, _ = matrices()
+    gaps = (nodes @ query.T)[:, None, :] - (nodes @ key.T)[None, :, :]
+    scores, log_weights = -np.sum(gaps**2, axis=2), np.log(weights)
+    columns, change = np.zeros(len(nodes)), np.inf
+    while change > 1e-13:
+        rows = -logsumexp(scores + columns + log_weights, axis=1)
+        moved = -logsumexp(scores.T + rows + log_weights, axis=1)
+        change = np.abs(moved - columns)[weights > 1e-20].max()
+        columns = moved
+    return columns
+
+
+def flow_finding(paths: dict[str, mf.GaussianTrajectory]):
+    """Means and covariances along depth against SciPy."""
+    found, expected = [], []
+    for name, path in paths.items():
+        found.append(flattened(path.means, path.covariances))
+        expected.append(independent_flow(name, np.asarray(path.depths)))
+    return FLOW.close_to(
+        found,
+        expected,
+        tolerance=1e-9,
+        source=other_method("the written-out equations, solved by SciPy's DOP853"),
+    )
+
+
+def flattened(means, covariances) -> np.ndarray:
+    """Means and covariances side by side, a row for each depth."""
+    means = np.asarray(means)
+    return np.concatenate([means, np.reshape(covariances, (len(means), -1))], axis=1)
+
+
+def independent_flow(name: str, depths: np.ndarray) -> np.ndarray:
+    """Means and covariances at these depths."""
+
+    def velocity(_, state):
+        mean, spread = state[:2], state[2:].reshape(2, 2)
+        slope, drift = written_out(name, mean, (spread + spread.T) / 2)
+        return np.concatenate([drift, (slope @ spread + spread @ slope.T).ravel()])
+
+    start = np.concatenate([MEAN, np.ravel(COVARIANCE)])
+    solution = scipy.integrate.solve_ivp(
+        velocity,
+        (0, depths[-1]),
+        start,
+        t_eval=depths,
+        method="DOP853",
+        rtol=1e-12,
+        atol=1e-13,
+    )
+    return solution.y.T
+
+
+def reference_finding(paths: dict[str, mf.GaussianTrajectory]):
+    """Means and covariances against the tabulated values."""
+    found = []
+    for path in paths.values():
+        rows = flattened(path.means, path.covariances)[[len(path) // 2, -1]]
+        found.append(rows[:, [0, 1, 2, 3, 5]])
+    return REFERENCE.close_to(
+        found,
+        [TABLE[name] for name in paths],
+        tolerance=1e-9,
+        source=other_method("tabulated from an independent computation, 12 digits"),
+    )
+
+
+def layers_of_all(mu: mf.Gaussian) -> dict[str, mf.GaussianTrajectory]:
+    """Ten residual layers of each kind."""
+    return {
+        name: mf.run_layers(
+            mf.Flow(reference_attention(kind)), mu, LAYERS, step=0.5 / LAYERS
+        )
+        for name, kind in KINDS.items()
+    }
+
+
+def layers_finding(layers: dict[str, mf.GaussianTrajectory]):
+    """Every layer against the update written out."""
+    found, expected = [], []
+    for name, path in layers.items():
+        mean, spread, rows = np.array(MEAN), np.array(COVARIANCE), []
+        for _ in range(LAYERS):
+            slope, drift = written_out(name, mean, spread)
+            step = np.eye(2) + 0.5 / LAYERS * slope
+            mean, spread = mean + 0.5 / LAYERS * drift, step @ spread @ step.T
+            rows.append(np.concatenate([mean, spread.ravel()]))
+        found.append(flattened(path.means, path.covariances)[1:])
+        expected.append(rows)
+    return RESIDUAL_LAYERS.close_to(
+        found,
+        expected,
+        tolerance=1e-12,
+        source=other_method("the update, written out in NumPy"),
+    )
+
+
+def mean_errors(kind, parameters: Parameters) -> list[float]:
+    """Root mean square over clouds of the covariance's error, for each number."""
+    squares = [
+        [
+            float(compared(kind, count, parameters.counts, seed).covariance_errors[-1])
+            ** 2
+            for seed in range(parameters.clouds)
+        ]
+        for count in parameters.counts
+    ]
+    return [float(np.sqrt(np.mean(row))) for row in squares]
+
+
+def compared(
+    kind, count: int, sizes: tuple[int, ...] = (), seed: int = 0
+) -> mf.gaussian.Comparison:
+    """So many tokens next to the Gaussian; padded, so as to compile but once."""
+    tokens = mf.gaussian.matched_tokens(reference_gaussian(), count, seed=seed)
+    padded = mf.pad(tokens, max(count, *sizes)) if sizes else tokens
+    flow = mf.Flow(reference_attention(kind))
+    return mf.gaussian.compare_with_particles(flow, padded, 1.0)
+
+
+def four_tokens() -> mf.gaussian.Comparison:
+    """The reference tokens, which are far from Gaussian, under linear attention."""
+    flow = mf.Flow(reference_attention(mf.Linear))
+    return mf.gaussian.compare_with_particles(flow, reference_cloud(), 1.0, rtol=1e-10)
+
+
+def tokens_finding(counts: tuple[int, ...], errors: dict[str, list[float]]):
+    """The exponents of the errors in the number of tokens."""
+    exponents = [
+        np.polyfit(np.log(counts), np.log(row), 1)[0] for row in errors.values()
+    ]
+    return TOKENS.at_most(
+        exponents,
+        -0.5,
+        source=theory("fitted exponents; random tokens would have -1/2"),
+    )
+
+
+def fit_finding(residuals, order: int):
+    """The relative residuals against least squares on other nodes."""
+    return FIT.close_to(
+        [float(residuals[name].relative) for name in BENT],
+        [least_squares_residual(name, order) for name in BENT],
+        relative_tolerance=1e-6,
+        source=other_method("least squares in NumPy on other nodes"),
+    )
+
+
+def least_squares_residual(name: str, order: int) -> float:
+    """What a weighted least-squares fit leaves of the velocity, relative."""
+    nodes, weights = hermite_nodes(order)
+    if name == "sigmoid":
+        values = integrated_velocity(name, nodes, order)
+    else:
+        _, _, value, score = matrices()
+        mean, spread, tilts = np.array(MEAN), np.array(COVARIANCE), nodes @ score.T
+        masses = np.exp(tilts @ mean + np.sum(tilts @ spread * tilts, axis=1) / 2)
+        values = masses[:, None] * (mean + tilts @ spread) @ value.T
+    roots = np.sqrt(weights)[:, None]
+    design = roots * np.concatenate([np.ones((len(nodes), 1)), nodes], axis=1)
+    target = roots * values
+    fit = design @ np.linalg.lstsq(design, target, rcond=None)[0]
+    spread = roots * (values - weights @ values)
+    return float(np.linalg.norm(target - fit) / np.linalg.norm(spread))
+
+
+def residual_table(residuals) -> Table:
+    """What the best affine fit leaves of the velocity, for each kind."""
+    return Table(
+        ["attention", "left by the best affine fit, relative"],
+        [[name, float(found.relative)] for name, found in residuals.items()],
+        "Root mean square over the Gaussian, relative to that of the velocity around "
+        "its mean.",
+    )
+
+
+def draw_flows(paths, pairs) -> Picture:
+    """Ellipses along depth, with tokens over the last of them."""
+    figure, panels = style.canvas(2, 2, panel=(3.6, 2.9), sharex=True, sharey=True)
+    for panel, (name, path) in zip(panels.flat, paths.items(), strict=True):
+        points = np.asarray(pairs[name].tokens.cloud(-1).points)
+        panel.plot(*points.T, ".", color=style.GREY, markersize=2.6, alpha=0.7)
+        draw_ellipses(path, panel, count=6, deviations=2, is_labelled=False)
+        panel.set(xlim=(-4.6, 4.6), ylim=(-4.2, 3.2), xlabel="", ylabel="")
+        panel.set_title(f"{name}, {len(points)} tokens")
+    for panel in panels[-1]:
+        panel.set_xlabel("$x_1$")
+    for panel in panels[:, 0]:
+        panel.set_ylabel("$x_2$")
+    colours = panels[0, 0].collections[0]
+    figure.colorbar(colours, ax=panels, label="depth $t$", shrink=0.6)
+    return Picture(
+        figure,
+        "Two standard deviations of the Gaussian along depth, blue to gold, with the "
+        "path of its mean, for four attentions with the same matrices. Grey: tokens "
+        "that started with the same mean and covariance, at depth 1.",
+    )
+
+
+def draw_errors(counts, errors) -> Picture:
+    """The error of tokens against their number, and velocities that are not affine."""
+    figure, (left, right) = style.canvas(2)
+    for name, row in errors.items():
+        draw_rate(counts, row, left, label=name)
+    draw_slope(counts, max(row[-1] for row in errors.values()), -0.5, left)
+    mark_sizes(counts, left)
+    left.set(
+        xlabel="tokens $n$",
+        ylabel="error of the covariance, relative",
+        title="tokens at depth 1",
+    )
+    left.legend(loc="lower left")
+    draw_velocities(right)
+    return Picture(
+        figure,
+        "Left: relative distance of the tokens' covariance from the Gaussian's, root "
+        "mean square over several clouds; dashed: slope $-1/2$, the rate of "
+        "independent tokens. Right: velocity of "
+        r"$\mathcal{N}(0, 1)$ under each attention with $Q = K = V = 1$; sigmoid and "
+        "unnormalised attention are not affine.",
+    )
+
+
+def draw_velocities(axes) -> None:
+    """The velocity of the standard normal law on the line, for six attentions."""
+    mu = mf.Gaussian(jnp.zeros(1), jnp.eye(1))
+    nodes, queries = mf.quadrature(mu, 80), jnp.linspace(-2.5, 2.5, 101)
+    one = jnp.eye(1)
+    for name, kind in (KINDS | BENT).items():
+        if name == "linear":  # the same line as softmax
+            continue
+        context = nodes if name == "sigmoid" else mu
+        values = kind(one, one, one)(context, queries[:, None])
+        style_of_line = "-" if name in BENT else "--"
+        label = "softmax, linear" if name == "softmax" else name
+        axes.plot(queries, values[:, 0], style_of_line, label=label)
+    axes.set(
+        ylim=(-4, 4),
+        xlabel="$x$",
+        ylabel=r"velocity $\Gamma[\mathcal{N}(0, 1)](x)$",
+        title="affine or not",
+    )
+    axes.legend()
+
+
+experiment = Experiment(
+    name="gaussian-closure",
+    title="Gaussians stay Gaussian, and obey two equations",
+    room="gaussian",
+    about=__doc__,
+    claims=(
+        AFFINE,
+        FLOW,
+        REFERENCE,
+        RESIDUAL_LAYERS,
+        TOKENS,
+        NEAR,
+        MOMENTS,
+        BEND,
+        FIT,
+    ),
+    parameters=Parameters,
+    run=run,
+    seconds=30,
+)

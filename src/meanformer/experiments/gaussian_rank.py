@@ -1,0 +1,475 @@
+r"""Attention lowers the rank of a covariance, as far as its kernel allows.
+
+With $V = I$ and $A$ negative semi-definite the covariance converges, under softmax, L2
+and Sinkhorn attention alike, to $(\Pi S_0^{-1}\Pi)^+$, where $\Pi$ projects onto
+$\ker A_s$: its rank is the dimension of that kernel, neither less nor more. The other
+eigenvalues go to zero like $1/t$, so that no threshold tells them from small limits,
+but their exponent does.
+
+For $V = I$ a covariance is stationary under softmax attention if and only if its range
+is isotropic for $A_s$. So its rank is at most $n_0 + \min(n_+, n_-)$, with the numbers
+of zero, positive and negative eigenvalues of $A_s$, and this is reached. At most half
+the dimension, as has been said, holds for invertible $A_s$ only.
+"""
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+
+import meanformer as mf
+from meanformer.experiments import (
+    Claim,
+    Experiment,
+    Outcome,
+    Picture,
+    Table,
+    closed_form,
+    setting,
+    theory,
+)
+from meanformer.plotting import draw_cone, draw_eigenvalues, style
+
+DIMENSION = 4
+KINDS = {"softmax": mf.Softmax, "L2": mf.L2, "Sinkhorn": mf.Sinkhorn}
+# The decaying eigenvalues are those of the inverse of this times t |A_s|.
+INVERSE_RATES = {"softmax": 2.0, "L2": 4.0, "Sinkhorn": 4.0}
+# Least ratio of extreme eigenvalues of a stationary covariance whose rank is counted.
+SURE = 0.03
+# Signs of the eigenvalues of the scores of which stationary covariances are looked for.
+SIGNATURES = ((1, 1, -1, -1), (1, 1, 1, -1), (1, 1, 0, -1), (1, 0, 0, -1), (1, 1, 1, 1))
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """How far the covariances are followed, and how many of them."""
+
+    depth: float = setting(
+        1e6, help="depth, in units of the time of the first moves", at_least=1e4
+    )
+    draws: int = setting(3, full=30, help="random draws of each kind", at_least=1)
+    starts: int = setting(
+        16, full=64, help="starts of the search for stationary covariances", at_least=4
+    )
+    seed: int = setting(0, help="seed of all draws", at_least=0)
+
+
+LIMIT = Claim(
+    id="limit",
+    statement=r"With $V = I$ and $A \le 0$ the covariance tends to "
+    r"$(\Pi S_0^{-1}\Pi)^+$ under softmax, L2 and Sinkhorn attention alike.",
+    status="theorem",
+    reference="CACP25, Gaussian data (the limit: theory page on Gaussians)",
+)
+RANK = Claim(
+    id="rank",
+    statement=r"The rank of the limit is $\dim\ker A_s$ exactly.",
+    status="theorem",
+    reference="CACP25, Gaussian data (the limit: theory page on Gaussians)",
+)
+DECAY = Claim(
+    id="decay",
+    statement=r"The other eigenvalues decay like $t^{-1}$.",
+    status="theorem",
+    reference="CACP25, Gaussian data (the rate: theory page on Gaussians)",
+)
+CONSTANT = Claim(
+    id="decay-constant",
+    statement=r"Times depth they tend to the inverses of $2\beta$ (softmax) or "
+    r"$4\beta$ (L2, Sinkhorn) times the eigenvalues of $-A_s$.",
+    status="theorem",
+    reference="CACP25, Gaussian data (the rate: theory page on Gaussians)",
+)
+ISOTROPIC = Claim(
+    id="stationary-rank",
+    statement=r"With $V = I$ the highest rank of a stationary covariance of softmax "
+    r"attention is $n_0 + \min(n_+, n_-)$.",
+    status="theorem",
+    reference="CACP25, Gaussian data (in the corrected form of the theory page on "
+    "Gaussians)",
+)
+SHARP = Claim(
+    id="isotropic",
+    statement=r"Covariances whose range is isotropic for $A_s$, built from "
+    r"eigenvectors, do not move.",
+    status="theorem",
+    reference="CACP25, Gaussian data (in the corrected form of the theory page on "
+    "Gaussians)",
+)
+DEFINITE = Claim(
+    id="definite-values",
+    statement=r"With $V = W^\top W$ and $A = -Q^\top Q$ of rank 2 in dimension 4, "
+    r"$AS(t)$ tends to zero under softmax attention.",
+    status="theorem",
+    reference="CACP25, Gaussian data (definite values: theory page on Gaussians)",
+)
+DEFINITE_RANK = Claim(
+    id="definite-values-rank",
+    statement=r"There at most $\dim\ker A_s = 2$ eigenvalues of $S(t)$ do not tend to "
+    r"zero.",
+    status="theorem",
+    reference="CACP25, Gaussian data (definite values: theory page on Gaussians)",
+)
+FALLING = Claim(
+    id="falling",
+    statement=r"On the way $\mathrm{tr}(V^{-1}S)$ never grows.",
+    status="theorem",
+    reference="CACP25, Gaussian data (definite values: theory page on Gaussians)",
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    r"""A score $-Q^\top Q$, values, and a covariance to start from."""
+
+    root: np.ndarray
+    value: np.ndarray
+    start: np.ndarray
+
+    @property
+    def score(self) -> np.ndarray:
+        """The matrix A."""
+        return -self.root.T @ self.root
+
+    @property
+    def kernel(self) -> int:
+        """The dimension of the kernel of A."""
+        return len(self.start) - int(np.linalg.matrix_rank(self.root))
+
+    @property
+    def limit(self) -> np.ndarray:
+        """The limit for values that are the identity, in closed form."""
+        values, vectors = np.linalg.eigh(self.score)
+        basis = vectors[:, np.abs(values) < 1e-9 * np.abs(values).max()]
+        # Within the kernel: its projector is basis basis^T.
+        inner = basis.T @ np.linalg.solve(self.start, basis)
+        return basis @ np.linalg.inv(inner) @ basis.T
+
+
+def run(parameters: Parameters, *, progress) -> Outcome:
+    """Follow covariances over many decades of depth, and look for those at rest."""
+    cases = [case for rank in (1, 2, 3) for case in drawn_cases(rank, parameters)]
+    runs = {
+        name: [follow(kind, case, parameters) for case in cases]
+        for name, kind in progress.over(KINDS.items(), 0.5)
+    }
+    definite = drawn_cases(2, parameters, has_values=True)
+    falls = [follow(mf.Softmax, case, parameters) for case in definite]
+    highest = [
+        highest_rank(signs, parameters) for signs in progress.over(SIGNATURES, 0.3)
+    ]
+    for _ in progress.over(range(1), 0.2):
+        planar = planar_runs(parameters)
+    return Outcome(
+        findings=[
+            limit_finding(cases, runs),
+            RANK.close_to(
+                [[run.rank for run in row] for row in runs.values()],
+                [[case.kernel for case in cases]] * len(runs),
+                tolerance=0,
+                source=theory(r"$\dim\ker A_s$ for each of the draws"),
+            ),
+            DECAY.close_to(
+                np.concatenate(
+                    [run.exponents[run.rank :] for row in runs.values() for run in row]
+                ),
+                -1.0,
+                tolerance=0.01,
+                source=theory("exponents over the last decade of depth"),
+            ),
+            constant_finding(cases, runs),
+            ISOTROPIC.close_to(
+                highest,
+                [isotropic_rank(signs) for signs in SIGNATURES],
+                tolerance=0,
+                source=theory("highest rank found, for five signatures"),
+            ),
+            SHARP.at_most(
+                [isotropic_motion(signs, parameters) for signs in SIGNATURES[:-1]],
+                0.0,
+                tolerance=1e-13,
+                source=theory(r"$|LS + SL^\top|/(|A||S|^2)$"),
+            ),
+            DEFINITE.at_most(
+                [
+                    leftover(case, run)
+                    for case, run in zip(definite, falls, strict=True)
+                ],
+                0.0,
+                tolerance=1e-4,
+                source=theory(r"$|AS|/(|A||S_0|)$ at the last depth"),
+            ),
+            DEFINITE_RANK.at_most(
+                [run.rank for run in falls],
+                [case.kernel for case in definite],
+                source=theory(r"$\dim\ker A_s$"),
+            ),
+            falling_finding(definite, falls),
+        ],
+        pictures=[
+            draw_decay(runs, falls, parameters),
+            draw_planar(planar),
+        ],
+        tables=[rank_table(cases, runs), stationary_table(highest)],
+    )
+
+
+def drawn_cases(
+    rank: int, parameters: Parameters, *, has_values: bool = False
+) -> list[Case]:
+    """Random cases with a score of this rank; values other than I on demand."""
+    random = np.random.default_rng([parameters.seed, rank, has_values])
+    cases = []
+    for _ in range(parameters.draws):
+        root, value, start = random.standard_normal((3, DIMENSION, DIMENSION))
+        root[rank:] = 0
+        value = value.T @ value if has_values else np.eye(DIMENSION)
+        # Away from singular: a small eigenvalue is slow to show what it does.
+        spread = np.eye(DIMENSION) / 2 + start @ start.T / DIMENSION
+        cases.append(Case(root, value, spread))
+    return cases
+
+
+def follow(kind, case: Case, parameters: Parameters) -> mf.gaussian.LongRun:
+    """The covariance of a case over many decades of depth."""
+    layer = kind(*map(jnp.asarray, (case.root, -case.root, case.value)))
+    return mf.gaussian.limit_of(layer, centred(case.start), depth=parameters.depth)
+
+
+def centred(spread: np.ndarray) -> mf.Gaussian:
+    """The Gaussian of mean zero."""
+    return mf.Gaussian(jnp.zeros(len(spread)), jnp.asarray(spread))
+
+
+def limit_finding(cases, runs):
+    """The last covariances against the limit, relative to the start."""
+    sizes = np.array([np.linalg.norm(case.start) for case in cases])[:, None, None]
+    limits = np.stack([case.limit for case in cases]) / sizes
+    found = [
+        np.stack([run.covariances[-1] for run in row]) / sizes for row in runs.values()
+    ]
+    return LIMIT.close_to(
+        found,
+        [limits] * len(runs),
+        tolerance=1e-4,
+        source=closed_form(r"$(\Pi S_0^{-1}\Pi)^+$, relative to $|S_0|$"),
+    )
+
+
+def constant_finding(cases, runs):
+    """Depth times the decaying eigenvalues against their limits."""
+    found, expected = [], []
+    for name, row in runs.items():
+        for case, run in zip(cases, row, strict=True):
+            rates = np.linalg.eigvalsh(-case.score)[case.kernel :]
+            found.append(run.depths[-1] * run.eigenvalues[case.kernel :])
+            expected.append(1 / (INVERSE_RATES[name] * rates))
+    return CONSTANT.close_to(
+        np.concatenate(found),
+        np.concatenate(expected),
+        relative_tolerance=1e-2,
+        source=closed_form(r"$1/(2\beta a_i)$ and $1/(4\beta a_i)$"),
+    )
+
+
+def signed_score(signs: tuple[int, ...], parameters: Parameters):
+    """Eigenvalues of these signs, their vectors, and a score that has them."""
+    random = np.random.default_rng(parameters.seed)
+    vectors = np.linalg.qr(random.standard_normal((DIMENSION, DIMENSION)))[0]
+    values = np.array(signs) * random.uniform(0.5, 2.0, DIMENSION)
+    turn = random.standard_normal((DIMENSION, DIMENSION))
+    return values, vectors, (vectors * values) @ vectors.T + turn - turn.T
+
+
+def score_layer(score: np.ndarray) -> mf.Softmax:
+    """Softmax attention with this score, and values that are the identity."""
+    return mf.Softmax(jnp.asarray(score), jnp.eye(len(score)), jnp.eye(len(score)))
+
+
+def isotropic_rank(signs: tuple[int, ...]) -> int:
+    """The highest dimension of a space on which the form vanishes."""
+    return signs.count(0) + min(signs.count(1), signs.count(-1))
+
+
+def highest_rank(signs: tuple[int, ...], parameters: Parameters) -> int:
+    """The highest rank for which a stationary covariance is found."""
+    layer, key = (
+        score_layer(signed_score(signs, parameters)[2]),
+        jr.key(parameters.seed),
+    )
+    found = [0]
+    for rank in range(1, DIMENSION + 1):
+        # Some roots are singular and reached slowly: a looser residual, a surer rank.
+        points = mf.gaussian.stationary_points(
+            layer, DIMENSION, rank, key=key, starts=parameters.starts, tolerance=1e-6
+        )
+        found += [rank for point in points if point.smallest > SURE]
+    return max(found)
+
+
+def isotropic_motion(signs: tuple[int, ...], parameters: Parameters) -> float:
+    """How fast a covariance moves whose range is isotropic and as large as can be."""
+    values, vectors, score = signed_score(signs, parameters)
+    kernel = vectors[:, values == 0]
+    ups, downs = (
+        vectors[:, sign * values > 0] / np.sqrt(np.abs(values[sign * values > 0]))
+        for sign in (1, -1)
+    )
+    pairs = min(ups.shape[1], downs.shape[1])
+    basis = np.concatenate([kernel, ups[:, :pairs] + downs[:, :pairs]], axis=1)
+    spread = (basis * np.arange(1, basis.shape[1] + 1)) @ basis.T
+    slope, _ = mf.gaussian.affine_velocity(score_layer(score), centred(spread))
+    change = np.asarray(slope) @ spread
+    size = np.linalg.norm(score) * np.linalg.norm(spread) ** 2
+    return float(np.linalg.norm(change + change.T) / size)
+
+
+def leftover(case: Case, run: mf.gaussian.LongRun) -> float:
+    """What is left of AS at the last depth."""
+    size = np.linalg.norm(case.score, 2) * np.linalg.norm(case.start, 2)
+    return float(np.linalg.norm(case.score @ run.covariances[-1], 2) / size)
+
+
+def falling_finding(cases, runs):
+    """The largest growth of the Lyapunov function between two steps."""
+    growth = []
+    for case, run in zip(cases, runs, strict=True):
+        inverse = np.linalg.inv(case.value)
+        levels = np.einsum("ij,tji->t", inverse, run.covariances)
+        growth.append(np.diff(levels).max() / levels[0])
+    return FALLING.at_most(
+        growth,
+        0.0,
+        tolerance=1e-8,
+        source=theory("largest growth between two steps, relative"),
+    )
+
+
+def planar_runs(parameters: Parameters) -> list[mf.gaussian.LongRun]:
+    """Covariances of the plane under scores of three kinds."""
+    direction = np.array([1.0, 2.0]) / np.sqrt(5)
+    scores = (
+        -np.outer(direction, direction),
+        -np.array([[0.5, 0.2], [0.2, 1.0]]),
+        np.array([[0.6, 0.3], [0.3, -0.9]]),
+    )
+    angles = np.pi * np.arange(4) / 4 + 0.3
+    starts = [
+        0.7 * np.eye(2)
+        + 0.5 * np.array([[np.cos(a), np.sin(a)], [np.sin(a), -np.cos(a)]])
+        for a in 2 * angles
+    ]
+    return [
+        mf.gaussian.limit_of(score_layer(score), centred(start), depth=parameters.depth)
+        for score in scores
+        for start in starts
+    ]
+
+
+def outcome_in_words(run: mf.gaussian.LongRun) -> str:
+    """What becomes of a covariance of the plane."""
+    if run.ending == "blew up":
+        return "blows up"
+    return ("tends to zero", "limit of rank one", "limit of rank two")[run.rank]
+
+
+def rank_table(cases, runs) -> Table:
+    """Ranks of the limits for each rank of the score."""
+    rows = []
+    for rank in (1, 2, 3):
+        chosen = [i for i, case in enumerate(cases) if case.kernel == DIMENSION - rank]
+        found = [", ".join(str(row[i].rank) for i in chosen) for row in runs.values()]
+        rows.append([rank, DIMENSION - rank, *found])
+    return Table(
+        ["rank of $A$", r"$\dim\ker A_s$", *runs],
+        rows,
+        "Rank of the limit for each draw, $V = I$, dimension 4.",
+    )
+
+
+def stationary_table(highest: list[int]) -> Table:
+    """Highest ranks of stationary covariances, found and allowed."""
+    rows = [
+        [*(signs.count(sign) for sign in (1, 0, -1)), found, isotropic_rank(signs)]
+        for signs, found in zip(SIGNATURES, highest, strict=True)
+    ]
+    return Table(
+        ["$n_+$", "$n_0$", "$n_-$", "highest rank found", r"$n_0 + \min(n_+, n_-)$"],
+        rows,
+        "Stationary covariances of softmax attention with $V = I$ in dimension 4.",
+    )
+
+
+def draw_decay(runs, falls, parameters: Parameters) -> Picture:
+    """Eigenvalues along depth: the three kinds, and values other than the identity."""
+    figure, (left, right) = style.canvas(2, sharey=True)
+    middle = parameters.draws  # the first draw with a score of rank two
+    for (name, row), colour in zip(runs.items(), style.PALETTE, strict=False):
+        run = row[middle]
+        draw_eigenvalues(
+            run.depths,
+            np.linalg.eigvalsh(run.covariances),
+            left,
+            label=name,
+            color=colour,
+            slope=-1.0 if name == "softmax" else None,
+        )
+    left.set_title("$V = I$")
+    left.legend(loc="lower left")
+    for run, colour in zip(falls, style.PALETTE[3:], strict=False):
+        draw_eigenvalues(
+            run.depths,
+            np.linalg.eigvalsh(run.covariances),
+            right,
+            color=colour,
+            slope=-1.0 if run is falls[0] else None,
+        )
+    right.set(title=r"softmax, $V = W^\top W$", ylabel="")
+    return Picture(
+        figure,
+        r"Four eigenvalues of the covariance where $A = -Q^\top Q$ has rank 2: two "
+        "have positive limits, two decay like $1/t$ (dashed). Left: one draw, three "
+        "kinds of attention, with the same limits. Right: a colour for each draw.",
+    )
+
+
+def draw_planar(planar: list[mf.gaussian.LongRun]) -> Picture:
+    """Covariances of the plane in their cone."""
+    figure, axes = style.canvas(panel=(6.2, 4.8), subplot_kw={"projection": "3d"})
+    draw_cone(
+        [run.covariances for run in planar],
+        axes,
+        outcomes=[outcome_in_words(run) for run in planar],
+        height=2.6,
+    )
+    return Picture(
+        figure,
+        "Covariances of the plane under softmax attention with $V = I$, from the same "
+        "four starts (rings), in the cone of positive semi-definite matrices. With $A$ "
+        "negative semi-definite of rank one they end on the surface of the cone, where "
+        "the rank is one; with $A$ negative definite at its tip; with $A$ indefinite "
+        "they leave for infinity.",
+    )
+
+
+experiment = Experiment(
+    name="gaussian-rank",
+    title="Attention lowers the rank of a covariance to that of a kernel",
+    room="gaussian",
+    about=__doc__,
+    claims=(
+        LIMIT,
+        RANK,
+        DECAY,
+        CONSTANT,
+        ISOTROPIC,
+        SHARP,
+        DEFINITE,
+        DEFINITE_RANK,
+        FALLING,
+    ),
+    parameters=Parameters,
+    run=run,
+    seconds=30,
+)
