@@ -25,6 +25,9 @@ COMPARABLE = 0.1
 GONE = 1e-10
 # Share of the depth; where less is left to a blow-up, it is reached.
 RESOLVED = 1e-9
+# Where the slope is a difference of nearly equal numbers, as on the way to a limit
+# like 1/t, rounding leaves no more digits to the equations of an implicit step.
+EQUATIONS = 1e-10
 # Logarithm of the largest trace.
 LARGEST = 175.0
 REACHED, BLEW_UP, ESCAPED, UNFINISHED = "reached", "blew up", "escaped", "unfinished"
@@ -179,7 +182,7 @@ def _follow(
     trace, one = jnp.trace(covariance), jnp.ones_like(end)
     solution = diffrax.diffeqsolve(
         diffrax.ODETerm(field),
-        diffrax.Kvaerno5(root_finder=optimistix.Newton(rtol=1e-12, atol=1e-12)),
+        diffrax.Kvaerno5(root_finder=optimistix.Newton(EQUATIONS, EQUATIONS)),
         0 * one,
         jnp.inf * one,
         1e-3 * one,
