@@ -66,7 +66,7 @@ def classify(
     *,
     depth: float = 1e6,
     rtol: float = 1e-9,
-    max_steps: int = 4096,
+    max_steps: int = 8192,
 ) -> Outcome:
     r"""Tell whether a covariance blows up, converges, grows or returns.
 

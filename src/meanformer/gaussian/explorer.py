@@ -152,7 +152,6 @@ def examine(case: Case, index: int = 0, depth: float = 1e5) -> Draw:
             case.gaussian(),
             depth=LONGER * depth,
             rtol=1e-9 * FINER,
-            max_steps=20_000,
         )
         if exception == UNDECIDED:
             outcome, exception = again, _exception(again, case, bound)

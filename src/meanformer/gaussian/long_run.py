@@ -95,7 +95,7 @@ def limit_of(
     *,
     depth: float = 1e6,
     rtol: float = 1e-9,
-    max_steps: int = 4096,
+    max_steps: int = 8192,
 ) -> LongRun:
     r"""Follow a covariance over many decades of depth.
 
