@@ -70,7 +70,9 @@ def gradient_structure(
         gamma: one attention layer.
         tolerance: relative error allowed in the equations.
     """
-    return _structure(gamma, tolerance)
+    # Also inside of a traced function: the layer itself must be known.
+    with jax.ensure_compile_time_eval():
+        return _structure(gamma, tolerance)
 
 
 @functools.singledispatch
