@@ -32,6 +32,7 @@ from meanformer.flows.status import Status
 from meanformer.flows.visits import Way
 from meanformer.geometry import Euclidean
 from meanformer.measures import Gaussian
+from meanformer.numerics.matrices import matmul
 
 _REASONS = {
     "probes": "carry points along by the trajectory's transport(depth) instead",
@@ -90,8 +91,11 @@ def gaussian_set_up(flow, mu: Gaussian, depth, save, solver, rtol, atol, stop):
 
 def _snapshot(problem: GaussianProblem, state: GaussianState):
     found = problem.slope_and_drift(problem.flow.velocity, state.depth, state.carried)
-    finite = jax.tree.map(lambda a: jnp.where(jnp.isfinite(a), a, 0), found)
-    return state, finite
+    return state, _finite(found)
+
+
+def _finite(found: tuple[Array, Array]) -> tuple[Array, Array]:
+    return jax.tree.map(lambda leaf: jnp.where(jnp.isfinite(leaf), leaf, 0), found)
 
 
 def _resumed(state: GaussianState) -> GaussianState:
@@ -116,9 +120,13 @@ def _run(
     problem: GaussianProblem, first: GaussianState, size: Float[Array, ""], count: int
 ):
     def layer(state: GaussianState, index: Array):
-        moving = problem.velocity(problem.flow.velocity, state.depth, state.carried)
+        found = problem.slope_and_drift(
+            problem.flow.velocity, state.depth, state.carried
+        )
+        slope, drift = found
+        moving = Carried(drift, matmul(slope, state.carried.linear))
         depth = size * (index + 1).astype(size.dtype)
-        return _step(problem, state, moving, depth), _snapshot(problem, state)
+        return _step(problem, state, moving, depth), (state, _finite(found))
 
     last, saved = jax.lax.scan(eqx.filter_checkpoint(layer), first, jnp.arange(count))
     final = _snapshot(problem, last)

@@ -28,6 +28,7 @@ from meanformer.gaussian.velocity import check_gaussian
 from meanformer.measures import Gaussian
 
 STEPS = 20_000
+NEVER, OPEN = "never", "open"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,18 +80,26 @@ def blowup_time(
         horizon: how far to integrate where nothing is proved.
         rtol: relative tolerance of the integration.
     """
-    check_gaussian(mu)
     check(horizon > 0, f"horizon is {horizon}; it must be positive.")
+    known = proved(gamma, mu)
+    if known.certainty != OPEN:
+        return known
+    return _integrated(gamma, mu, horizon, rtol, known.lower, known.upper)
+
+
+def proved(gamma: AbstractInContextMap, mu: Gaussian) -> BlowUp:
+    """Return what is known without an integration; it may leave the question open."""
+    check_gaussian(mu)
     parts = parts_of(gamma, mu.dimension)
     reason = global_reason(parts)
     if reason is not None:
-        return BlowUp(None, None, None, "never", reason)
+        return BlowUp(None, None, None, NEVER, reason)
     lower = lower_bound(parts, mu)
     head = only_head(gamma, mu.dimension)
     if head is not None and _is_riccati(head, mu):
         return _exact(head, mu, lower)
     upper = None if head is None else upper_bound(head, mu)
-    return _integrated(gamma, mu, horizon, rtol, lower, upper)
+    return BlowUp(None, lower, upper, OPEN, "no theorem decides it")
 
 
 def global_reason(parts: Parts) -> str | None:
@@ -215,7 +224,7 @@ def _exact(head: AbstractAttention, mu: Gaussian, lower: float | None) -> BlowUp
     fastest = float(rates.max(initial=0))
     if fastest <= 1e-14 * np.abs(rates).max(initial=0):
         reason = "V = vI, and v A_s is negative semi-definite on the range of S"
-        return BlowUp(None, None, None, "never", reason)
+        return BlowUp(None, None, None, NEVER, reason)
     depth = 1 / fastest
     lower = None if lower is None else min(lower, depth)
     return BlowUp(depth, lower, depth, "exact", "V = vI: the explicit solution")

@@ -6,7 +6,7 @@ import numpy as np
 
 from meanformer.attention import AbstractInContextMap
 from meanformer.flows import Status
-from meanformer.gaussian.blow_up import blowup_time
+from meanformer.gaussian.blow_up import NEVER, proved
 from meanformer.gaussian.long_run import (
     BLEW_UP,
     ESCAPED,
@@ -23,6 +23,8 @@ BLOW_UP, CONVERGES, GROWS = "blow-up", "converges", "grows"
 PERIODIC, UNDECIDED = "periodic", "undecided"
 # How long to look for a return, in units of the time in which it moves at first.
 WATCHED = 60.0
+# So much larger, and still growing: unbounded, for all that can be computed.
+GROWN = 100.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +66,7 @@ def classify(
     *,
     depth: float = 1e6,
     rtol: float = 1e-9,
-    max_steps: int = 4096,
+    max_steps: int = 8192,
 ) -> Outcome:
     r"""Tell whether a covariance blows up, converges, grows or returns.
 
@@ -110,7 +112,7 @@ def outcome_of(gamma: AbstractInContextMap, mu: Gaussian, run: LongRun) -> Outco
         UNDECIDED, "", reached, None, None, None, run.eigenvalues, run.exponents
     )
     if run.ending == BLEW_UP:
-        bounds = blowup_time(gamma, mu, horizon=2 * reached)
+        bounds = proved(gamma, mu)
         depth = bounds.depth or reached
         return dataclasses.replace(
             found,
@@ -125,8 +127,7 @@ def outcome_of(gamma: AbstractInContextMap, mu: Gaussian, run: LongRun) -> Outco
         reason = f"beyond all numbers at depth {reached:.6g}, without a blow-up"
         return dataclasses.replace(found, kind=GROWS, reason=reason)
     if run.ending == UNFINISHED:
-        reason = f"the steps were used up at depth {reached:.6g}"
-        return dataclasses.replace(found, reason=reason)
+        return _unfinished(gamma, mu, run, found)
     powers = ", ".join("gone" if p == -np.inf else f"{p:+.3f}" for p in run.exponents)
     found = dataclasses.replace(found, normalised_rank=run.normalised_rank)
     if run.grows:
@@ -142,6 +143,21 @@ def outcome_of(gamma: AbstractInContextMap, mu: Gaussian, run: LongRun) -> Outco
         rank=run.rank,
         limit=run.limit,
     )
+
+
+def _unfinished(gamma, mu: Gaussian, run: LongRun, found: Outcome) -> Outcome:
+    """Tell growth from what is undecided, of a run that used up its steps.
+
+    Where no blow-up is possible a covariance grows exponentially, and the small
+    eigenvalues that the velocity depends on are soon lost beside the largest.
+    """
+    growth = np.trace(run.covariances[-1]) / np.trace(run.covariances[0])
+    cannot_blow_up = proved(gamma, mu).certainty == NEVER
+    if run.grows and growth > GROWN and cannot_blow_up:
+        reason = f"{growth:.3g} times as large at depth {found.depth:.6g}, and growing"
+        return dataclasses.replace(found, kind=GROWS, reason=reason)
+    reason = f"the steps were used up at depth {found.depth:.6g}"
+    return dataclasses.replace(found, reason=reason)
 
 
 def _at_rest(mu: Gaussian) -> Outcome:

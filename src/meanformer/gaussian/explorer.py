@@ -140,11 +140,24 @@ def explore(
 
 
 def examine(case: Case, index: int = 0, depth: float = 1e5) -> Draw:
-    """Classify a case, and look at it again if it is an exception."""
-    outcome = classify(case.gamma(), case.gaussian(), depth=depth)
+    """Classify a case, and look at it again if it is an exception.
+
+    What the first look leaves undecided is what the second finds.
+    """
     bound = (case.dimension + case.kernel_dimension) // 2
-    exception = _exception(outcome, case, bound)
-    draw = Draw(
+    outcome = classify(case.gamma(), case.gaussian(), depth=depth)
+    exception, confirmed = _exception(outcome, case, bound), None
+    if exception:
+        again = classify(
+            case.gamma(),
+            case.gaussian(),
+            depth=LONGER * depth,
+            rtol=1e-9 * FINER,
+        )
+        if exception == UNDECIDED:
+            outcome, exception = again, _exception(again, case, bound)
+        confirmed = _exception(again, case, bound) == exception if exception else None
+    return Draw(
         index,
         outcome.kind,
         outcome.rank,
@@ -152,19 +165,9 @@ def examine(case: Case, index: int = 0, depth: float = 1e5) -> Draw:
         bound,
         [float(value) for value in outcome.eigenvalues],
         outcome.reason,
-    )
-    if not exception:
-        return draw
-    again = classify(
-        case.gamma(),
-        case.gaussian(),
-        depth=LONGER * depth,
-        rtol=1e-9 * FINER,
-        max_steps=20_000,
-    )
-    confirmed = _exception(again, case, bound) == exception
-    return dataclasses.replace(
-        draw, exception=exception, confirmed=confirmed, case=case.to_json()
+        exception,
+        confirmed,
+        case.to_json() if exception else None,
     )
 
 

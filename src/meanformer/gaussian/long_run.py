@@ -25,6 +25,7 @@ COMPARABLE = 0.1
 GONE = 1e-10
 # Share of the depth; where less is left to a blow-up, it is reached.
 RESOLVED = 1e-9
+# Roundings of the covariance in its velocity.
 ROUNDINGS = 16
 # Logarithm of the largest trace.
 LARGEST = 175.0
@@ -93,7 +94,7 @@ def limit_of(
     *,
     depth: float = 1e6,
     rtol: float = 1e-9,
-    max_steps: int = 4096,
+    max_steps: int = 8192,
 ) -> LongRun:
     r"""Follow a covariance over many decades of depth.
 

@@ -1,0 +1,529 @@
+r"""Do covariances lose rank? A conjecture, its exceptions, and what refutes it.
+
+Under softmax attention with matrices $V$ and $A = K^\top Q$ the covariance of a centred
+Gaussian obeys $\dot S = \beta(VSAS + SA^\top SV^\top)$. It was conjectured that what
+does not blow up ends with low rank. Read literally that is false: if $V$ is a quarter
+turn and $A = I$, every $cI$ is stationary and every other covariance of the plane turns
+for ever. And on an open set of matrices $S \sim X/t$ with $X$ of full rank: the limit
+is zero, but its direction is not of low rank. What is left is the generic form: for
+random matrices, a limit that is not zero has rank $(d + \dim\ker A)/2$ at most.
+
+Draw after draw is followed until the exponents of its eigenvalues tell what becomes of
+it. Nothing is set aside: every exception is looked at again, a thousand times more
+accurately and a hundred times longer, and kept with its matrices.
+"""
+
+import json
+from dataclasses import dataclass
+
+import numpy as np
+import scipy.optimize
+
+import meanformer as mf
+from meanformer.experiments import (
+    Claim,
+    Experiment,
+    Outcome,
+    Picture,
+    Table,
+    closed_form,
+    other_method,
+    setting,
+    theory,
+)
+from meanformer.gaussian.ensembles import case_from_json
+from meanformer.plotting import style
+
+STRUCTURED = ("orthogonal", "symmetric", "commuting", "negative", "near-rotation")
+SHOWN = 40
+PERTURBED, NOISE = 4, 0.02
+REPLAYED = 3
+
+# What theory says of each known case: outcome, rank of the limit, normalised rank.
+KNOWN = {
+    "rotation, stationary": ("converges", 2, 2),
+    "rotation, periodic": ("periodic", None, None),
+    "rotation, contracting": ("converges", 0, 2),
+    "rotation, expanding": ("blow-up", None, None),
+    "full rank over t": ("converges", 0, 2),
+}
+
+# Classes of the figures, in the order of the bars, with their colours.
+CLASSES = {
+    "blow-up": style.GREY,
+    "grows": style.GOLD,
+    "limit of low rank": style.BLUE,
+    "tends to 0, low rank": style.TEAL,
+    "tends to 0 like $X/t$, $X$ of full rank": style.GREEN,
+    "periodic": style.ROSE,
+    "undecided": style.VIOLET,
+    "limit of too large a rank": style.ORANGE,
+}
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """How many draws of each ensemble, and how far they are followed."""
+
+    plane: int = setting(
+        60, full=600, help="generic draws in dimension 2", at_least=20, at_most=100_000
+    )
+    space: int = setting(
+        20, full=400, help="generic draws in dimension 3", at_least=5, at_most=100_000
+    )
+    structured: int = setting(
+        3, full=60, help="draws of each structured ensemble", at_least=1, at_most=10_000
+    )
+    others: int = setting(
+        0,
+        full=40,
+        help="draws in dimension 4, under L2 and Sinkhorn attention, with two heads",
+        at_least=0,
+        at_most=10_000,
+    )
+    depth: float = setting(
+        1e5,
+        full=1e6,
+        help="how far, in units of the time in which a covariance moves at first",
+        at_least=1e4,
+    )
+    seed: int = setting(0, help="seed of the draws", at_least=0)
+
+
+GENERIC = Claim(
+    id="generic",
+    statement=r"For random $Q$, $K$, $V$ no covariance has a limit of full rank.",
+    status="conjecture",
+    reference="CACP25, low-rank conjecture (generic form: theory page on Gaussians)",
+)
+RANK = Claim(
+    id="rank",
+    statement=r"Whatever converges, in any ensemble, has a limit of rank at most "
+    r"$(d + \dim\ker A)/2$.",
+    status="conjecture",
+    reference="CACP25, low-rank conjecture (generic form: theory page on Gaussians)",
+)
+ISOTROPIC = Claim(
+    id="isotropic",
+    statement=r"The range of a limit that is not zero is isotropic for the score: "
+    r"$u^\top Au = 0$.",
+    status="conjecture",
+    reference="CACP25, low-rank conjecture (generic form: theory page on Gaussians)",
+)
+LITERAL = Claim(
+    id="literal",
+    statement=r"The literal statement is false: for $A = I$ and a quarter turn $V$ the "
+    r"covariance $cI$, of rank $2$, is stationary.",
+    status="theorem",
+    reference="CACP25, low-rank conjecture (counterexample: theory page on Gaussians)",
+)
+PERIOD = Claim(
+    id="period",
+    statement=r"All other covariances turn for ever, with the period "
+    r"$\pi/(\beta\operatorname{tr}S_0)$.",
+    status="theorem",
+    reference="CACP25, low-rank conjecture (counterexample: theory page on Gaussians)",
+)
+CONSERVED = Claim(
+    id="conserved",
+    statement=r"Trace and determinant are conserved while they turn.",
+    status="theorem",
+    reference="CACP25, low-rank conjecture (counterexample: theory page on Gaussians)",
+)
+DECAY = Claim(
+    id="decay",
+    statement=r"In the replayable case $t\,S(t) \to X$ with $X$ of full rank and "
+    r"$-X = \beta(VXAX + XA^\top XV^\top)$.",
+    status="observation",
+)
+RATIO = Claim(
+    id="ratio",
+    statement=r"There the ratio of the two eigenvalues of $S(t)$ stays away from zero.",
+    status="observation",
+)
+OPEN = Claim(
+    id="open-set",
+    statement=r"Matrices near by do the same: full rank survives on an open set.",
+    status="observation",
+)
+FOUND = Claim(
+    id="found",
+    statement=r"The explorer tells the known cases for what they are, exceptions as "
+    r"exceptions, and a second look confirms them.",
+    status="observation",
+)
+REPLAY = Claim(
+    id="replay",
+    statement=r"An exception written to JSON and read back has the same fate, to the "
+    r"last digit of its eigenvalues.",
+    status="observation",
+)
+
+
+def run(parameters: Parameters, *, progress) -> Outcome:
+    """Explore the ensembles, then look at the known cases and at the paths."""
+    explorations = {
+        label: mf.gaussian.explore(ensemble, count, depth=parameters.depth)
+        for label, ensemble, count in progress.over(ensembles(parameters), 0.8)
+    }
+    known = {
+        name: mf.gaussian.examine(mf.gaussian.KNOWN_CASES[name])
+        for name in progress.over(KNOWN, 0.1)
+    }
+    generic = [e for e in explorations.values() if e.ensemble.family == "normal"]
+    plane = generic[0]
+    for _ in progress.over(range(1), 0.1):
+        paths = {draw.index: path_of(plane, draw) for draw in plane.draws[:SHOWN]}
+        findings = [
+            GENERIC.at_most(
+                sum(len(one.full_rank_limits) for one in generic),
+                0,
+                source=theory(f"among {sum(len(e.draws) for e in generic)} draws"),
+            ),
+            rank_finding(explorations),
+            isotropic_finding(plane, paths),
+            *rotation_findings(known),
+            *decay_findings(),
+            open_finding(parameters),
+            found_finding(known),
+            replay_finding(explorations, known, parameters),
+        ]
+    return Outcome(
+        findings=findings,
+        pictures=[draw_outcomes(explorations), draw_collapse(plane, paths)],
+        tables=[count_table(explorations), exception_table(explorations)],
+        notes=notes(explorations),
+    )
+
+
+def ensembles(parameters: Parameters) -> list[tuple[str, mf.gaussian.Ensemble, int]]:
+    """The ensembles, with their names and the number of draws."""
+    seed = parameters.seed
+    listed = [
+        ("generic, $d = 2$", {}, parameters.plane),
+        ("generic, $d = 3$", {"dimension": 3}, parameters.space),
+        ("generic, $d = 4$", {"dimension": 4}, parameters.others),
+        ("generic, two heads", {"heads": 2}, parameters.others),
+        ("generic, L2", {"kind": "l2"}, parameters.others),
+        ("generic, Sinkhorn", {"kind": "sinkhorn"}, parameters.others),
+        *[(family, {"family": family}, parameters.structured) for family in STRUCTURED],
+    ]
+    return [
+        (label, mf.gaussian.Ensemble(**options, seed=seed), count)
+        for label, options, count in listed
+        if count > 0
+    ]
+
+
+def path_of(exploration: mf.gaussian.Exploration, draw) -> mf.gaussian.LongRun:
+    """The covariances of a draw over many decades of depth."""
+    case = exploration.ensemble.draw(draw.index)
+    return mf.gaussian.limit_of(case.gamma(), case.gaussian(), depth=1e5)
+
+
+def rank_finding(explorations):
+    """The largest excess of a rank over its bound."""
+    draws = [draw for one in explorations.values() for draw in one.draws]
+    excess = [draw.rank - draw.bound for draw in draws if draw.rank is not None]
+    return RANK.at_most(
+        excess, 0, source=theory(f"rank minus bound of the {len(excess)} that converge")
+    )
+
+
+def isotropic_finding(plane, paths):
+    """The score between the leading direction and itself, of what converges."""
+    values = []
+    for draw in plane.draws:
+        if draw.index in paths and draw.rank == 1:
+            query, key, _ = plane.ensemble.draw(draw.index).heads[0]
+            leading = np.linalg.eigh(paths[draw.index].covariances[-1])[1][:, -1]
+            score = key.T @ query
+            values.append(leading @ score @ leading / np.linalg.norm(score, 2))
+    return ISOTROPIC.close_to(
+        values, 0, tolerance=1e-3, source=theory("$u^\\top Au/|A|$ at the last depth")
+    )
+
+
+def rotation_findings(known):
+    """The stationary point, the period and what is conserved, against theory."""
+    case = mf.gaussian.KNOWN_CASES["rotation, periodic"]
+    gamma, start = case.gamma(), case.gaussian()
+    period = np.pi / (case.beta * np.trace(case.covariance))
+    outcome = mf.gaussian.classify(gamma, start)
+    path = mf.solve(mf.Flow(gamma), start, 10 * period, save=41, rtol=1e-11)
+    spreads = np.asarray(path.covariances)
+    conserved = [np.trace(spreads, axis1=1, axis2=2), np.linalg.det(spreads)]
+    expected = [np.trace(case.covariance), np.linalg.det(case.covariance)]
+    return [
+        LITERAL.close_to(
+            known["rotation, stationary"].rank,
+            2,
+            tolerance=0,
+            source=closed_form("$VSAS = c^2V$ is antisymmetric"),
+        ),
+        PERIOD.close_to(
+            np.nan if outcome.period is None else outcome.period,
+            period,
+            relative_tolerance=1e-8,
+            source=closed_form(r"$\pi/(\beta\operatorname{tr}S_0)$"),
+        ),
+        CONSERVED.close_to(
+            np.array(conserved),
+            np.array(expected)[:, None],
+            relative_tolerance=1e-9,
+            source=closed_form("their values at depth 0, over ten periods"),
+        ),
+    ]
+
+
+def decay_findings():
+    """The replayable case against the stationary equation, solved by SciPy."""
+    case = mf.gaussian.KNOWN_CASES["full rank over t"]
+    path = mf.gaussian.limit_of(case.gamma(), case.gaussian(), depth=1e8, rtol=1e-10)
+    limit = profile_of(case)
+    source = other_method(
+        "the equation for $X$, solved from many starts by SciPy's root"
+    )
+    low, high = np.linalg.eigvalsh(path.covariances[-1])
+    low_limit, high_limit = np.linalg.eigvalsh(limit)
+    return [
+        DECAY.close_to(
+            path.depths[-1] * path.covariances[-1],
+            limit,
+            relative_tolerance=1e-5,
+            source=source,
+        ),
+        RATIO.close_to(low / high, low_limit / high_limit, tolerance=1e-6,
+                       source=source),
+    ]  # fmt: skip
+
+
+def profile_of(case: mf.gaussian.Case) -> np.ndarray:
+    """The positive definite solution of the equation for the profile of a decay."""
+    query, key, value = case.heads[0]
+    score, random = key.T @ query, np.random.default_rng(0)
+
+    def unfolded(numbers: np.ndarray) -> np.ndarray:
+        first, mixed, second = numbers
+        return np.array([[first, mixed], [mixed, second]])
+
+    def residual(numbers: np.ndarray) -> np.ndarray:
+        profile = unfolded(numbers)
+        half = case.beta * value @ profile @ score @ profile
+        return (profile + half + half.T)[np.triu_indices(2)]
+
+    for _ in range(200):
+        factor = 3 * random.standard_normal((2, 2))
+        start = (factor @ factor.T)[np.triu_indices(2)]
+        found = scipy.optimize.root(residual, start, tol=1e-13)
+        if found.success and np.linalg.eigvalsh(unfolded(found.x))[0] > 1e-3:
+            return unfolded(found.x)
+    return np.full((2, 2), np.nan)
+
+
+def open_finding(parameters: Parameters):
+    """How many perturbations of the replayable case decay with full rank."""
+    case = mf.gaussian.KNOWN_CASES["full rank over t"]
+    query, key, value = case.heads[0]
+    random = np.random.default_rng([parameters.seed, 1])
+    count = 0
+    for _ in range(PERTURBED):
+        noise = NOISE * random.standard_normal((2, 2, 2))
+        near = case._replace(heads=[(query + noise[0], key, value + noise[1])])
+        outcome = mf.gaussian.classify(near.gamma(), near.gaussian(), depth=1e5)
+        count += (outcome.rank, outcome.normalised_rank) == (0, 2)
+    return OPEN.close_to(
+        count,
+        PERTURBED,
+        tolerance=0,
+        source=theory(f"all of {PERTURBED}, entries of $A$, $V$ moved by {NOISE:g}"),
+    )
+
+
+def found_finding(known):
+    """How many of the known cases are told right."""
+    right = 0
+    for name, draw in known.items():
+        is_exception = KNOWN[name][0] != "blow-up"
+        told = (draw.kind, draw.rank, draw.normalised_rank) == KNOWN[name]
+        right += told and draw.confirmed is (True if is_exception else None)
+    return FOUND.close_to(
+        right, len(KNOWN), tolerance=0, source=theory("all the known cases")
+    )
+
+
+def replay_finding(explorations, known, parameters: Parameters):
+    """The largest change of an eigenvalue, of exceptions that were read from text."""
+    found = [draw for one in explorations.values() for draw in one.exceptions]
+    decided = [draw for draw in found if draw.kind != "undecided"][:REPLAYED]
+    changes = []
+    for draw, depth in [(d, parameters.depth) for d in decided] + [
+        (draw, 1e5) for draw in known.values() if draw.case is not None
+    ]:
+        case = case_from_json(json.loads(json.dumps(draw.case)))
+        again = mf.gaussian.classify(case.gamma(), case.gaussian(), depth=depth)
+        is_same = (again.kind, again.rank, again.normalised_rank) == (
+            (draw.kind, draw.rank, draw.normalised_rank)
+        )
+        change = np.abs(again.eigenvalues - np.array(draw.eigenvalues)).max()
+        changes.append(change if is_same else np.inf)
+    return REPLAY.close_to(
+        changes, 0, tolerance=0, source=theory("the first run and the second are one")
+    )
+
+
+def class_of(draw) -> str:
+    """The class of a draw in the figures."""
+    if draw.kind != "converges":
+        return draw.kind
+    if draw.rank > draw.bound:
+        return "limit of too large a rank"
+    if draw.rank > 0:
+        return "limit of low rank"
+    is_full = draw.normalised_rank == len(draw.eigenvalues)
+    return list(CLASSES)[4] if is_full else "tends to 0, low rank"
+
+
+def count_table(explorations) -> Table:
+    """Draws by ensemble, outcome, rank and normalised rank."""
+    rows = [
+        [label, kind, *["" if r is None else r for r in (rank, normalised)], count]
+        for label, exploration in explorations.items()
+        for kind, rank, normalised, count in exploration.table()
+    ]
+    return Table(
+        ["ensemble", "outcome", "rank of the limit", "normalised rank", "draws"],
+        rows,
+        r"What became of the draws. The normalised rank is that of the limit of "
+        r"$S/\operatorname{tr}S$.",
+    )
+
+
+def exception_table(explorations) -> Table:
+    """The exceptions, to be drawn again by their number."""
+    rows = [
+        [
+            label,
+            draw.index,
+            draw.exception,
+            "yes" if draw.confirmed else "no",
+            draw.eigenvalues[0],
+            draw.eigenvalues[-1],
+        ]
+        for label, exploration in explorations.items()
+        for draw in exploration.exceptions
+    ]
+    columns = ["ensemble", "draw", "exception", "confirmed", "largest eigenvalue"]
+    return Table(
+        [*columns, "smallest eigenvalue"],
+        rows or [["none", "", "", "", "", ""]],
+        "Exceptions, all of them. Ensemble(…, seed).draw(number) gives the matrices.",
+    )
+
+
+def notes(explorations) -> list[str]:
+    """What the counts say in words."""
+    draws = [draw for one in explorations.values() for draw in one.draws]
+    decays = sum(len(one.full_rank_decays) for one in explorations.values())
+    undecided = sum(draw.kind == "undecided" for draw in draws)
+    return [
+        f"{decays} of {len(draws)} draws tend to zero like $X/t$ with $X$ of full "
+        "rank: for these the rank of the limit is 0, that of the normalised limit is "
+        "not low.",
+        f"{undecided} of {len(draws)} draws are undecided: they turn so often, or so "
+        "near a stationary covariance, that the steps were used up.",
+    ]
+
+
+def draw_outcomes(explorations) -> Picture:
+    """The share of each class in each ensemble."""
+    figure, axes = style.canvas(panel=(7.4, 0.36 * len(explorations) + 1.7))
+    labels = [f"{label}  ({len(e.draws)})" for label, e in explorations.items()]
+    places, starts = np.arange(len(labels))[::-1], np.zeros(len(labels))
+    for name, colour in CLASSES.items():
+        counts = np.array(
+            [sum(class_of(d) == name for d in e.draws) for e in explorations.values()]
+        )
+        shares = counts / [len(e.draws) for e in explorations.values()]
+        if counts.any() or name == "limit of too large a rank":
+            axes.barh(places, shares, 0.72, starts, color=colour, label=name)
+        for place, start, share, count in zip(
+            places, starts, shares, counts, strict=True
+        ):
+            if count:
+                axes.text(start + share / 2, place, str(count), color="white",
+                          ha="center", va="center", fontsize=8.5)  # fmt: skip
+        starts = starts + shares
+    axes.set_yticks(places, labels)
+    axes.set(xlabel="share of the draws", xlim=(0, 1))
+    axes.grid(visible=False)
+    axes.legend(
+        loc="lower center", bbox_to_anchor=(0.36, 1.0), ncols=2, fontsize=9,
+        handlelength=1.0, columnspacing=1.2,
+    )  # fmt: skip
+    return Picture(
+        figure,
+        "What becomes of a covariance, by ensemble (numbers of draws in the bars and "
+        "in brackets). A limit of a rank that the conjecture forbids would be orange.",
+    )
+
+
+def draw_collapse(plane, paths) -> Picture:
+    """Paths in the plane of trace and ratio of eigenvalues."""
+    figure, axes = style.canvas(panel=(6.4, 4.2))
+    floor, seen = 1e-7, set()
+    for draw in plane.draws[:SHOWN]:
+        name, path = class_of(draw), paths[draw.index]
+        values = np.linalg.eigvalsh(path.covariances)
+        ratios = np.maximum(values[:, 0], 0) / values[:, 1]
+        kept = ratios > floor / 3
+        end = len(kept) if kept.all() else int(np.argmin(kept))
+        traces = values[:end].sum(axis=1)
+        axes.plot(traces, ratios[:end], color=CLASSES[name], linewidth=1.1, alpha=0.8,
+                  label=None if name in seen else name)  # fmt: skip
+        axes.plot(traces[0], ratios[0], "o", color=CLASSES[name], markersize=3)
+        seen.add(name)
+    case = mf.gaussian.KNOWN_CASES["rotation, periodic"]
+    low, high = np.linalg.eigvalsh(case.covariance)
+    axes.plot(low + high, low / high, "*", color=CLASSES["periodic"], markersize=10,
+              label="rotation: stays here")  # fmt: skip
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlabel=r"size $\operatorname{tr}S$",
+        ylabel=r"ratio of eigenvalues $\lambda_2/\lambda_1$",
+        ylim=(floor, 1.5),
+        xlim=(1e-6, 1e7),
+    )
+    axes.legend(loc="lower left", fontsize=9)
+    return Picture(
+        figure,
+        f"The first {min(SHOWN, len(plane.draws))} generic draws of the plane, from "
+        "their first covariance (dots). Limits of rank one fall at a constant size, "
+        "most blow-ups fall while they grow. Where $S$ goes like $X/t$, or like $X$ "
+        "over the depth left to a blow-up, with $X$ of full rank, the ratio stays.",
+    )
+
+
+experiment = Experiment(
+    name="gaussian-conjecture",
+    title="Covariances lose rank, but not all of them",
+    room="gaussian",
+    about=__doc__,
+    claims=(
+        GENERIC,
+        RANK,
+        ISOTROPIC,
+        LITERAL,
+        PERIOD,
+        CONSERVED,
+        DECAY,
+        RATIO,
+        OPEN,
+        FOUND,
+        REPLAY,
+    ),
+    parameters=Parameters,
+    run=run,
+    seconds=60,
+)

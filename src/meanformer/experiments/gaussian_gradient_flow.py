@@ -1,0 +1,528 @@
+r"""Which flows of Gaussians climb an energy, and how fast.
+
+The covariance of a centred Gaussian moves by $\dot S = LS + SL^\top$. Where
+$L = 2\nabla F$ that is the gradient ascent of $F$ in the Bures-Wasserstein metric, the
+one that optimal transport puts on covariances, and $F$ grows at the rate
+$\operatorname{tr}(LSL^\top)$. Softmax and linear attention have such an $F$ if the
+score is symmetric or antisymmetric and $V = cA^\top$, L2 attention if $Q = qK$ and
+$V = cK^\top K$, Sinkhorn attention if $B = B^\top$ and $V = cB$. A positive definite
+matrix in front of $V$ twists the metric; and softmax with $V = I$ climbs
+$\beta\operatorname{tr}(AS)$ in the metric of Fisher and Rao.
+
+The energies are written out anew here and differentiated by differences, so that
+neither the velocity nor the energy of the library is compared with itself.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+import meanformer as mf
+from meanformer.experiments import (
+    Claim,
+    Experiment,
+    Outcome,
+    Picture,
+    Table,
+    closed_form,
+    other_method,
+    reference_attention,
+    setting,
+    theory,
+)
+from meanformer.plotting import style
+
+SPREAD = ((1.0, 0.3), (0.3, 0.6))
+FORM = ((0.8, 0.3), (0.3, -0.4))
+TURN = ((0.0, -0.7), (0.7, 0.0))
+KEY = ((0.4, 0.1), (-0.3, 0.7))
+SCORE = ((0.15, -0.23), (0.27, 0.33))
+TWIST = ((0.6, 0.2), (0.2, 0.3))
+INDEFINITE, INDEFINITE_DEPTH = ((-0.3, 0.0), (0.0, 2.0)), 2.4
+QUERY_RATIO, VALUE_RATIO = 1.5, 0.8
+REWARD = 0.375126721371
+# Eigenvalues of the form in the landscapes.
+AXES = (0.8, -0.6)
+SAVED = 401
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Depth of the flows and accuracy of the integrals."""
+
+    depth: float = setting(
+        0.4, full=0.45, help="depth of the flows", above=0, at_most=0.45
+    )
+    order: int = setting(
+        24, full=48, help="Gauss-Hermite nodes along each axis", at_least=8, at_most=60
+    )
+
+
+GRADIENT = Claim(
+    id="gradient",
+    statement=r"In the Bures-Wasserstein metric $L = 2\nabla F$, with a mobility $P$ "
+    r"$L = 2P\,\nabla F$, in that of Fisher and Rao $\dot S = 2S\,\nabla F\,S$.",
+    status="theorem",
+    reference="CACP25, Gaussian data; SABP22, gradient flow interpretation (all rows: "
+    "theory page on Gaussians)",
+)
+ENERGY = Claim(
+    id="energy",
+    statement=r"The energies of the seven layers are those of their formulas.",
+    status="observation",
+)
+ASCENT = Claim(
+    id="ascent",
+    statement=r"Along the flows the energy never falls.",
+    status="theorem",
+    reference="CACP25, Gaussian data (energies: theory page on Gaussians)",
+)
+DISSIPATION = Claim(
+    id="dissipation",
+    statement=r"It grows at the rate $\operatorname{tr}(LSL^\top)$, in a twisted "
+    r"metric $\operatorname{tr}(P^{-1}LSL^\top)$, in that of Fisher and Rao "
+    r"$\tfrac12\operatorname{tr}((S^{-1}\dot S)^2)$.",
+    status="theorem",
+    reference="CACP25, Gaussian data (energies: theory page on Gaussians)",
+)
+MOTION = Claim(
+    id="motion",
+    statement=r"Without a mobility that rate is $\int|\Gamma|^2\,\mathrm{d}\mu$, the "
+    r"mean square of the velocity of the tokens.",
+    status="theorem",
+    reference="SABP22, gradient flow interpretation",
+)
+REWARD_VALUE = Claim(
+    id="reward",
+    statement=r"The entropic reward of $\mathcal{N}(0, S)$ under $B = "
+    r"\left(\begin{smallmatrix}0.8 & 0.3\\ 0.3 & -0.4\end{smallmatrix}\right)$ is "
+    r"$E_B = 0.375126721371$.",
+    status="observation",
+)
+REWARD_CLOUD = Claim(
+    id="reward-of-tokens",
+    statement=r"It is the entropic energy of a cloud of tokens that stands for the "
+    r"Gaussian.",
+    status="observation",
+)
+TOLD = Claim(
+    id="told",
+    statement=r"The library tells gradients from others: seven layers of one sort, "
+    r"five of the other.",
+    status="observation",
+)
+FALL = Claim(
+    id="fall",
+    statement=r"With an indefinite matrix in front of $V = A$ the energy of $V = A$ "
+    r"falls first and rises later.",
+    status="observation",
+)
+
+
+class Row(NamedTuple):
+    """A layer, its energy written out, and how the covariance follows the gradient."""
+
+    layer: mf.Softmax | mf.Linear | mf.L2 | mf.Sinkhorn
+    energy: Callable[[np.ndarray], float]
+    velocity: Callable[[np.ndarray, np.ndarray], np.ndarray]
+
+
+def run(parameters: Parameters, *, progress) -> Outcome:
+    """Differentiate the energies, then follow them along the flows."""
+    listed = rows()
+    paths = {
+        name: mf.solve(mf.Flow(row.layer), start(), parameters.depth, save=SAVED,
+                       rtol=1e-12, atol=1e-14)
+        for name, row in progress.over(listed.items(), 0.7)
+    }  # fmt: skip
+    profiles = {
+        name: mf.gaussian.energy_profile(listed[name].layer, path)
+        for name, path in paths.items()
+    }
+    slopes = {name: differences(listed[name], path) for name, path in paths.items()}
+    for _ in progress.over(range(1), 0.3):
+        falling = falling_energies()
+        pictures = [
+            draw_energies(profiles, slopes, falling),
+            draw_landscapes(),
+        ]
+    return Outcome(
+        findings=[
+            gradient_finding(listed),
+            energy_finding(listed),
+            ASCENT.at_most(
+                [float(profile.worst_violation) for profile in profiles.values()],
+                0.0,
+                tolerance=1e-12,
+                source=theory(f"largest decrease between two of {SAVED} depths"),
+            ),
+            DISSIPATION.close_to(
+                np.stack([profile.rates[3:-3] for profile in profiles.values()]),
+                np.stack(list(slopes.values())),
+                tolerance=1e-8,
+                source=other_method("differences of the written energy along the flow"),
+            ),
+            motion_finding(listed, parameters),
+            REWARD_VALUE.close_to(
+                float(mf.gaussian.entropic_reward(start(), jnp.array(FORM))),
+                REWARD,
+                tolerance=1e-11,
+                source=other_method("tabulated, by the eigenvalues of $H$"),
+            ),
+            reward_finding(parameters),
+            told_finding(listed),
+            FALL.below(
+                [np.diff(falling.energies).min(), -np.diff(falling.energies).max()],
+                0.0,
+                source=theory("smallest increase and largest, with its sign changed"),
+            ),
+        ],
+        pictures=pictures,
+        tables=[table(listed)],
+    )  # fmt: skip
+
+
+def start() -> mf.Gaussian:
+    """The Gaussian at depth zero."""
+    return mf.Gaussian(jnp.zeros(2), jnp.array(SPREAD))
+
+
+def rows() -> dict[str, Row]:
+    """The layers that climb an energy."""
+    form, key, score, turn, twist = map(np.array, (FORM, KEY, SCORE, TURN, TWIST))
+    gram, identity = key.T @ key, np.eye(2)
+
+    def of_score(matrix: np.ndarray) -> Callable[[np.ndarray], float]:
+        return lambda spread: np.trace(spread @ matrix.T @ spread @ matrix) / 4
+
+    def of_distance(spread: np.ndarray) -> float:
+        volume = np.log(np.linalg.det(identity + 2 * spread @ gram))
+        return QUERY_RATIO * VALUE_RATIO / 2 * (np.trace(gram @ spread) - volume / 2)
+
+    def of_plan(spread: np.ndarray) -> float:
+        # H is similar to S B S B, whose eigenvalues need no root of S.
+        sizes = np.linalg.eigvals(spread @ form @ spread @ form).real
+        roots = np.sqrt(1 + 4 * sizes)
+        return float(np.sum((roots - 1) / 2 + np.log(2 / (1 + roots)) / 2) / 2)
+
+    def bures(gradient: np.ndarray, spread: np.ndarray) -> np.ndarray:
+        return 2 * (gradient @ spread + spread @ gradient)
+
+    def twisted(gradient: np.ndarray, spread: np.ndarray) -> np.ndarray:
+        return 2 * (twist @ gradient @ spread + spread @ gradient @ twist)
+
+    def fisher_rao(gradient: np.ndarray, spread: np.ndarray) -> np.ndarray:
+        return 2 * spread @ gradient @ spread
+
+    sinkhorn = mf.Sinkhorn(form, identity, form, kernel="dot", tolerance=1e-13)
+    return {
+        "softmax": Row(mf.Softmax(form, identity, form), of_score(form), bures),
+        "softmax, antisymmetric": Row(
+            mf.Softmax(turn, identity, turn.T), of_score(turn), bures
+        ),
+        "linear": Row(mf.Linear(form, identity, form), of_score(form), bures),
+        "L2": Row(
+            mf.L2(QUERY_RATIO * key, key, VALUE_RATIO * gram), of_distance, bures
+        ),
+        "Sinkhorn": Row(sinkhorn, of_plan, bures),
+        "softmax, twisted": Row(
+            mf.Softmax(form, identity, twist @ form), of_score(form), twisted
+        ),
+        "softmax, Fisher-Rao": Row(
+            mf.Softmax(score, identity, identity),
+            lambda spread: np.trace(score @ spread),
+            fisher_rao,
+        ),
+    }
+
+
+def others() -> dict[str, mf.Softmax | mf.Linear | mf.L2 | mf.Sinkhorn]:
+    """Layers without an energy."""
+    return {
+        "softmax, reference matrices": reference_attention(mf.Softmax),
+        "linear, reference matrices": reference_attention(mf.Linear),
+        "L2, reference matrices": reference_attention(mf.L2),
+        "Sinkhorn, reference matrices": reference_attention(mf.Sinkhorn),
+        "softmax, indefinite": falling_layer(),
+    }
+
+
+def falling_layer() -> mf.Softmax:
+    """A layer whose value matrix is the score times an indefinite matrix."""
+    form = np.array(FORM)
+    return mf.Softmax(form, np.eye(2), np.array(INDEFINITE) @ form)
+
+
+class Energies(NamedTuple):
+    """An energy along depth."""
+
+    depths: np.ndarray
+    energies: np.ndarray
+
+
+def falling_energies() -> Energies:
+    """The energy of the layer with $V = A$ along the flow of another."""
+    flow = mf.Flow(falling_layer())
+    path = mf.solve(flow, start(), INDEFINITE_DEPTH, save=SAVED, rtol=1e-10)
+    energy, spreads = rows()["softmax"].energy, np.asarray(path.covariances)
+    return Energies(np.asarray(path.depths), np.array([energy(s) for s in spreads]))
+
+
+def gradient_of(energy: Callable[[np.ndarray], float], spread: np.ndarray):
+    """The symmetric gradient, by central differences of fourth order."""
+    step, gradient = 1e-3, np.zeros((2, 2))
+    for row, column in np.ndindex(2, 2):
+        unit = np.zeros((2, 2))
+        unit[row, column] += 0.5
+        unit[column, row] += 0.5
+        ahead, behind, farther, rear = (
+            energy(spread + shift * step * unit) for shift in (1, -1, 2, -2)
+        )
+        change = 8 * (ahead - behind) - (farther - rear)
+        gradient[row, column] = change / (12 * step)
+    return gradient
+
+
+def gradient_finding(listed: dict[str, Row]):
+    """The velocity of the covariance against what the metric makes of the gradient."""
+    spread, measured, expected = np.array(SPREAD), [], []
+    for row in listed.values():
+        slope = np.asarray(mf.gaussian.affine_velocity(row.layer, start())[0])
+        measured.append(slope @ spread + spread @ slope.T)
+        expected.append(row.velocity(gradient_of(row.energy, spread), spread))
+    return GRADIENT.close_to(
+        np.stack(measured),
+        np.stack(expected),
+        tolerance=1e-9,
+        source=other_method("the written energies by differences, in $\\dot S$"),
+    )
+
+
+def energy_finding(listed: dict[str, Row]):
+    """The energies of the library against the written ones."""
+    layers = [row.layer for row in listed.values()]
+    return ENERGY.close_to(
+        [float(mf.gaussian.energy(layer, start())) for layer in layers],
+        [row.energy(np.array(SPREAD)) for row in listed.values()],
+        tolerance=1e-12,
+        source=closed_form("the formulas, in NumPy"),
+    )
+
+
+def differences(row: Row, path: mf.GaussianTrajectory) -> np.ndarray:
+    """The derivative of the written energy in depth, by sixth-order differences."""
+    energies = np.array([row.energy(spread) for spread in np.asarray(path.covariances)])
+    step = float(path.depths[1] - path.depths[0])
+    weights = np.array([-1, 9, -45, 0, 45, -9, 1]) / (60 * step)
+    return np.convolve(energies, weights[::-1], mode="valid")
+
+
+def motion_finding(listed: dict[str, Row], parameters: Parameters):
+    """The dissipation against the mean square velocity of a cloud."""
+    names = ["softmax", "softmax, antisymmetric", "linear", "L2", "Sinkhorn"]
+    cloud = mf.quadrature(start(), parameters.order)
+    layers = [listed[name].layer for name in names]
+    squares = [jnp.sum(layer(cloud, cloud.points) ** 2, axis=1) for layer in layers]
+    return MOTION.close_to(
+        [float(mf.gaussian.dissipation(layer, start())) for layer in layers],
+        [float(cloud.weights @ square) for square in squares],
+        tolerance=1e-8,
+        source=other_method(f"attention of {cloud.count} tokens to themselves"),
+    )
+
+
+def reward_finding(parameters: Parameters):
+    """The closed form against Sinkhorn's algorithm on a cloud."""
+    cloud = mf.quadrature(start(), parameters.order)
+    layer = rows()["Sinkhorn"].layer
+    return REWARD_CLOUD.close_to(
+        float(mf.gaussian.entropic_reward(start(), jnp.array(FORM))),
+        float(mf.observables.energy(layer, cloud)),
+        tolerance=1e-9,
+        source=other_method(f"Sinkhorn's algorithm on {cloud.count} tokens"),
+    )
+
+
+def told_finding(listed: dict[str, Row]):
+    """How many layers are told right, by their structure."""
+    right = [bool(mf.gaussian.gradient_structure(row.layer)) for row in listed.values()]
+    wrong = [not mf.gaussian.gradient_structure(layer) for layer in others().values()]
+    return TOLD.close_to(
+        sum(right) + sum(wrong),
+        len(right) + len(wrong),
+        tolerance=0,
+        source=theory("all of them"),
+    )
+
+
+def table(listed: dict[str, Row]) -> Table:
+    """Metric, energy and rate of every layer, and why the others have none."""
+    lines = []
+    for name, row in listed.items():
+        structure = mf.gaussian.gradient_structure(row.layer)
+        twist = "" if structure.mobility is None else ", twisted"
+        energy = float(mf.gaussian.energy(row.layer, start()))
+        rate = float(mf.gaussian.dissipation(row.layer, start()))
+        lines.append([name, structure.metric + twist, energy, rate])
+    for name, layer in others().items():
+        lines.append([name, mf.gaussian.gradient_structure(layer).failure, "", ""])
+    return Table(
+        ["layer", "metric, or what fails", "energy $F(S_0)$", "rate"],
+        lines,
+        r"Layers that climb an energy, and others that do not.",
+    )
+
+
+def draw_energies(profiles, slopes, falling: Energies) -> Picture:
+    """Gains of the energies along depth, their rates by two ways, and a fall."""
+    figure, (left, middle, right) = style.canvas(3, panel=(3.6, 3.6))
+    for (name, profile), colour in zip(profiles.items(), style.PALETTE, strict=False):
+        depths, energies = np.asarray(profile.depths), np.asarray(profile.energies)
+        gains = (energies - energies[0])[1:]
+        # Linear attention moves as softmax does, which is to be seen below it.
+        line = {"linestyle": (0, (3, 3))} if name == "linear" else {}
+        left.semilogy(depths[1:], gains, color=colour, label=name, **line)
+        middle.semilogy(depths, profile.rates, color=colour, **line)
+        some = slice(12, None, 62)
+        middle.semilogy(depths[3:-3][some], slopes[name][some], "o", color=colour)
+    left.set(
+        xlabel="depth $t$",
+        ylabel="gain of energy $F(S_t) - F(S_0)$",
+        ylim=(1e-3, None),
+        title="energies that are climbed",
+    )
+    middle.set(
+        xlabel="depth $t$",
+        ylabel=r"rate $\mathrm{d}F/\mathrm{d}t$",
+        title="their rates, by two ways",
+    )
+    right.plot(falling.depths, falling.energies, color=style.INK)
+    right.set(
+        xlabel="depth $t$",
+        ylabel=r"$\frac{1}{4}\,\mathrm{tr}(SASA)$",
+        title="not a gradient flow",
+        ylim=(0, None),
+    )
+    handles, labels = left.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4)
+    return Picture(
+        figure,
+        "Left: what seven gradient flows gain from the same first covariance; softmax "
+        "and linear attention move a centred Gaussian in the same way. Middle: "
+        "rates by the dissipation identity (lines) and by differences of the energy "
+        "(dots). Right: the energy of $V = A$ along a flow with an indefinite matrix "
+        "in front, which is no gradient flow.",
+    )
+
+
+def draw_landscapes() -> Picture:
+    """Sinkhorn's energy over standard deviations, softmax's over directions."""
+    figure, (left, right) = style.canvas(2, panel=(4.6, 4.0))
+    draw_reward(figure, left)
+    draw_directions(figure, right)
+    return Picture(
+        figure,
+        r"Left: the energy $\tfrac12E_B$ of Sinkhorn attention, "
+        r"$B = \operatorname{diag}(0.8, -0.6)$, on uncorrelated Gaussians; in standard "
+        "deviations the metric is that of the page, and flows (from the dots) cross "
+        "level lines at right angles. Right: the energy of softmax attention with "
+        r"$V = A = B$ at unit trace, over all directions of a covariance of the "
+        r"plane, whose rim has rank one; the direction of every flow climbs it until "
+        r"the blow-up.",
+    )
+
+
+def draw_reward(figure, axes) -> None:
+    """The landscape over two standard deviations, with flows."""
+    form = np.diag(AXES)
+    layer = mf.Sinkhorn(form, np.eye(2), form, kernel="dot")
+    widths = np.linspace(0.02, 2.4, 90)
+    first, second = np.meshgrid(widths, widths)
+    # Uncorrelated: E is a sum over the axes, of the singular values of the form.
+    total = sum(
+        (roots - 1) / 4 + np.log(2 / (1 + roots)) / 4
+        for roots in (
+            np.sqrt(1 + 4 * (AXES[0] * first**2) ** 2),
+            np.sqrt(1 + 4 * (AXES[1] * second**2) ** 2),
+        )
+    )
+    levels = np.linspace(0, np.sqrt(total.max()), 17) ** 2
+    filled = axes.contourf(first, second, total, levels, cmap="Blues", alpha=0.8)
+    axes.contour(first, second, total, levels, colors=style.INK, linewidths=0.35)
+    for angle in np.linspace(0.06, np.pi / 2 - 0.06, 7):
+        widths = 0.7 * np.array([np.cos(angle), np.sin(angle)])
+        mu = mf.Gaussian(jnp.zeros(2), jnp.diag(jnp.asarray(widths**2)))
+        path = mf.solve(mf.Flow(layer), mu, 6.0, save=61)
+        spreads = np.sqrt(np.asarray(path.covariances)[:, [0, 1], [0, 1]])
+        axes.plot(*spreads.T, color=style.ORANGE, linewidth=1.4)
+        axes.plot(*spreads[0], "o", color=style.ORANGE)
+    axes.set(
+        xlabel=r"standard deviation $\sqrt{S_{11}}$",
+        ylabel=r"standard deviation $\sqrt{S_{22}}$",
+        xlim=(0, 2.4),
+        ylim=(0, 2.4),
+        aspect="equal",
+        title="Sinkhorn",
+    )
+    figure.colorbar(
+        filled, ax=axes, shrink=0.8, label=r"energy $\frac{1}{2} E_B$", format="%.2f"
+    )
+
+
+def draw_directions(figure, axes) -> None:
+    """The landscape over the disc of directions, with flows until they blow up."""
+    form = np.diag(AXES)
+    layer = mf.Softmax(form, np.eye(2), form)
+    radii, angles = np.meshgrid(np.linspace(0, 1, 60), np.linspace(0, 2 * np.pi, 121))
+    across, along = radii * np.cos(angles), radii * np.sin(angles)
+    first, second = (1 + across) / 2, (1 - across) / 2
+    total = (
+        (AXES[0] * first) ** 2
+        + (AXES[1] * second) ** 2
+        + AXES[0] * AXES[1] * along**2 / 2
+    ) / 4
+    filled = axes.contourf(across, along, total, 16, cmap="Blues", alpha=0.8)
+    axes.contour(across, along, total, 16, colors=style.INK, linewidths=0.35)
+    for angle in np.linspace(0, 2 * np.pi, 14, endpoint=False):
+        x, y = 0.75 * np.cos(angle), 0.75 * np.sin(angle)
+        spread = np.array([[1 + x, y], [y, 1 - x]]) / 2
+        run = mf.gaussian.limit_of(layer, mf.Gaussian(np.zeros(2), spread))
+        shapes = (
+            run.covariances / np.trace(run.covariances, axis1=1, axis2=2)[:, None, None]
+        )
+        places = shapes[:, 0, 0] - shapes[:, 1, 1], 2 * shapes[:, 0, 1]
+        axes.plot(*places, color=style.ORANGE, linewidth=1.2)
+        axes.plot(x, y, "o", color=style.ORANGE, markersize=3.5)
+    axes.set(
+        xlabel=r"$(S_{11} - S_{22})/\operatorname{tr}S$",
+        ylabel=r"$2S_{12}/\operatorname{tr}S$",
+        aspect="equal",
+        title="softmax",
+    )
+    axes.grid(visible=False)
+    figure.colorbar(filled, ax=axes, shrink=0.8, label=r"energy $F(S)$ at unit trace")
+
+
+experiment = Experiment(
+    name="gaussian-gradient-flow",
+    title="Some flows of Gaussians are gradient flows",
+    room="gaussian",
+    about=__doc__,
+    claims=(
+        GRADIENT,
+        ENERGY,
+        ASCENT,
+        DISSIPATION,
+        MOTION,
+        REWARD_VALUE,
+        REWARD_CLOUD,
+        TOLD,
+        FALL,
+    ),
+    parameters=Parameters,
+    run=run,
+    seconds=30,
+)
