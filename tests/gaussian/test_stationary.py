@@ -57,7 +57,7 @@ def test_with_values_i_the_rank_is_that_of_an_isotropic_range(signs, bound, key)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("signs", "bound"),
-    [((1.0, 1.0, -1.0), 1), ((1.0, -2.0, 0.0), 2), ((1.0, 0.0, 0.0), 2)],
+    [((1.0, 1.0, -1.0), 1), ((1.0, -2.0, 0.0), 2), ((2.0, -1.0, -0.5), 1)],
 )
 def test_in_space_the_bound_is_sharp(signs, bound, key):
     zero = sum(sign == 0 for sign in signs)

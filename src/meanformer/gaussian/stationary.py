@@ -66,7 +66,8 @@ def stationary_points(
         key: random key for the starts.
         starts: how many.
         trace: the trace of the covariances looked for.
-        tolerance: largest residual that counts as zero.
+        tolerance: largest residual that counts as zero. Zeros are double where the
+            score is semi-definite, and found less accurately: 1e-6 suits them.
 
     Returns:
         The points found, the surest rank first; none if no start led to one whose
