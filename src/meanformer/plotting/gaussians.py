@@ -198,7 +198,7 @@ def draw_cone(
         axes.plot(*inside[-1], "o", markersize=4, **options)
     _finish_cone(axes, top)
     if outcomes is not None:
-        axes.legend(loc="upper left")
+        axes.legend(loc="upper left", bbox_to_anchor=(-0.1, 1.0))
     return axes
 
 
@@ -258,7 +258,7 @@ def _finish_cone(axes: Any, top: float) -> None:
 def _few_ticks() -> Any:
     from matplotlib.ticker import MaxNLocator
 
-    return MaxNLocator(4)
+    return MaxNLocator(4, prune="both")
 
 
 def _ellipse(mean: Any, covariance: Any, deviations: float) -> np.ndarray:
