@@ -300,8 +300,8 @@ def sinkhorn_potential(nodes: np.ndarray, weights: np.ndarray) -> np.ndarray:
     scores, log_weights = -np.sum(gaps**2, axis=2), np.log(weights)
     columns, change = np.zeros(len(nodes)), np.inf
     while change > 1e-13:
-        rows = -logsumexp(scores + columns + log_weights, axis=1)
-        moved = -logsumexp(scores.T + rows + log_weights, axis=1)
+        rows = -np.asarray(logsumexp(scores + columns + log_weights, axis=1))
+        moved = -np.asarray(logsumexp(scores.T + rows + log_weights, axis=1))
         change = np.abs(moved - columns)[weights > 1e-20].max()
         columns = moved
     return columns

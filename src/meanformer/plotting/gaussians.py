@@ -11,8 +11,8 @@ from meanformer.measures import Gaussian
 from meanformer.plotting import style
 from meanformer.plotting.rates import draw_slope
 
-# A guide lies so much above the eigenvalue, which it would hide otherwise.
-GUIDE_OFFSET = 2.0
+# A guide lies so much below the smallest eigenvalue, which it would hide otherwise.
+GUIDE_OFFSET = 3.0
 
 
 def draw_ellipse(
@@ -92,10 +92,11 @@ def draw_eigenvalues(
     label: str | None = None,
     color: str = style.BLUE,
     slope: float | None = -1.0,
+    **options,
 ) -> Any:
     """Draw eigenvalues against depth on doubly logarithmic axes.
 
-    The line of a slope, through the last of the smallest eigenvalues, tells a decay
+    The line of a slope, below the smallest of them at the later depths, tells a decay
     like that power of depth from a limit. Depth zero and eigenvalues that are zero have
     no place on such axes.
 
@@ -107,6 +108,7 @@ def draw_eigenvalues(
         label: name of the eigenvalues in the legend.
         color: their colour.
         slope: exponent of the dashed line; none is drawn for `None`.
+        **options: passed to `Axes.plot`.
 
     Returns:
         The axes.
@@ -122,7 +124,7 @@ def draw_eigenvalues(
     shown = np.where(values > 0, values, np.nan)
     names = [label] + [None] * (values.shape[1] - 1)
     for column, name in zip(shown.T, names, strict=True):
-        axes.plot(depths, column, color=color, label=name)
+        axes.plot(depths, column, color=color, label=name, **options)
     axes.set(
         xscale="log",
         yscale="log",
@@ -132,13 +134,15 @@ def draw_eigenvalues(
     if slope is not None and values[-1, 0] > 0:
         # The later part only: nothing has a slope before it has begun to decay.
         late = np.geomspace(np.sqrt(depths[0] * depths[-1]), depths[-1], 3)
-        last = GUIDE_OFFSET * values[-1, 0]
+        last = values[-1, 0] / GUIDE_OFFSET
         draw_slope(late, last, slope, axes)
         axes.annotate(
             f"slope ${slope:g}$",
             (late[1], last * (late[1] / late[-1]) ** slope),
-            (4, 4),
+            (-4, -4),
             textcoords="offset points",
+            ha="right",
+            va="top",
             color=style.GREY,
         )
     return axes
@@ -186,7 +190,7 @@ def draw_cone(
     _draw_surface(axes, top)
     colours = dict(zip(dict.fromkeys(names), style.PALETTE, strict=False))
     for path, name in zip(points, names, strict=True):
-        inside = path[path[:, 2] <= top]
+        inside = _cut_off(path, top)
         label = None if name in axes.get_legend_handles_labels()[1] else name or None
         options = {"color": colours[name], "zorder": 3}
         axes.plot(*inside.T, label=label, **options)
@@ -194,7 +198,7 @@ def draw_cone(
         axes.plot(*inside[-1], "o", markersize=4, **options)
     _finish_cone(axes, top)
     if outcomes is not None:
-        axes.legend(loc="upper left")
+        axes.legend(loc="upper left", bbox_to_anchor=(-0.1, 1.0))
     return axes
 
 
@@ -202,6 +206,20 @@ def _cone_coordinates(covariances: np.ndarray) -> np.ndarray:
     first, second = covariances[:, 0, 0], covariances[:, 1, 1]
     mixed = covariances[:, 0, 1] + covariances[:, 1, 0]
     return np.stack([first - second, mixed, first + second], axis=1)
+
+
+def _cut_off(path: np.ndarray, top: float) -> np.ndarray:
+    """Return a path up to where it first exceeds a height, which it ends on."""
+    beyond = np.flatnonzero(path[:, 2] > top)
+    if beyond.size == 0:
+        return path
+    check(
+        beyond[0] > 0,
+        f"a path starts at trace {path[0, 2]:.4g}; height is {top:.4g}.",
+    )
+    last, first = path[beyond[0] - 1], path[beyond[0]]
+    share = (top - last[2]) / (first[2] - last[2])
+    return np.concatenate([path[: beyond[0]], [last + share * (first - last)]])
 
 
 def _draw_surface(axes: Any, top: float) -> None:
@@ -230,7 +248,7 @@ def _finish_cone(axes: Any, top: float) -> None:
         ylabel=r"$2\,S_{12}$",
         zlabel=r"$S_{11} + S_{22}$",
     )
-    axes.set_box_aspect((1, 1, 0.8))
+    axes.set_box_aspect((1, 1, 0.8), zoom=1.1)
     axes.grid(visible=False)
     for axis in (axes.xaxis, axes.yaxis, axes.zaxis):
         axis.set_pane_color((0, 0, 0, 0))
@@ -240,7 +258,7 @@ def _finish_cone(axes: Any, top: float) -> None:
 def _few_ticks() -> Any:
     from matplotlib.ticker import MaxNLocator
 
-    return MaxNLocator(4)
+    return MaxNLocator(4, prune="both")
 
 
 def _ellipse(mean: Any, covariance: Any, deviations: float) -> np.ndarray:
