@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import meanformer as mf
+from meanformer.attention import AbstractAttention
 from meanformer.experiments import (
     Claim,
     Experiment,
@@ -125,7 +126,7 @@ FALL = Claim(
 class Row(NamedTuple):
     """A layer, its energy written out, and how the covariance follows the gradient."""
 
-    layer: mf.Softmax | mf.Linear | mf.L2 | mf.Sinkhorn
+    layer: AbstractAttention
     energy: Callable[[np.ndarray], float]
     velocity: Callable[[np.ndarray, np.ndarray], np.ndarray]
 
@@ -239,7 +240,7 @@ def rows() -> dict[str, Row]:
     }
 
 
-def others() -> dict[str, mf.Softmax | mf.Linear | mf.L2 | mf.Sinkhorn]:
+def others() -> dict[str, AbstractAttention]:
     """Layers without an energy."""
     return {
         "softmax, reference matrices": reference_attention(mf.Softmax),
@@ -442,13 +443,9 @@ def draw_reward(figure, axes) -> None:
     widths = np.linspace(0.02, 2.4, 90)
     first, second = np.meshgrid(widths, widths)
     # Uncorrelated: E is a sum over the axes, of the singular values of the form.
-    total = sum(
-        (roots - 1) / 4 + np.log(2 / (1 + roots)) / 4
-        for roots in (
-            np.sqrt(1 + 4 * (AXES[0] * first**2) ** 2),
-            np.sqrt(1 + 4 * (AXES[1] * second**2) ** 2),
-        )
-    )
+    sizes = np.stack([AXES[0] * first**2, AXES[1] * second**2])
+    roots = np.sqrt(1 + 4 * sizes**2)
+    total = np.sum((roots - 1) / 4 + np.log(2 / (1 + roots)) / 4, axis=0)
     levels = np.linspace(0, np.sqrt(total.max()), 17) ** 2
     filled = axes.contourf(first, second, total, levels, cmap="Blues", alpha=0.8)
     axes.contour(first, second, total, levels, colors=style.INK, linewidths=0.35)

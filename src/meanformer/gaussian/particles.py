@@ -99,6 +99,8 @@ def matched_tokens(mu: Gaussian, count: int, *, seed: int = 0) -> TokenCloud:
 
 def _compared(path: GaussianTrajectory, tokens: Trajectory) -> Comparison:
     length = min(len(path), len(tokens))
+    if path.depths[length - 1] != tokens.depths[length - 1]:
+        length -= 1  # where one of them ended early, the other one is not known
     rows = [_differences(path.gaussian(i), tokens.cloud(i)) for i in range(length)]
     means, spreads, distances = (
         jnp.stack(column) for column in zip(*rows, strict=True)

@@ -1,0 +1,372 @@
+r"""A mixture of Gaussians is not closed: its velocity bends.
+
+With a Gaussian as context, softmax attention is affine in the query. With a mixture
+$\mu = \sum_k c_k\,\mathcal{N}(m_k, S_k)$ it is a weighted mean of affine maps whose
+weights change with the query, $\Gamma[\mu](x) = V\sum_k p_k(x)(m_k + \beta S_kAx)$ with
+$p_k(x) \propto c_k\exp(\beta m_k^\top Ax + \tfrac{\beta^2}2 x^\top A^\top S_kAx)$: each
+query attends to the component that suits it. So the image of a mixture is not a
+mixture, and masked attention, where every place sees the mixture of what came before,
+does not keep Gaussians.
+
+How much is lost if a measure is replaced by the one Gaussian with its mean and
+covariance? Nothing while the components coincide, and the more the farther they are
+apart. Tokens tell.
+"""
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+import numpy as np
+import scipy.integrate
+
+import meanformer as mf
+from meanformer.experiments import (
+    Claim,
+    Experiment,
+    Outcome,
+    Picture,
+    Table,
+    other_method,
+    setting,
+    theory,
+)
+from meanformer.plotting import draw_rate, draw_slope, style
+
+QUERIES = (-2.0, -1.0, 0.0, 1.0, 2.0, 3.0)
+VELOCITIES = (
+    -1.9267194231,
+    -0.646826861,
+    0.5,
+    1.1628387162,
+    1.6887703344,
+    2.4908332499,
+)
+CENTRES, WIDTHS = (0.0, 1.0), (1.0, 0.5)
+# The components of the flows: their covariance, and the line on which they part.
+SPREAD = ((0.5, 0.15), (0.15, 0.3))
+DIRECTION = (0.8, 0.6)
+SCORE = ((0.5, -0.3), (0.2, 0.4))
+VALUE = ((0.15, 0.06), (-0.03, -0.18))
+SMALL = 0.1
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """How far the components are apart, and how the mixture is resolved."""
+
+    separations: tuple[float, ...] = setting(
+        (0.5, 1.0, 2.0, 4.0),
+        full=(0.25, 0.5, 1.0, 2.0, 3.0, 4.0),
+        help="distances of the two components, rising",
+        above=0,
+        at_most=4,
+    )
+    order: int = setting(
+        16,
+        full=28,
+        help="Gauss-Hermite nodes along each axis of a component",
+        at_least=8,
+        at_most=60,
+    )
+    depth: float = setting(
+        1.0, full=1.5, help="depth of the flows", above=0, at_most=1.5
+    )
+
+
+VELOCITY = Claim(
+    id="velocity",
+    statement=r"In the context half $\mathcal{N}(0, 1)$, half $\mathcal{N}(1, "
+    r"\tfrac14)$, with $A = V = 1$, the velocity at $x = -2, \dots, 3$ is $-1.92672$, "
+    r"$-0.64683$, $0.5$, $1.16284$, $1.68877$, $2.49083$.",
+    status="observation",
+)
+INTEGRAL = Claim(
+    id="integral",
+    statement=r"It is $\int ye^{xy}\,\mathrm{d}\mu(y)\big/\int e^{xy}\,\mathrm{d}\mu(y)"
+    r"$ for the density of the mixture.",
+    status="theorem",
+    reference="CACP25, masked attention (mixtures: theory page on measures)",
+)
+BENT = Claim(
+    id="bent",
+    statement=r"It is not affine: second differences are not zero.",
+    status="observation",
+)
+RESIDUAL = Claim(
+    id="residual",
+    statement=r"For two equal components what no affine map can fit grows like the "
+    r"fourth power of their separation at first: their third cumulant is zero, the "
+    r"fourth is not.",
+    status="observation",
+)
+EQUAL = Claim(
+    id="coincide",
+    statement=r"Where the components coincide, nothing is left and the moments of "
+    r"tokens are those of the Gaussian at all depths.",
+    status="theorem",
+    reference="CACP25, Gaussian data",
+)
+DEPART = Claim(
+    id="depart",
+    statement=r"The farther apart the components, the farther are mean and covariance "
+    r"of the tokens from those of the Gaussian that had the same at depth $0$.",
+    status="observation",
+)
+LINEAR = Claim(
+    id="linear",
+    statement=r"Linear attention sees two moments only: the mixture keeps those of its "
+    r"Gaussian at all depths, whatever the separation.",
+    status="theorem",
+    reference="CACP25, Gaussian data (linear attention: theory page on Gaussians)",
+)
+
+
+def run(parameters: Parameters, *, progress) -> Outcome:
+    """Look at one velocity closely, then follow mixtures of growing separation."""
+    line = line_mixture()
+    found = np.asarray(line_layer()(line, jnp.array(QUERIES)[:, None]))[:, 0]
+    separations = [0.0, SMALL / 2, SMALL, *parameters.separations]
+    residuals = {gap: bend(gap, parameters) for gap in separations}
+    gaps = [0.0, *parameters.separations]
+    comparisons = {
+        gap: compare(mf.Softmax, gap, parameters) for gap in progress.over(gaps, 0.8)
+    }
+    for _ in progress.over(range(1), 0.2):
+        linear = compare(mf.Linear, parameters.separations[-1], parameters)
+    departures = [float(comparisons[gap].distances[-1]) for gap in gaps]
+    return Outcome(
+        findings=[
+            VELOCITY.close_to(
+                found,
+                VELOCITIES,
+                tolerance=1e-9,
+                source=other_method("tabulated, by quadrature"),
+            ),
+            INTEGRAL.close_to(
+                found,
+                [integrated(query) for query in QUERIES],
+                tolerance=1e-9,
+                source=other_method("SciPy's quad over the density"),
+            ),
+            BENT.at_least(
+                float(np.abs(np.diff(found, 2)).min()),
+                0.1,
+                source=theory("smallest second difference; 0 for an affine map"),
+            ),
+            residual_finding(residuals),
+            EQUAL.close_to(
+                [residuals[0.0], *np.asarray(comparisons[0.0].distances)],
+                0.0,
+                tolerance=1e-7,
+                source=theory("relative residual, relative distances of the moments"),
+            ),
+            DEPART.above(
+                np.diff(departures),
+                0.0,
+                source=theory("change with the separation of the distance at the end"),
+            ),
+            LINEAR.close_to(
+                np.asarray(linear.distances),
+                0.0,
+                tolerance=1e-7,
+                source=theory("relative Wasserstein distance of the moments"),
+            ),
+        ],
+        pictures=[
+            draw_velocity(line),
+            draw_departures(residuals, comparisons, linear, parameters),
+        ],
+        tables=[table(gaps, residuals, comparisons)],
+    )
+
+
+def line_mixture() -> mf.Mixture:
+    """The mixture on the line whose velocity is tabulated."""
+    components = [
+        mf.Gaussian(jnp.array([centre]), jnp.array([[width**2]]))
+        for centre, width in zip(CENTRES, WIDTHS, strict=True)
+    ]
+    return mf.Mixture(jnp.array([0.5, 0.5]), components)
+
+
+def line_layer() -> mf.Softmax:
+    """Attention on the line with all matrices one."""
+    one = np.eye(1)
+    return mf.Softmax(one, one, one)
+
+
+def density(places: np.ndarray) -> np.ndarray:
+    """The density of the mixture on the line, written out."""
+    halves = [
+        np.exp(-((places - centre) ** 2) / (2 * width**2))
+        / (2 * width * np.sqrt(2 * np.pi))
+        for centre, width in zip(CENTRES, WIDTHS, strict=True)
+    ]
+    return np.sum(halves, axis=0)
+
+
+def integrated(query: float) -> float:
+    """The velocity by integrals over the density."""
+
+    def integral(power: int) -> float:
+        return scipy.integrate.quad(
+            lambda y: y**power * np.exp(query * y) * density(y),
+            -25,
+            25,
+            points=[0.0, query],
+            epsabs=1e-13,
+            epsrel=1e-13,
+            limit=400,
+        )[0]
+
+    return integral(1) / integral(0)
+
+
+def layer(kind) -> mf.Softmax | mf.Linear:
+    """The layer of the flows."""
+    return kind(np.array(SCORE), np.eye(2), np.array(VALUE))
+
+
+def cloud(separation: float, parameters: Parameters) -> mf.TokenCloud:
+    """Tokens that stand for two components so far apart, around the origin."""
+    shift = separation / 2 * jnp.array(DIRECTION)
+    components = [mf.Gaussian(side * shift, jnp.array(SPREAD)) for side in (-1, 1)]
+    mixture = mf.Mixture(jnp.array([0.5, 0.5]), components)
+    return mf.quadrature(mixture, parameters.order)
+
+
+def bend(separation: float, parameters: Parameters) -> float:
+    """The share of the velocity that no affine map of the tokens explains."""
+    tokens = cloud(separation, parameters)
+    points, weights = np.asarray(tokens.points), np.asarray(tokens.weights)
+    velocity = np.asarray(layer(mf.Softmax)(tokens, tokens.points))
+    moved = velocity - weights @ velocity
+    features = np.column_stack([np.ones(len(points)), points])
+    root = np.sqrt(weights)[:, None]
+    fitted = np.linalg.lstsq(root * features, root * moved, rcond=None)[0]
+    left = moved - features @ fitted
+    return float(np.linalg.norm(root * left) / np.linalg.norm(root * moved))
+
+
+def residual_finding(residuals: dict[float, float]):
+    """The exponent of the residual at small separations."""
+    small = np.log(residuals[SMALL] / residuals[SMALL / 2]) / np.log(2)
+    return RESIDUAL.close_to(
+        small,
+        4.0,
+        tolerance=0.1,
+        source=theory(rf"exponent from {SMALL / 2:g} to {SMALL:g}"),
+    )
+
+
+def compare(kind, separation: float, parameters: Parameters):
+    """Tokens of the mixture and the Gaussian of their moments, side by side."""
+    return mf.gaussian.compare_with_particles(
+        mf.Flow(layer(kind)),
+        cloud(separation, parameters),
+        parameters.depth,
+        save=21,
+        rtol=1e-9,
+    )
+
+
+def table(gaps, residuals, comparisons) -> Table:
+    """Residual at depth zero and errors at the last depth."""
+    rows = [
+        [
+            gap,
+            residuals[gap],
+            float(comparisons[gap].covariance_errors[-1]),
+            float(comparisons[gap].distances[-1]),
+        ]
+        for gap in gaps
+    ]
+    return Table(
+        [
+            "separation",
+            "not affine, at depth 0",
+            "error of the covariance",
+            "relative distance",
+        ],
+        rows,
+        "Mixtures against the single Gaussian with their moments, at the last depth.",
+    )
+
+
+def draw_velocity(mixture: mf.Mixture) -> Picture:
+    """The velocity over the line with its best affine fit and that of the moments."""
+    figure, (left, right) = style.canvas(2, panel=(4.6, 3.6))
+    places = np.linspace(-4, 4, 321)
+    velocity = np.asarray(line_layer()(mixture, jnp.asarray(places)[:, None]))[:, 0]
+    tokens = mf.quadrature(mixture, 40)
+    nodes, weights = np.asarray(tokens.points)[:, 0], np.asarray(tokens.weights)
+    seen = np.asarray(line_layer()(mixture, tokens.points))[:, 0]
+    slope, constant = np.polyfit(nodes, seen, 1, w=np.sqrt(weights))
+    mean, variance = weights @ nodes, weights @ nodes**2 - (weights @ nodes) ** 2
+    left.plot(places, velocity, color=style.BLUE, label="the mixture")
+    left.plot(places, constant + slope * places, "--", color=style.ORANGE,
+              label="best affine fit")  # fmt: skip
+    left.plot(places, mean + variance * places, ":", color=style.GREEN,
+              label="Gaussian of its moments")  # fmt: skip
+    left.plot(QUERIES, VELOCITIES, "o", color=style.INK, label="tabulated")
+    left.set(xlabel="query $x$", ylabel=r"velocity $\Gamma[\mu](x)$", ylim=(-4.2, 4.2))
+    left.legend(loc="upper left")
+    heights = density(places)
+    right.fill_between(places, heights, color=style.GREY, alpha=0.25, linewidth=0)
+    right.plot(places, heights, color=style.GREY, label=r"density of $\mu$")
+    right.plot(places, velocity - constant - slope * places, color=style.BLUE,
+               label="velocity minus the fit")  # fmt: skip
+    right.set(xlabel="query $x$", ylabel="residual, density", ylim=(-1.05, 0.8))
+    right.legend(loc="upper left")
+    return Picture(
+        figure,
+        r"Half $\mathcal{N}(0, 1)$, half $\mathcal{N}(1, \tfrac14)$ as context. Left: "
+        "the velocity, steep on the left where queries attend to the wide component, "
+        "with the affine map closest to it under the mixture. Right: what is left, "
+        "over the density of the mixture.",
+    )
+
+
+def draw_departures(residuals, comparisons, linear, parameters) -> Picture:
+    """Residual against the separation, and departure along depth."""
+    figure, (left, right) = style.canvas(2, panel=(4.6, 3.6))
+    gaps = [gap for gap in sorted(residuals) if gap > 0]
+    draw_rate(gaps, [residuals[gap] for gap in gaps], left, label="residual")
+    small = gaps[:4]
+    draw_slope(small[::-1], residuals[small[0]], 4, left)
+    left.set(
+        xlabel="separation of the components",
+        ylabel="share of the velocity not affine",
+    )
+    colours = style.depth_colours()
+    shown = [gap for gap in comparisons if gap > 0]
+    for index, gap in enumerate(shown):
+        one = comparisons[gap]
+        right.semilogy(one.depths[1:], one.distances[1:], ".-", label=f"{gap:g}",
+                       color=colours(index / max(len(shown) - 1, 1)))  # fmt: skip
+    last = f"linear, {parameters.separations[-1]:g}"
+    for one, name, mark in ((comparisons[0.0], "0", "-"), (linear, last, "--")):
+        heights = np.maximum(np.asarray(one.distances[1:]), 1e-16)
+        right.semilogy(one.depths[1:], heights, mark, color=style.GREY, label=name)
+    right.set(xlabel="depth $t$", ylabel="relative distance of the moments")
+    right.legend(title="separation", ncols=2)
+    return Picture(
+        figure,
+        "Two equal components in the plane. Left: the share of the velocity that no "
+        "affine map explains, with a line of slope 4. Right: how far mean and "
+        "covariance of the tokens are from those of the single Gaussian that had "
+        "the same at depth 0, by the Wasserstein distance of Gaussians; with "
+        "components that coincide, and under linear attention, only rounding.",
+    )
+
+
+experiment = Experiment(
+    name="mixture-attention",
+    title="A mixture of Gaussians is not closed",
+    room="gaussian",
+    about=__doc__,
+    claims=(VELOCITY, INTEGRAL, BENT, RESIDUAL, EQUAL, DEPART, LINEAR),
+    parameters=Parameters,
+    run=run,
+    seconds=15,
+)
