@@ -230,6 +230,7 @@ def test_ten_layers_have_the_tabulated_output(kind):
     np.testing.assert_allclose(numbers(path.gaussian(-1)), TEN_LAYERS[kind], atol=1e-9)
 
 
+@pytest.mark.slow
 def test_layers_converge_to_the_flow_at_first_order():
     limit = np.array(AT_HALF["softmax"])[2:]
     errors = []
@@ -324,7 +325,13 @@ def test_mixed_heads_and_a_perceptron_follow_the_equations_in_numpy(seed):
         np.testing.assert_allclose(carried, moved, atol=1e-9 * size)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "softmax",
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in list(KINDS)[1:]),
+    ],
+)
 def test_the_transport_map_carries_points_as_the_velocity_does(kind):
     points = np.array([[1.0, 2.0], [-0.5, 0.1], [3.0, -2.0]])
     path = solved(kind, beta=0.9)
@@ -347,6 +354,7 @@ def test_tokens_at_quadrature_nodes_flow_as_the_transport_map_says():
     np.testing.assert_allclose(found, path.covariances[-1], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_between_saved_depths_the_gaussian_is_interpolated_at_fourth_order():
     widths, errors = (0.4, 0.2), []
     for width in widths:
@@ -544,6 +552,7 @@ def test_layers_that_overflow_keep_the_last_finite_gaussian():
     assert every_number_is_finite(path)
 
 
+@pytest.mark.slow
 def test_two_fast_solvers_agree_with_the_default():
     for solver in (mf.FixedStep(0.01), mf.LongDepth()):
         path = solved("softmax", solver=solver)
@@ -926,6 +935,7 @@ def test_a_depth_outside_the_trajectory_is_refused():
         path.at(1.5)
 
 
+@pytest.mark.slow
 def test_a_flow_given_by_a_factor_is_the_flow_given_by_its_covariance():
     root = root_of(COVARIANCE) @ ROTATED
     first = mf.run_layers(flow_of("l2"), gaussian(), 10, step=0.05)

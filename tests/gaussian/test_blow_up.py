@@ -107,6 +107,7 @@ def test_bounds_hold_for_random_positive_matrices(seed):
     assert lower <= found.depth <= upper
 
 
+@pytest.mark.slow
 def test_where_the_key_sees_too_little_l2_blows_up():
     found = blowup_time(UNSEEN, CENTRED, horizon=100.0)
     assert found.certainty == "numerical"

@@ -209,6 +209,7 @@ def test_an_ordinary_draw_keeps_no_matrices():
         draw(7, "converges", 1, 1).replay()
 
 
+@pytest.mark.slow
 def test_draws_of_negative_scores_have_limits_in_the_kernel(tmp_path):
     ensemble = Ensemble("negative", 2, seed=1)
     found = explore(ensemble, 2, folder=tmp_path)

@@ -41,6 +41,7 @@ def test_too_few_tokens_are_refused():
         matched_tokens(gaussian(), 3)
 
 
+@pytest.mark.slow
 def test_one_layer_of_tokens_is_close_to_that_of_their_gaussian():
     errors = []
     for count in (64, 1024):

@@ -99,6 +99,7 @@ def test_other_kinds_have_centres_of_full_rank_too(kind, key):
     assert residual(kind, matrices, points[0].covariance) < 1e-8
 
 
+@pytest.mark.slow
 def test_several_heads_have_no_isotropy(key):
     heads = mf.MultiHead([attention("softmax", 1.0, (IDENTITY, IDENTITY, TURN))] * 2)
     (point, *_) = stationary_points(heads, 2, 2, key=key, starts=2)
@@ -106,6 +107,7 @@ def test_several_heads_have_no_isotropy(key):
     np.testing.assert_allclose(point.covariance, IDENTITY / 2, atol=1e-8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["softmax", "sinkhorn"])
 def test_the_linearised_flow_is_the_derivative_of_the_velocity(kind):
     gamma = attention(kind)
