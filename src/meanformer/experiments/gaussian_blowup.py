@@ -546,5 +546,5 @@ experiment = Experiment(
     ),
     parameters=Parameters,
     run=run,
-    seconds=30,
+    seconds=25,
 )

@@ -87,10 +87,10 @@ class Parameters:
     """How many tokens stand for the Gaussian, and how many nodes."""
 
     counts: tuple[int, ...] = setting(
-        (32, 128, 512),
-        full=(32, 128, 512, 2048),
+        (16, 64, 256),
+        full=(16, 64, 256, 1024),
         help="numbers of tokens, rising",
-        at_least=16,
+        at_least=8,
     )
     clouds: int = setting(
         6, full=16, help="clouds of each number, for the mean error", at_least=4
@@ -558,5 +558,5 @@ experiment = Experiment(
     ),
     parameters=Parameters,
     run=run,
-    seconds=30,
+    seconds=35,
 )

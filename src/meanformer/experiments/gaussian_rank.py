@@ -221,10 +221,11 @@ def drawn_cases(
     random = np.random.default_rng([parameters.seed, rank, has_values])
     cases = []
     for _ in range(parameters.draws):
-        root, value, start = random.standard_normal((3, DIMENSION, DIMENSION))
+        root, start = random.standard_normal((2, DIMENSION, DIMENSION))
         root[rank:] = 0
-        value = value.T @ value if has_values else np.eye(DIMENSION)
-        # Away from singular: a small eigenvalue is slow to show what it does.
+        # Away from singular, both: small eigenvalues are slow to show what they do.
+        tall = random.standard_normal((2 * DIMENSION, DIMENSION))
+        value = tall.T @ tall / DIMENSION if has_values else np.eye(DIMENSION)
         spread = np.eye(DIMENSION) / 2 + start @ start.T / DIMENSION
         cases.append(Case(root, value, spread))
     return cases
@@ -239,15 +240,8 @@ def follow(kind, case: Case, parameters: Parameters) -> mf.GaussianTrajectory:
 
 def long_flow(layer, start: np.ndarray, depths: np.ndarray) -> mf.GaussianTrajectory:
     """The flow in a clock of its own, with factors that keep small eigenvalues."""
-    with quietly():
-        return mf.solve(
-            mf.Flow(layer),
-            centred(start),
-            float(depths[-1]),
-            save=depths,
-            solver=mf.LongDepth(),
-            rtol=1e-9,
-        )
+    flow, last, solver = mf.Flow(layer), float(depths[-1]), mf.LongDepth()
+    return mf.solve(flow, centred(start), last, save=depths, solver=solver, rtol=1e-9)
 
 
 def exponents(path: mf.GaussianTrajectory) -> np.ndarray:
@@ -398,11 +392,12 @@ def planar_flows() -> list[mf.GaussianTrajectory]:
         for a in np.pi * np.arange(4) / 2 + 0.6
     ]
     depths = np.append(0.0, np.geomspace(1e-2, 1e4, 150))
-    return [
-        long_flow(score_layer(score), start, depths)
-        for score in scores
-        for start in starts
-    ]
+    with quietly():
+        return [
+            long_flow(score_layer(score), start, depths)
+            for score in scores
+            for start in starts
+        ]
 
 
 def outcome_in_words(path: mf.GaussianTrajectory) -> str:

@@ -248,7 +248,7 @@ def _finish_cone(axes: Any, top: float) -> None:
         ylabel=r"$2\,S_{12}$",
         zlabel=r"$S_{11} + S_{22}$",
     )
-    axes.set_box_aspect((1, 1, 0.8), zoom=1.1)
+    axes.set_box_aspect((1, 1, 0.8), zoom=1.0)
     axes.grid(visible=False)
     for axis in (axes.xaxis, axes.yaxis, axes.zaxis):
         axis.set_pane_color((0, 0, 0, 0))
