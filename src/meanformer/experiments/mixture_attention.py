@@ -195,7 +195,7 @@ def line_layer() -> mf.Softmax:
     return mf.Softmax(one, one, one)
 
 
-def density(places: np.ndarray) -> np.ndarray:
+def density(places: np.ndarray | float) -> np.ndarray:
     """The density of the mixture on the line, written out."""
     halves = [
         np.exp(-((places - centre) ** 2) / (2 * width**2))

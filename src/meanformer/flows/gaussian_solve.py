@@ -32,7 +32,6 @@ from meanformer.flows.status import Status
 from meanformer.flows.visits import Way
 from meanformer.geometry import Euclidean
 from meanformer.measures import Gaussian
-from meanformer.numerics.matrices import matmul
 
 _REASONS = {
     "probes": "carry points along by the trajectory's transport(depth) instead",
@@ -117,11 +116,9 @@ def _run(
     problem: GaussianProblem, first: GaussianState, size: Float[Array, ""], count: int
 ):
     def layer(state: GaussianState, index: Array):
-        saved = _snapshot(problem, state)
-        slope, drift = saved[1]
-        moving = Carried(drift, matmul(slope, state.carried.linear))
+        moving = problem.velocity(problem.flow.velocity, state.depth, state.carried)
         depth = size * (index + 1).astype(size.dtype)
-        return _step(state, moving, depth), saved
+        return _step(problem, state, moving, depth), _snapshot(problem, state)
 
     last, saved = jax.lax.scan(eqx.filter_checkpoint(layer), first, jnp.arange(count))
     final = _snapshot(problem, last)
@@ -129,7 +126,10 @@ def _run(
 
 
 def _step(
-    state: GaussianState, moving: Carried, depth: Float[Array, ""]
+    problem: GaussianProblem,
+    state: GaussianState,
+    moving: Carried,
+    depth: Float[Array, ""],
 ) -> GaussianState:
     size = depth - state.depth
     carried = jax.tree.map(lambda x, v: x + size * v, state.carried, moving)
@@ -141,5 +141,7 @@ def _step(
         state.rejected_steps,
     )
     kept = eqx.tree_at(lambda s: s.status, state, Status.not_finite)
-    goes_on = moved.is_finite() & (state.status == Status.reached)
-    return chosen(goes_on, moved, kept)
+    # The covariance is the square of what was moved, so it overflows first.
+    spread = problem.gaussian(carried).covariance()
+    is_finite = moved.is_finite() & jnp.isfinite(spread).all()
+    return chosen(is_finite & (state.status == Status.reached), moved, kept)

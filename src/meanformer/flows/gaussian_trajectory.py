@@ -92,7 +92,8 @@ class GaussianTrajectory(eqx.Module):
         r"""Series along the saved depths: steps, trace, eigenvalues, speed.
 
         `log_volume` is the logarithm of the factor by which volumes have grown, half
-        the change of $\\log\\det S$; `speed` is that in the Wasserstein distance.
+        the change of $\log\det S$; `speed` is the root mean square of the velocity, at
+        least the speed in the Wasserstein distance.
         """
         factors = self.factors
         singular = jnp.linalg.svd(factors, compute_uv=False)

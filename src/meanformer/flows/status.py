@@ -140,7 +140,7 @@ class EscapeRadius(AbstractStop):
 class SteadyState(AbstractStop):
     """Stop when no token of positive weight moves faster than `speed`.
 
-    For a Gaussian: when it moves more slowly in the Wasserstein distance.
+    For a Gaussian: when the root mean square of its velocity is smaller.
 
     Args:
         speed: the largest speed that counts as rest.

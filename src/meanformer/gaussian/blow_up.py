@@ -161,6 +161,8 @@ def lower_bound(parts: Parts, mu: Gaussian) -> float | None:
         elif isinstance(head, L2):
             quadratic += abs(float(head.sharpness)) * value * score
         else:
+            if isinstance(head, Linear) and _has_bias(head):
+                return None
             sees_mean |= isinstance(head, Linear)
             quadratic += abs(float(head.temperature)) * value * score
     if any(float(head.beta) < 0 and isinstance(head, L2) for head in parts.heads):
@@ -193,7 +195,7 @@ def upper_bound(head: AbstractAttention, mu: Gaussian) -> float | None:
     trace = float(np.trace(np.linalg.solve(value, spread))) if lowest_value > 0 else 0
     if min(lowest_value, lowest_score, trace) <= 0:
         return None
-    rate = 2 * float(head.temperature) * lowest_score * lowest_value**2 * trace
+    rate = 2 * lowest_score * lowest_value**2 * trace
     return float(len(value) / rate)
 
 
@@ -203,8 +205,13 @@ def _is_riccati(head: AbstractAttention, mu: Gaussian) -> bool:
         plain = head.feature_map is None and not head.normalized
     else:
         plain = isinstance(head, Softmax)
-    biased = head.query_bias is not None or head.value_bias is not None
-    return plain and not biased and multiple_of_identity(head.value) is not None
+    return (
+        plain and not _has_bias(head) and multiple_of_identity(head.value) is not None
+    )
+
+
+def _has_bias(head: AbstractAttention) -> bool:
+    return head.query_bias is not None or head.value_bias is not None
 
 
 def _exact(head: AbstractAttention, mu: Gaussian, lower: float | None) -> BlowUp:
@@ -247,8 +254,9 @@ def _integrated(gamma, mu, horizon, rtol, lower, upper) -> BlowUp:
 
 
 def _symmetric_parts(head: AbstractAttention) -> tuple[np.ndarray | None, np.ndarray]:
-    """Return V if it is symmetric, else `None`, and the symmetric part of A."""
+    """Return V if it is symmetric, else `None`, and beta times the symmetric A_s."""
     value, score = (np.asarray(x, np.float64) for x in (head.value, head.score))
     asymmetry = np.abs(value - value.T).max()
     is_symmetric = asymmetry <= 1e-13 * np.abs(value).max(initial=0)
-    return (value + value.T) / 2 if is_symmetric else None, (score + score.T) / 2
+    pull = float(head.temperature) * (score + score.T) / 2
+    return (value + value.T) / 2 if is_symmetric else None, pull

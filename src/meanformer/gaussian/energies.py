@@ -181,11 +181,12 @@ def _energy_of_distance(gamma, mu, structure):
     root, key = mu.root(), gamma.key
     ratio = _multiple(_known(key), _known(gamma.query), 1e-6)
     seen = matmul(key, root)
-    gram, sharpness = matmul(seen.T, seen), gamma.sharpness
+    gram, resting = matmul(seen.T, seen), gamma.sharpness == 0
+    sharpness = jnp.where(resting, 1, gamma.sharpness)
     identity = jnp.eye(len(gram), dtype=gram.dtype)
     log_determinant = jnp.linalg.slogdet(identity + sharpness * gram)[1]
     reach = jnp.trace(gram) - log_determinant / sharpness
-    return ratio * structure.factor / 2 * reach
+    return ratio * structure.factor / 2 * jnp.where(resting, 0, reach)
 
 
 @_energy.register(Sinkhorn)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float
 from scipy.optimize import brentq
 from scipy.special import wrightomega
 
@@ -17,14 +18,14 @@ from meanformer.attention import (
     Sinkhorn,
     Softmax,
 )
-from meanformer.errors import InvalidInput, Unsupported, as_number
+from meanformer.errors import InvalidInput, Overflow, Unsupported, as_number
 from meanformer.gaussian.heads import multiple_of_identity, only_head
 from meanformer.gaussian.velocity import check_gaussian
 from meanformer.measures import Gaussian
 
 
 def explicit_solution(
-    gamma: AbstractInContextMap, mu: Gaussian, depth: float
+    gamma: AbstractInContextMap, mu: Gaussian, depth: float | Float[Array, ""]
 ) -> Gaussian:
     r"""Return the Gaussian at a depth where the flow is solved in closed form.
 
@@ -45,6 +46,7 @@ def explicit_solution(
     Raises:
         Unsupported: if no closed form is known, with what is missing.
         InvalidInput: if the solution has blown up before.
+        Overflow: if the solution is too large for the numbers.
     """
     check_gaussian(mu)
     time = as_number("depth", depth)
@@ -52,7 +54,10 @@ def explicit_solution(
     if head is None:
         raise Unsupported("a closed form is known for a single attention layer only.")
     _check_plain(head)
-    return _solution(head, mu, time)
+    try:
+        return _solution(head, mu, time)
+    except (OverflowError, ZeroDivisionError) as error:
+        raise Overflow(f"the solution at depth {time:g} is too large.") from error
 
 
 @functools.singledispatch
@@ -64,7 +69,7 @@ def _solution(head: AbstractAttention, mu: Gaussian, depth: float) -> Gaussian:
 def _of_softmax(head: Softmax, mu: Gaussian, depth: float) -> Gaussian:
     rate = _identity_values(head)
     factor, mean = _law(head, mu.root(), mu.mean(), depth)
-    return Gaussian(math.exp(rate * depth) * mean, factor=factor)
+    return _like(mu, _grown(mean, rate * depth), factor)
 
 
 @_solution.register
@@ -72,16 +77,18 @@ def _of_linear(head: Linear, mu: Gaussian, depth: float) -> Gaussian:
     mean = np.asarray(mu.mean(), np.float64)
     if not mean.any():
         factor, _ = _law(head, mu.root(), mean, depth)
-        return Gaussian(mu.mean(), factor=factor)
+        return _like(mu, mean, factor)
     # The mean is one more column of a factor of the second moment, and moves with it.
     both = np.concatenate([np.asarray(mu.root()), mean[:, None]], axis=1)
     moved, at_mean = _law(head, both, mean, depth, needs_map=True)
-    return Gaussian(at_mean, factor=moved[:, :-1])
+    return _like(mu, at_mean, moved[:, :-1])
 
 
 @_solution.register
 def _of_distance(head: L2, mu: Gaussian, depth: float) -> Gaussian:
     _check_line(head, mu)
+    if float(head.beta) < 0:
+        raise Unsupported("no closed form is known for a repulsive L2 kernel.")
     mean, spread = _numbers(mu)
     value, score, key = (float(x[0, 0]) for x in (head.value, head.score, head.key))
     sharpness = float(head.sharpness)
@@ -89,10 +96,10 @@ def _of_distance(head: L2, mu: Gaussian, depth: float) -> Gaussian:
     if spread == 0 or rate == 0:
         # dm = v N (1 + 2 beta s a) m with a variance that does not change.
         share = (1 + sharpness * spread * score) / (1 + sharpness * spread * key**2)
-        return _line(mu, mean * math.exp(value * share * depth), spread)
+        return _line(mu, _grown(mean, value * share * depth), spread)
     grown = distance_variance(spread, sharpness * key**2, rate * depth)
     exponent = (1 / spread - 1 / grown) / (2 * sharpness * score)
-    return _line(mu, mean * math.sqrt(grown / spread) * math.exp(exponent), grown)
+    return _line(mu, math.sqrt(grown / spread) * _grown(mean, exponent), grown)
 
 
 @_solution.register
@@ -100,7 +107,7 @@ def _of_sinkhorn(head: Sinkhorn, mu: Gaussian, depth: float) -> Gaussian:
     _check_line(head, mu)
     mean, spread = _numbers(mu)
     value, form = float(head.value[0, 0]), float(head.form[0, 0])
-    moved = mean * math.exp(value * depth)
+    moved = _grown(mean, value * depth)
     if spread == 0 or form == 0 or value == 0:
         return _line(mu, moved, spread)
     grown = sinkhorn_variance(spread, abs(form), 2 * value * np.sign(form) * depth)
@@ -132,14 +139,18 @@ def sinkhorn_variance(spread: float, form: float, growth: float) -> float:
     start = math.asinh(2 * form * spread)
     target = level(start) + growth
     # Between u - 2/u - 1, which is smaller, and u - 2/u, which is larger.
-    low, high = (
-        (shifted + math.sqrt(shifted**2 + 8)) / 2 for shifted in (target, target + 1)
-    )
+    low, high = map(_crossing, (target, target + 1))
     slack = 1 + 1e-9
     root = brentq(
         lambda u: level(u) - target, low / slack, high * slack, xtol=1e-300, rtol=1e-15
     )
     return math.sinh(root) / (2 * form)
+
+
+def _crossing(level: float) -> float:
+    """Solve u - 2/u = level for the positive u, without cancellation."""
+    size = math.sqrt(level**2 + 8)
+    return (level + size) / 2 if level > 0 else 4 / (size - level)
 
 
 def riccati_clock(head: AbstractAttention, depth: float) -> float:
@@ -220,8 +231,18 @@ def _check_plain(head: AbstractAttention) -> None:
             raise Unsupported(f"no closed form is known with {name}.")
 
 
+def _grown(mean, exponent: float):
+    """Return the mean times an exponential; zero stays zero, however large that is."""
+    return mean * math.exp(exponent) if np.any(mean) else mean
+
+
 def _numbers(mu: Gaussian) -> tuple[float, float]:
     return float(mu.mean()[0]), float(mu.covariance()[0, 0])
+
+
+def _like(mu: Gaussian, mean: np.ndarray, factor: np.ndarray) -> Gaussian:
+    dtype = mu.mean().dtype
+    return Gaussian(jnp.asarray(mean, dtype), factor=jnp.asarray(factor, dtype))
 
 
 def _line(mu: Gaussian, mean: float, spread: float) -> Gaussian:

@@ -1,6 +1,7 @@
 """Looking for counterexamples to the low-rank conjecture, draw by draw."""
 
 import collections
+import contextlib
 import dataclasses
 import json
 from collections.abc import Iterator
@@ -33,7 +34,7 @@ class Draw:
         kind: as in `Outcome`.
         rank: the rank of the limit; `None` without one.
         normalised_rank: the rank of the limit of the covariance over its trace.
-        bound: the largest rank that the conjecture allows, $(d + \\dim\\ker A)/2$.
+        bound: the largest rank that the conjecture allows, $(d + \dim\ker A)/2$.
         eigenvalues: those of the last covariance.
         reason: the evidence in words.
         exception: what is exceptional about it; empty if nothing is.
@@ -144,14 +145,12 @@ def examine(case: Case, index: int = 0, depth: float = 1e5) -> Draw:
     What the first look leaves undecided is what the second finds.
     """
     bound = (case.dimension + case.kernel_dimension) // 2
-    outcome = classify(case.gamma(), case.gaussian(), depth=depth)
+    gamma, start = case.gamma(), case.gaussian()
+    outcome = classify(gamma, start, depth=depth, locate=False)
     exception, confirmed = _exception(outcome, case, bound), None
     if exception:
         again = classify(
-            case.gamma(),
-            case.gaussian(),
-            depth=LONGER * depth,
-            rtol=1e-9 * FINER,
+            gamma, start, depth=LONGER * depth, rtol=1e-9 * FINER, locate=False
         )
         if exception == UNDECIDED:
             outcome, exception = again, _exception(again, case, bound)
@@ -207,11 +206,14 @@ class _Record:
         path = self.folder / DRAWS
         if not path.exists():
             return
-        for line in path.read_text().splitlines():
-            try:
+        text = path.read_text()
+        if not text.endswith("\n"):
+            # The last line of a run that was cut off; the next one starts afresh.
+            with path.open("a") as file:
+                file.write("\n")
+        for line in text.splitlines():
+            with contextlib.suppress(json.JSONDecodeError):
                 yield Draw(**json.loads(line))
-            except json.JSONDecodeError:
-                return  # the last line of a run that was cut off
 
     def append(self, draw: Draw) -> None:
         """Write one more line."""

@@ -25,9 +25,7 @@ COMPARABLE = 0.1
 GONE = 1e-10
 # Share of the depth; where less is left to a blow-up, it is reached.
 RESOLVED = 1e-9
-# Where the slope is a difference of nearly equal numbers, as on the way to a limit
-# like 1/t, rounding leaves no more digits to the equations of an implicit step.
-EQUATIONS = 1e-10
+ROUNDINGS = 16
 # Logarithm of the largest trace.
 LARGEST = 175.0
 REACHED, BLEW_UP, ESCAPED, UNFINISHED = "reached", "blew up", "escaped", "unfinished"
@@ -109,14 +107,23 @@ def limit_of(
         gamma: the velocity, the same at all depths.
         mu: the Gaussian at depth zero; only its covariance counts.
         depth: how far, in units of the time in which it moves at first.
-        rtol: tolerance of the integration, relative to the covariance.
+        rtol: tolerance of the integration, relative to the covariance; a limit that is
+            reached like $1/t$ has a velocity with $t$ times the rounding of the
+            covariance, and no smaller tolerance is asked for.
         max_steps: most steps.
     """
     check_gaussian(mu)
     check(depth >= 1e3, f"depth is {depth}; it must be at least 1000.")
+    check(bool(jnp.any(mu.covariance() != 0)), "the covariance is zero, and stays so.")
     unit = first_time(gamma, mu)
-    numbers = (jnp.asarray(number) for number in (unit, depth * unit, rtol))
-    walk = _follow(gamma, mu.covariance(), *numbers, max_steps)
+    # In the widest type there is: the tolerance is far below single precision.
+    rounding = ROUNDINGS * float(jnp.finfo(float).eps) * depth
+    numbers = (unit, depth * unit, max(rtol, rounding))
+    arrays, rest = eqx.partition(
+        (gamma, mu.covariance(), *numbers), eqx.is_inexact_array_like
+    )
+    wide = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(float)), arrays)
+    walk = _follow(*eqx.combine(wide, rest), max_steps)
     return _judged(*map(np.asarray, walk))
 
 
@@ -182,7 +189,7 @@ def _follow(
     trace, one = jnp.trace(covariance), jnp.ones_like(end)
     solution = diffrax.diffeqsolve(
         diffrax.ODETerm(field),
-        diffrax.Kvaerno5(root_finder=optimistix.Newton(EQUATIONS, EQUATIONS)),
+        diffrax.Kvaerno5(root_finder=optimistix.Newton(rtol / 10, rtol / 10)),
         0 * one,
         jnp.inf * one,
         1e-3 * one,

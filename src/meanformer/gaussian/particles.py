@@ -87,7 +87,8 @@ def matched_tokens(mu: Gaussian, count: int, *, seed: int = 0) -> TokenCloud:
     """
     count = as_integer("count", count, least=mu.dimension + 2)
     root = np.asarray(mu.root(), np.float64)
-    places = qmc.Sobol(root.shape[1], rng=np.random.default_rng(seed)).random(count)
+    sequence = qmc.Sobol(root.shape[1], rng=np.random.default_rng(seed))
+    places = sequence.random_base2((count - 1).bit_length())[:count]
     noise = ndtri(np.clip(places, 1e-12, 1 - 1e-12))
     noise -= noise.mean(axis=0)
     # Whitened, so that the moments are right and not only nearly so.

@@ -26,7 +26,8 @@ class StationaryPoint:
     Attributes:
         covariance: the covariance $S = UDU^\top$.
         rank: how many columns its factor has.
-        residual: $|LS + SL^\top| / (|L||S|)$, zero in exact arithmetic.
+        residual: $|LS + SL^\top| / (|L||S|)$, zero in exact arithmetic; in the place of
+            $|L|$ that at a multiple of the identity of this trace, if it is larger.
         smallest: its smallest positive eigenvalue over the largest: how sure the rank.
         isotropy: $|U^\top AU| / |A|$ for a single attention: zero if the range of $S$
             is isotropic for the score; `None` for several heads.
@@ -65,7 +66,8 @@ def stationary_points(
         key: random key for the starts.
         starts: how many.
         trace: the trace of the covariances looked for.
-        tolerance: largest residual that counts as zero.
+        tolerance: largest residual that counts as zero. Zeros are double where the
+            score is semi-definite, and found less accurately: 1e-6 suits them.
 
     Returns:
         The points found, the surest rank first; none if no start led to one whose
@@ -115,10 +117,12 @@ def covariance_velocity(
 
 def certified(gamma: AbstractInContextMap, root: np.ndarray) -> StationaryPoint:
     """Measure how stationary a covariance is, how sure its rank, and how stable."""
-    spread, change, slope, jacobian = map(
+    spread, change, slopes, jacobian = map(
         np.asarray, _measured(gamma, jnp.asarray(root))
     )
-    size = float(np.linalg.norm(slope) * np.linalg.norm(spread))
+    # At a range in the kernel of the score the slope itself is zero.
+    steepest = np.linalg.norm(slopes, axis=(1, 2)).max()
+    size = float(steepest * np.linalg.norm(spread))
     vectors, singular, _ = np.linalg.svd(root, full_matrices=False)
     head, isotropy = only_head(gamma, len(root)), None
     if head is not None:
@@ -140,12 +144,16 @@ def certified(gamma: AbstractInContextMap, root: np.ndarray) -> StationaryPoint:
 def _measured(
     gamma: AbstractInContextMap, root: Float[Array, "d r"]
 ) -> tuple[Array, Array, Array, Array]:
-    """Return covariance, its velocity, the slope, and the linearised flow."""
-    spread = matmul(root, root.T)
-    mu = Gaussian(jnp.zeros(len(root), root.dtype), factor=root)
-    slope = affine_velocity(gamma, mu)[0]
+    """Return covariance, its velocity, two slopes, and the linearised flow.
+
+    The slopes are that at the covariance, and at the multiple of the identity.
+    """
+    spread, mean = matmul(root, root.T), jnp.zeros(len(root), root.dtype)
+    even = jnp.trace(spread) / len(root) * jnp.eye(len(root), dtype=root.dtype)
+    measures = (Gaussian(mean, factor=root), Gaussian(mean, even))
+    slopes = jnp.stack([affine_velocity(gamma, mu)[0] for mu in measures])
     change = covariance_velocity(gamma, spread, root)
-    return spread, change, slope, linearised_flow(gamma, spread)
+    return spread, change, slopes, linearised_flow(gamma, spread)
 
 
 def linearised_flow(

@@ -10,6 +10,9 @@ from meanformer.errors import InvalidInput, Unsupported
 from meanformer.measures import Gaussian, quadrature
 from meanformer.numerics.matrices import matmul
 
+# A velocity that varies by less, relative to its size, is constant.
+ROUNDINGS = 64
+
 
 def check_gaussian(mu: object) -> None:
     """Raise unless this is a Gaussian."""
@@ -95,8 +98,10 @@ def closure_residual(
     shared = matmul(moved.T, weights[:, None] * offsets)
     slope = matmul(shared, jnp.linalg.pinv(mu.covariance(), hermitian=True))
     left = moved - matmul(offsets, slope.T)
-    absolute, size = (
-        jnp.sqrt(matmul(weights, jnp.sum(rest**2, axis=1))) for rest in (left, moved)
+    absolute, size, whole = (
+        jnp.sqrt(matmul(weights, jnp.sum(rest**2, axis=1)))
+        for rest in (left, moved, values)
     )
-    relative = jnp.where(size > 0, absolute / jnp.where(size > 0, size, 1), 0)
+    moves = size > ROUNDINGS * jnp.finfo(size.dtype).eps * whole
+    relative = jnp.where(moves, absolute / jnp.where(moves, size, 1), 0)
     return ClosureResidual(slope, mean - matmul(slope, mu.mean()), absolute, relative)
