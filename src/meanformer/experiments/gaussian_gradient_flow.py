@@ -60,7 +60,7 @@ class Parameters:
         0.4, full=0.45, help="depth of the flows", above=0, at_most=0.45
     )
     order: int = setting(
-        16, full=32, help="Gauss-Hermite nodes along each axis", at_least=12, at_most=48
+        24, full=40, help="Gauss-Hermite nodes along each axis", at_least=20, at_most=48
     )
 
 

@@ -195,7 +195,7 @@ def line_layer() -> mf.Softmax:
     return mf.Softmax(one, one, one)
 
 
-def density(places: np.ndarray | float) -> np.ndarray:
+def density(places: np.ndarray) -> np.ndarray:
     """The density of the mixture on the line, written out."""
     halves = [
         np.exp(-((places - centre) ** 2) / (2 * width**2))
@@ -210,7 +210,7 @@ def integrated(query: float) -> float:
 
     def integral(power: int) -> float:
         return scipy.integrate.quad(
-            lambda y: y**power * np.exp(query * y) * density(y),
+            lambda y: y**power * np.exp(query * y) * float(density(np.array([y]))[0]),
             -25,
             25,
             points=[0.0, query],
