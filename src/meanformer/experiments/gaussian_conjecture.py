@@ -9,8 +9,8 @@ is zero, but its direction is not of low rank. What is left is the generic form:
 random matrices, a limit that is not zero has rank $(d + \dim\ker A)/2$ at most.
 
 Draw after draw is followed until the exponents of its eigenvalues tell what becomes of
-it. Nothing is set aside: every exception is looked at again, a thousand times more
-accurately and a hundred times longer, and kept with its matrices.
+it. Nothing is set aside: every exception is looked at again, a hundred times longer,
+and kept with its matrices.
 """
 
 import json

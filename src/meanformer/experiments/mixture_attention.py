@@ -210,7 +210,7 @@ def integrated(query: float) -> float:
 
     def integral(power: int) -> float:
         return scipy.integrate.quad(
-            lambda y: y**power * np.exp(query * y) * density(y),
+            lambda y: y**power * np.exp(query * y) * float(density(np.array([y]))[0]),
             -25,
             25,
             points=[0.0, query],

@@ -6,7 +6,7 @@ import numpy as np
 
 from meanformer.attention import AbstractInContextMap
 from meanformer.flows import Status
-from meanformer.gaussian.blow_up import NEVER, proved
+from meanformer.gaussian.blow_up import NEVER, blowup_time, proved
 from meanformer.gaussian.long_run import (
     BLEW_UP,
     ESCAPED,
@@ -67,6 +67,7 @@ def classify(
     depth: float = 1e6,
     rtol: float = 1e-9,
     max_steps: int = 8192,
+    locate: bool = True,
 ) -> Outcome:
     r"""Tell whether a covariance blows up, converges, grows or returns.
 
@@ -80,6 +81,7 @@ def classify(
         depth: how far to follow it, in units of the time in which it moves at first.
         rtol: relative tolerance of the integration.
         max_steps: most steps of the long run.
+        locate: integrate again for the depth of a blow-up, to more digits.
     """
     check_gaussian(mu)
     slope = affine_velocity(gamma, mu)[0]
@@ -102,17 +104,22 @@ def classify(
                 period=found.period,
             )
     run = limit_of(gamma, mu, depth=depth, rtol=rtol, max_steps=max_steps)
-    return outcome_of(gamma, mu, run)
+    return outcome_of(gamma, mu, run, locate=locate)
 
 
-def outcome_of(gamma: AbstractInContextMap, mu: Gaussian, run: LongRun) -> Outcome:
+def outcome_of(
+    gamma: AbstractInContextMap, mu: Gaussian, run: LongRun, *, locate: bool = True
+) -> Outcome:
     """Judge a long run."""
     reached = float(run.depths[-1])
     found = Outcome(
         UNDECIDED, "", reached, None, None, None, run.eigenvalues, run.exponents
     )
     if run.ending == BLEW_UP:
-        bounds = proved(gamma, mu)
+        if locate:
+            bounds = blowup_time(gamma, mu, horizon=2 * reached)
+        else:
+            bounds = proved(gamma, mu)
         depth = bounds.depth or reached
         return dataclasses.replace(
             found,

@@ -21,7 +21,8 @@ from meanformer.gaussian.classify import (
 from meanformer.gaussian.ensembles import Case, Ensemble, case_from_json
 
 SETTINGS, DRAWS = "settings.json", "draws.jsonl"
-# An exception is looked at again, so much more accurately and so much longer.
+# An exception is looked at again, so much longer, and with a tolerance so much smaller
+# as far as rounding allows at that depth.
 FINER, LONGER = 1e-3, 100.0
 
 
@@ -145,14 +146,12 @@ def examine(case: Case, index: int = 0, depth: float = 1e5) -> Draw:
     What the first look leaves undecided is what the second finds.
     """
     bound = (case.dimension + case.kernel_dimension) // 2
-    outcome = classify(case.gamma(), case.gaussian(), depth=depth)
+    gamma, start = case.gamma(), case.gaussian()
+    outcome = classify(gamma, start, depth=depth, locate=False)
     exception, confirmed = _exception(outcome, case, bound), None
     if exception:
         again = classify(
-            case.gamma(),
-            case.gaussian(),
-            depth=LONGER * depth,
-            rtol=1e-9 * FINER,
+            gamma, start, depth=LONGER * depth, rtol=1e-9 * FINER, locate=False
         )
         if exception == UNDECIDED:
             outcome, exception = again, _exception(again, case, bound)
