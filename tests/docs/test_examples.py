@@ -56,6 +56,17 @@ def test_the_gaussian_example_agrees_with_its_closed_form():
     np.testing.assert_allclose(names["values"], names["expected"], rtol=1e-12)
 
 
+@pytest.mark.slow
+def test_the_gaussian_flow_blows_up_and_loses_rank_as_its_page_says():
+    names = run("gaussian_flow")
+    np.testing.assert_allclose(names["blow_up"].depth, 0.47846889952153, rtol=1e-13)
+    start, identity = np.asarray(names["start"].covariance()), np.eye(2)
+    symmetric = np.array([[1.0, 0.15], [0.15, -0.5]])
+    expected = start @ np.linalg.inv(identity - 0.8 * symmetric @ start)
+    np.testing.assert_allclose(names["path"].covariances[-1], expected, rtol=1e-5)
+    assert (names["outcome"].kind, names["outcome"].rank) == ("converges", 1)
+
+
 def test_the_attention_of_ones_own_accepts_clouds_and_gaussians():
     names = run("own_attention")
     cloud = names["mf"].TokenCloud(np.array([[1.0, 0.0], [-1.0, 0.0]]))
