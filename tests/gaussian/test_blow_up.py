@@ -13,7 +13,7 @@ from gaussian_reference import (
     gaussian,
     perceptron,
 )
-from meanformer.errors import InvalidInput
+from meanformer.errors import InvalidInput, Unsupported
 from meanformer.gaussian import blowup_time, explicit_solution
 
 IDENTITY = np.eye(2)
@@ -133,7 +133,7 @@ NEVER = {
     ),
     "softmax, negative values": (
         mf.Softmax(COVARIANCE, IDENTITY, -IDENTITY),
-        "negative semi-definite",
+        "V is negative definite, A_s positive semi-definite",
     ),
     "softmax, no values": (mf.Softmax(QUERY, KEY, np.zeros((2, 2))), "zero"),
     "softmax, no temperature": (
@@ -155,6 +155,12 @@ def test_global_flows_are_known_to_be_global(name):
     assert found.certainty == "never"
     assert found.depth is found.lower is found.upper is None
     assert reason in found.reason
+
+
+def test_a_perceptron_with_an_activation_is_refused_not_linearised():
+    bent = mf.Perceptron(IDENTITY, np.zeros(2), IDENTITY)
+    with pytest.raises(Unsupported, match="not affine on a Gaussian"):
+        blowup_time(mf.Sum([attention("sinkhorn"), bent]), CENTRED)
 
 
 def test_a_range_that_the_score_does_not_expand_never_blows_up():

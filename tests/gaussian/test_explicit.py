@@ -37,6 +37,10 @@ def line(query=0.9, key=1.0, value=0.7):
     return [np.array([[number]]) for number in (query, key, value)]
 
 
+def bent_perceptron():
+    return mf.Perceptron(np.eye(2), np.zeros(2), np.eye(2))
+
+
 def by_scipy(kind, matrices, beta, mean, spread, depth):
     def closure(_, mean, spread):
         return slope_and_constant(kind, matrices, beta, mean, spread)
@@ -212,15 +216,19 @@ REFUSED = {
     "mean": (mf.Softmax(QUERY, KEY, np.eye(2)), "for symmetric A only"),
     "bias": (
         mf.Softmax(QUERY, KEY, np.eye(2), value_bias=[1.0, 0.0]),
-        "known with biases",
+        "value_bias is set",
     ),
     "half steps": (
         mf.Sinkhorn(QUERY, KEY, VALUE, half_steps=3),
-        "known with half_steps",
+        "half_steps is 3",
     ),
     "normalised": (
         mf.Linear(QUERY, KEY, np.eye(2), normalized=True),
-        "a feature map or a normalisation",
+        "derivative changes with the query",
+    ),
+    "activation": (
+        mf.Sum([attention("softmax"), bent_perceptron()]),
+        "its derivative changes with the query",
     ),
     "two heads": (
         mf.MultiHead([attention("softmax"), attention("softmax")]),
@@ -232,7 +240,7 @@ REFUSED = {
     ),
     "sigmoid": (
         mf.Sigmoid(QUERY, KEY, VALUE),
-        "no closed form is known for Sigmoid",
+        "Sigmoid is not affine on a Gaussian",
     ),
 }
 

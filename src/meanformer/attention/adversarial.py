@@ -23,6 +23,7 @@ from meanformer.errors import (
     is_concrete,
 )
 from meanformer.measures import TokenCloud
+from meanformer.numerics.proportions import multiple_of_identity
 from meanformer.typing import Key
 
 SPACES = ("ball", "sphere")
@@ -85,7 +86,7 @@ def lower_bound(
     """
     if not (is_concrete(gamma.value) and is_concrete(gamma.query)):
         return None
-    factor, score = _multiple_of_identity(gamma.value), _tilted_score(gamma)
+    factor, score = multiple_of_identity(gamma.value), _tilted_score(gamma)
     eigenvalues = np.linalg.eigvals(score)
     is_real = bool(_is_real(eigenvalues).all())
     if factor is None or gamma.query_bias is not None or not is_real:
@@ -194,16 +195,6 @@ def _tilted_score(gamma: Softmax) -> np.ndarray:
         for matrix in (gamma.query, gamma.key, gamma.beta)
     )
     return beta * key.T @ query
-
-
-def _multiple_of_identity(value: Array) -> float | None:
-    """Return the constant $c$ if a matrix is $cI$."""
-    matrix = np.asarray(value, np.float64)
-    if matrix.shape[0] != matrix.shape[1]:
-        return None
-    constant = float(matrix[0, 0])
-    is_multiple = np.allclose(matrix, constant * np.eye(len(matrix)), rtol=1e-12)
-    return constant if is_multiple else None
 
 
 def _is_real(eigenvalues: np.ndarray) -> np.ndarray:

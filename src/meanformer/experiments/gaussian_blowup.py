@@ -27,6 +27,7 @@ from meanformer.experiments import (
     closed_form,
     setting,
 )
+from meanformer.gaussian import centred
 from meanformer.gaussian.quiet import quietly
 from meanformer.plotting import draw_eigenvalues, draw_slope, style
 
@@ -226,11 +227,6 @@ def singular_layer() -> mf.L2:
     return mf.L2(
         jnp.array([[0.0, 1.0]]), jnp.array([[1.0, 0.0]]), jnp.diag(jnp.array([0.0, 1]))
     )
-
-
-def centred(spread: np.ndarray) -> mf.Gaussian:
-    """The Gaussian of mean zero."""
-    return mf.Gaussian(jnp.zeros(len(spread)), jnp.asarray(spread))
 
 
 def explicit_time() -> float:

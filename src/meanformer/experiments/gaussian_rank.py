@@ -29,6 +29,7 @@ from meanformer.experiments import (
     setting,
     theory,
 )
+from meanformer.gaussian import centred
 from meanformer.gaussian.quiet import quietly
 from meanformer.plotting import draw_cone, draw_eigenvalues, style
 
@@ -166,7 +167,10 @@ def run(parameters: Parameters, *, progress) -> Outcome:
         findings=[
             limit_finding(cases, runs),
             RANK.close_to(
-                [[limit_rank(path) for path in row] for row in runs.values()],
+                [
+                    [mf.gaussian.growth_along(path).rank for path in row]
+                    for row in runs.values()
+                ],
                 [[case.kernel for case in cases]] * len(runs),
                 tolerance=0,
                 source=theory(r"$\dim\ker A_s$ for each of the draws"),
@@ -175,7 +179,7 @@ def run(parameters: Parameters, *, progress) -> Outcome:
                 decaying_exponents(cases, runs),
                 -1.0,
                 tolerance=1e-3,
-                source=theory("exponents between the last two saved depths"),
+                source=theory("exponents over the last decade of depth"),
             ),
             constant_finding(cases, runs),
             ISOTROPIC.close_to(
@@ -244,30 +248,19 @@ def long_flow(layer, start: np.ndarray, depths: np.ndarray) -> mf.GaussianTrajec
     return mf.solve(flow, centred(start), last, save=depths, solver=solver, rtol=1e-9)
 
 
-def exponents(path: mf.GaussianTrajectory) -> np.ndarray:
-    """The power of depth that each eigenvalue follows, between the last two depths."""
-    values = np.log(np.asarray(path.statistics["eigenvalues"])[-2:])
-    return np.diff(values, axis=0)[0] / np.diff(np.log(path.depths[-2:]))
-
-
 def limit_rank(path: mf.GaussianTrajectory) -> int:
     """How many eigenvalues do not decay like a power of depth."""
-    return int(np.sum(exponents(path) > -0.5))
+    return mf.gaussian.growth_along(path).rank
 
 
 def decaying_exponents(cases, runs) -> np.ndarray:
     """The exponents of all eigenvalues beyond the dimension of the kernel."""
     found = [
-        exponents(path)[case.kernel :]
+        mf.gaussian.growth_along(path).exponents[case.kernel :]
         for row in runs.values()
         for case, path in zip(cases, row, strict=True)
     ]
     return np.concatenate(found)
-
-
-def centred(spread: np.ndarray) -> mf.Gaussian:
-    """The Gaussian of mean zero."""
-    return mf.Gaussian(jnp.zeros(len(spread)), jnp.asarray(spread))
 
 
 def limit_finding(cases, runs):

@@ -15,7 +15,6 @@ from meanformer.flows.gaussian_state import (
     GaussianProblem,
     GaussianState,
     check_closed,
-    chosen,
     first_state,
 )
 from meanformer.flows.gaussian_steps import advance_gaussian
@@ -28,6 +27,7 @@ from meanformer.flows.inputs import (
 )
 from meanformer.flows.schedule import Constant
 from meanformer.flows.solvers import Adaptive, FixedStep, LongDepth
+from meanformer.flows.state import kept_if_finite
 from meanformer.flows.status import Status
 from meanformer.flows.visits import Way
 from meanformer.geometry import Euclidean
@@ -84,7 +84,7 @@ def gaussian_set_up(flow, mu: Gaussian, depth, save, solver, rtol, atol, stop):
     budget, stops = sorted_stops(stop, dtype, power=1 / 8)
     tolerances = (jnp.asarray(tolerance, dtype) for tolerance in (rtol, atol))
     problem = GaussianProblem(
-        flow, mu, integrator.prepared(dtype), stops, *tolerances, budget.count
+        flow, mu.root(), integrator.prepared(dtype), stops, *tolerances, budget.count
     )
     return problem, first_state(depths[0], mu), depths
 
@@ -108,11 +108,13 @@ GAUSSIANS = Way(advance_gaussian, _snapshot, _resumed)
 def gaussian_layers(flow: Flow, mu: Gaussian, count: int, size: Float[Array, ""]):
     r"""Run residual layers: $m \leftarrow m + hu$, $\Phi \leftarrow (I + hL)\Phi$.
 
-    This is exact, covariance $(I + hL)S(I + hL)^\top$ included.
+    This is exact, covariance $(I + hL)S(I + hL)^\top$ included. Returned are the
+    problem, and the states with slopes and drifts, all stacked.
     """
     check_gaussian_flow(flow, mu)
-    problem = GaussianProblem(flow, mu, FixedStep(1.0), (), 1.0, 1.0, 1)
-    return _run(problem, first_state(jnp.zeros_like(size), mu), size, count)
+    problem = GaussianProblem(flow, mu.root(), FixedStep(1.0), (), 1.0, 1.0, 1)
+    first = first_state(jnp.zeros_like(size), mu)
+    return problem, _run(problem, first, size, count)
 
 
 @eqx.filter_jit
@@ -148,8 +150,6 @@ def _step(
         state.accepted_steps + 1,
         state.rejected_steps,
     )
-    kept = eqx.tree_at(lambda s: s.status, state, Status.not_finite)
     # The covariance is the square of what was moved, so it overflows first.
-    spread = problem.gaussian(carried).covariance()
-    is_finite = moved.is_finite() & jnp.isfinite(spread).all()
-    return chosen(is_finite & (state.status == Status.reached), moved, kept)
+    is_finite = jnp.isfinite(problem.gaussian(carried).covariance()).all()
+    return kept_if_finite(moved, state, state.status == Status.reached, is_finite)

@@ -3,7 +3,6 @@
 from typing import NamedTuple
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
@@ -11,6 +10,7 @@ from meanformer.attention.affine import check_affine, linearised
 from meanformer.flows.flow import Flow
 from meanformer.flows.schedule import AbstractSchedule
 from meanformer.flows.solvers import AbstractIntegrator
+from meanformer.flows.state import all_finite
 from meanformer.flows.status import AbstractStop, Status
 from meanformer.measures import Gaussian
 from meanformer.numerics.matrices import matmul
@@ -39,8 +39,7 @@ class GaussianState(eqx.Module):
 
     def is_finite(self) -> Bool[Array, ""]:
         """Return whether every number is finite."""
-        leaves = [self.depth, *self.carried]
-        return jnp.stack([jnp.isfinite(leaf).all() for leaf in leaves]).all()
+        return all_finite((self.depth, self.carried))
 
 
 class GaussianProblem(eqx.Module):
@@ -50,10 +49,19 @@ class GaussianProblem(eqx.Module):
     $$\dot m = u, \qquad \dot\Phi = L\Phi, \qquad S = \Phi F_0 (\Phi F_0)^\top.$$
     The covariance is positive semi-definite by construction, and its rank is that of
     the factor $F_0$ for ever, since $\Phi$ is invertible.
+
+    Attributes:
+        flow: the velocity.
+        root: the factor $F_0$.
+        integrator: how steps are taken.
+        stops: conditions that end the solve.
+        rtol: relative tolerance.
+        atol: absolute tolerance.
+        max_steps: most steps between two saved depths.
     """
 
     flow: Flow
-    start: Gaussian
+    root: Float[Array, "d r"]
     integrator: AbstractIntegrator
     stops: tuple[AbstractStop, ...]
     rtol: float | Float[Array, ""]
@@ -62,7 +70,7 @@ class GaussianProblem(eqx.Module):
 
     def gaussian(self, carried: Carried) -> Gaussian:
         """Return the Gaussian that was carried to here."""
-        factor = matmul(carried.linear, self.start.root())
+        factor = matmul(carried.linear, self.root)
         return Gaussian(carried.mean, factor=factor)
 
     def slope_and_drift(
@@ -93,10 +101,3 @@ def check_closed(flow: Flow, mu: Gaussian) -> None:
     """Raise, with the reason, unless the flow keeps this Gaussian one."""
     for gamma in flow.velocity.kinds():
         check_affine(gamma, mu)
-
-
-def chosen(
-    condition: Bool[Array, ""], first: GaussianState, second: GaussianState
-) -> GaussianState:
-    """Return one of two states."""
-    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), first, second)

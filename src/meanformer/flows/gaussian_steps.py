@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 import diffrax
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PyTree
@@ -13,7 +12,6 @@ from meanformer.flows.gaussian_state import (
     Carried,
     GaussianProblem,
     GaussianState,
-    chosen,
 )
 from meanformer.flows.integrate import CHECKPOINTS, OVERFLOWN, just_inside
 from meanformer.flows.locate import FirstZero
@@ -25,6 +23,7 @@ from meanformer.flows.solvers import (
     Splitting,
     StepSettings,
 )
+from meanformer.flows.state import kept_if_finite
 from meanformer.flows.status import AbstractStop, Moment, Status
 from meanformer.numerics.matrices import matmul
 
@@ -63,9 +62,7 @@ def advance_gaussian(
         state.accepted_steps + solution.stats["num_accepted_steps"],
         state.rejected_steps + solution.stats["num_rejected_steps"],
     )
-    kept = eqx.tree_at(lambda s: s.status, state, Status.not_finite)
-    reached = chosen(reached.is_finite(), reached, kept)
-    return chosen(running, reached, state)
+    return kept_if_finite(reached, state, running)
 
 
 def _in_depth(problem: GaussianProblem, state: GaussianState, end) -> Any:
@@ -213,7 +210,7 @@ def gaussian_moment(
 
     def speed() -> Float[Array, ""]:
         drift, moving = problem.velocity(problem.flow.velocity, depth, carried)
-        spread = matmul(moving, problem.start.root())
+        spread = matmul(moving, problem.root)
         return jnp.sqrt(jnp.sum(drift**2) + jnp.sum(spread**2))
 
     return Moment(depth, mu, radius, speed)

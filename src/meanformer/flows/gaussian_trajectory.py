@@ -1,23 +1,20 @@
 """What a flow of a Gaussian leaves behind: the Gaussians at the saved depths."""
 
-from pathlib import Path
-
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
 from meanformer.errors import is_concrete
-from meanformer.flows.gaussian_state import Carried, GaussianState
+from meanformer.flows.gaussian_state import Carried, GaussianProblem, GaussianState
 from meanformer.flows.interpolation import check_in_range, hermite, place_of
-from meanformer.flows.outcome import cut_off, status_codes
+from meanformer.flows.outcome import AbstractTrajectory, cut_off, status_codes
 from meanformer.flows.status import STATUS_FLAGS, Status
 from meanformer.measures import AffineMap, Gaussian
 from meanformer.numerics.matrices import matmul
 
 
-class GaussianTrajectory(eqx.Module):
+class GaussianTrajectory(AbstractTrajectory):
     r"""Gaussians along depth, and the affine maps that carry the first to each.
 
     $$x \mapsto m(t) + \Phi(t)(x - m(0)), \qquad S(t) = F(t)F(t)^\top, \quad
@@ -44,9 +41,6 @@ class GaussianTrajectory(eqx.Module):
     status: PyTree
     accepted_steps: Int[Array, " t"]
     rejected_steps: Int[Array, " t"]
-
-    def __len__(self) -> int:
-        return self.depths.shape[0]
 
     @property
     def factors(self) -> Float[Array, "t d r"]:
@@ -107,11 +101,6 @@ class GaussianTrajectory(eqx.Module):
             "speed": jnp.sqrt(jnp.sum(self.drifts**2, axis=1) + speeds),
         }
 
-    @property
-    def message(self) -> str:
-        """One sentence on how the solve ended."""
-        return f"At depth {float(self.depths[-1]):.6g} {Status[self.status]}."
-
     def to_xarray(self):
         """Return the trajectory as a labelled `xarray.Dataset`."""
         import xarray
@@ -129,12 +118,6 @@ class GaussianTrajectory(eqx.Module):
             "status": (("depth",), status_codes(self), STATUS_FLAGS),
         }
         return xarray.Dataset(variables, {"depth": np.asarray(self.depths)})
-
-    def save(self, path: str | Path) -> None:
-        """Write the trajectory to a zarr folder that xarray opens."""
-        self.to_xarray().to_zarr(
-            Path(path), mode="w-", zarr_format=2, consolidated=True
-        )
 
     def along_depth(self) -> tuple:
         """Return the arrays that have one entry for every saved depth."""
@@ -165,19 +148,18 @@ class GaussianTrajectory(eqx.Module):
 
 
 def as_gaussian_trajectory(
-    mu: Gaussian,
-    states: GaussianState,
-    slopes_and_drifts: tuple[Float[Array, "t d d"], Float[Array, "t d"]],
+    problem: GaussianProblem,
+    visited: tuple[GaussianState, tuple[Float[Array, "t d d"], Float[Array, "t d"]]],
 ) -> GaussianTrajectory:
     """Return stacked states as a trajectory, cut off where the solve ended."""
-    slopes, drifts = slopes_and_drifts
+    states, (slopes, drifts) = visited
     trajectory = GaussianTrajectory(
         states.depth,
         states.carried.mean,
         states.carried.linear,
         drifts,
         slopes,
-        mu.root(),
+        problem.root,
         states.status,
         states.accepted_steps,
         states.rejected_steps,

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import lineax
-from jaxtyping import Array, Bool, Float, PyTree
+from jaxtyping import Array, Float, PyTree
 
 from meanformer.flows.flow import Flow, field_of
 from meanformer.flows.locate import FirstZero
@@ -18,7 +18,7 @@ from meanformer.flows.methods import Retracted
 from meanformer.flows.rates import internal_rate, largest_rate
 from meanformer.flows.schedule import AbstractSchedule
 from meanformer.flows.solvers import AbstractIntegrator, Splitting, StepSettings
-from meanformer.flows.state import Moving, State
+from meanformer.flows.state import Moving, State, kept_if_finite
 from meanformer.flows.status import AbstractStop, Status, moment_of
 from meanformer.measures import TokenCloud
 from meanformer.typing import Key
@@ -102,13 +102,6 @@ def integrate(problem: Problem, state: State, target: Float[Array, ""]) -> State
         atoms,
     )
     return kept_if_finite(moved, state, running)
-
-
-def kept_if_finite(moved: State, state: State, running: Bool[Array, ""]) -> State:
-    """Return the new state; the old one if it had stopped or the new is not finite."""
-    kept = eqx.tree_at(lambda s: s.status, state, Status.not_finite)
-    moved = choose(moved.is_finite() & jnp.isfinite(moved.depth), moved, kept)
-    return choose(running, moved, state)
 
 
 def _diffeqsolve(problem: Problem, state: State, end: Float[Array, ""]):
@@ -270,8 +263,12 @@ def just_inside(
 
     A schedule that jumps there belongs to the next stretch already.
     """
-    low, high = jnp.minimum(start, end), jnp.maximum(start, end)
-    return jnp.minimum(depth, jnp.maximum(jnp.nextafter(high, low), low))
+    low, high, place = jax.lax.stop_gradient(
+        (jnp.minimum(start, end), jnp.maximum(start, end), depth)
+    )
+    inside = jnp.minimum(place, jnp.maximum(jnp.nextafter(high, low), low))
+    # The derivative is that of the depth itself, also where depths are differentiated.
+    return depth + (inside - place)
 
 
 def _event(problem: Problem, stop: AbstractStop) -> Callable:
@@ -307,8 +304,3 @@ def _status(problem: Problem, solution: diffrax.Solution) -> PyTree:
     for stop, is_met in zip(problem.stops, fired, strict=True):
         status = Status.where(is_met, stop.status, status)
     return status
-
-
-def choose(condition: Bool[Array, ""], first: State, second: State) -> State:
-    """Return one of two states."""
-    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), first, second)

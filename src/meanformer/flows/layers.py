@@ -18,7 +18,7 @@ from meanformer.flows.gaussian_trajectory import (
 from meanformer.flows.inputs import check_flow, checked_probes
 from meanformer.flows.integrate import Problem
 from meanformer.flows.solvers import FixedStep
-from meanformer.flows.state import State, initial_state
+from meanformer.flows.state import State, initial_state, kept_if_finite
 from meanformer.flows.status import Status
 from meanformer.flows.trajectory import Trajectory, as_trajectory
 from meanformer.measures import Gaussian, TokenCloud
@@ -77,7 +77,7 @@ def run_layers(
     if isinstance(mu, Gaussian):
         refuse_for_gaussians({"probes": probes})
         size = _checked_step(step, count, mu.mean().dtype)
-        return as_gaussian_trajectory(mu, *gaussian_layers(flow, mu, count, size))
+        return as_gaussian_trajectory(*gaussian_layers(flow, mu, count, size))
     check_flow(flow, mu)
     check(flow.noise is None, "layers have no noise; use solve with FixedStep(h).")
     size = _checked_step(step, count, mu.points.dtype)
@@ -125,6 +125,4 @@ def _step(problem: Problem, state: State, velocity, depth: Float[Array, ""]) -> 
         state.rejected_steps,
         state.stretch + 1,
     )
-    kept = eqx.tree_at(lambda s: s.status, state, Status.not_finite)
-    goes_on = moved.is_finite() & (state.status == Status.reached)
-    return jax.tree.map(lambda a, b: jnp.where(goes_on, a, b), moved, kept)
+    return kept_if_finite(moved, state, state.status == Status.reached)

@@ -20,9 +20,7 @@ from meanformer.flows.flow import Flow
 from meanformer.flows.integrate import (
     OVERFLOWN,
     Problem,
-    choose,
     grown,
-    kept_if_finite,
     saved_steps,
 )
 from meanformer.flows.locate import FirstZero
@@ -31,7 +29,7 @@ from meanformer.flows.methods import Retracted
 from meanformer.flows.rates import internal_rate, largest_rate
 from meanformer.flows.schedule import Constant
 from meanformer.flows.solvers import ROUNDINGS, Rescaled, StepSettings, gap_error
-from meanformer.flows.state import State
+from meanformer.flows.state import State, choose, kept_if_finite
 from meanformer.flows.status import AbstractStop, Status, moment_of
 from meanformer.geometry import Sphere
 from meanformer.measures import TokenCloud

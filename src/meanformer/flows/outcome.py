@@ -1,13 +1,50 @@
 """How a solve is told: cut off where it ended, with a warning if it ended early."""
 
+import abc
+from pathlib import Path
 from typing import Any
 
 import equinox as eqx
 import jax
 import numpy as np
+from jaxtyping import Array, Float, PyTree
 
 from meanformer.errors import StoppedEarly, is_concrete, warn
 from meanformer.flows.status import Status, status_code
+
+
+class AbstractTrajectory(eqx.Module):
+    """What a solve leaves behind, at the saved depths.
+
+    Attributes:
+        depths: the saved depths, from the first on.
+        status: how the solve ended.
+    """
+
+    depths: eqx.AbstractVar[Float[Array, " t"]]
+    status: eqx.AbstractVar[PyTree]
+
+    def __len__(self) -> int:
+        return self.depths.shape[0]
+
+    @property
+    def message(self) -> str:
+        """One sentence on how the solve ended."""
+        return f"At depth {float(self.depths[-1]):.6g} {Status[self.status]}."
+
+    @abc.abstractmethod
+    def to_xarray(self):
+        """Return the trajectory as a labelled `xarray.Dataset`."""
+
+    @abc.abstractmethod
+    def along_depth(self) -> tuple:
+        """Return the arrays that have one entry for every saved depth."""
+
+    def save(self, path: str | Path) -> None:
+        """Write the trajectory to a zarr folder that xarray opens."""
+        self.to_xarray().to_zarr(
+            Path(path), mode="w-", zarr_format=2, consolidated=True
+        )
 
 
 def cut_off(trajectory: Any) -> Any:

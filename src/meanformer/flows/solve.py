@@ -149,7 +149,7 @@ def solve(
             flow, mu, depth, save, solver, rtol, atol, stop
         )
         states = _visited(GAUSSIANS, problem, state, depths, progress, None)
-        return as_gaussian_trajectory(mu, *states)
+        return as_gaussian_trajectory(problem, states)
     problem, state, depths = _set_up(
         flow, mu, depth, save, solver, rtol, atol, probes, merge, stop, key
     )

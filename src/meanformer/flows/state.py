@@ -1,5 +1,7 @@
 """What changes along depth, and nothing else."""
 
+from typing import Any
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -43,9 +45,38 @@ class State(eqx.Module):
         return self.points, self.probes
 
     def is_finite(self) -> Bool[Array, ""]:
-        """Return whether every coordinate is finite."""
-        leaves = [jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(self.moving)]
-        return jnp.stack(leaves).all()
+        """Return whether depth and every coordinate are finite."""
+        return all_finite((self.depth, self.moving))
+
+
+def all_finite(tree: PyTree) -> Bool[Array, ""]:
+    """Return whether every number of a tree is finite."""
+    leaves = [jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]
+    return jnp.stack(leaves).all()
+
+
+def kept_if_finite(
+    moved: Any,
+    state: Any,
+    running: Bool[Array, ""],
+    is_finite: bool | Bool[Array, ""] = True,
+) -> Any:
+    """Return the new state; the old one if it had stopped or the new is not finite.
+
+    Args:
+        moved: the new state, of tokens or of a Gaussian.
+        state: the old one.
+        running: whether the old one had not stopped.
+        is_finite: whether what follows from the new state is finite too.
+    """
+    kept = eqx.tree_at(lambda s: s.status, state, Status.not_finite)
+    moved = choose(moved.is_finite() & is_finite, moved, kept)
+    return choose(running, moved, state)
+
+
+def choose(condition: Bool[Array, ""], first: Any, second: Any) -> Any:
+    """Return one of two states."""
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), first, second)
 
 
 def initial_state(

@@ -1,8 +1,5 @@
 """What a flow leaves behind: the tokens at the saved depths."""
 
-from pathlib import Path
-
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,14 +14,14 @@ from meanformer.flows.merging import (
     record_of,
     series,
 )
-from meanformer.flows.outcome import cut_off, status_codes
+from meanformer.flows.outcome import AbstractTrajectory, cut_off, status_codes
 from meanformer.flows.state import State
-from meanformer.flows.status import STATUS_FLAGS, Status
+from meanformer.flows.status import STATUS_FLAGS
 from meanformer.flows.sums import SumSummary, sum_arrays
 from meanformer.measures import TokenCloud
 
 
-class Trajectory(eqx.Module):
+class Trajectory(AbstractTrajectory):
     """Tokens along depth, with the status of the solve that made them.
 
     Attributes:
@@ -52,9 +49,6 @@ class Trajectory(eqx.Module):
     rejected_steps: Int[Array, " t"]
     atoms: Atoms | None = None
     sums: SumSummary | None = None
-
-    def __len__(self) -> int:
-        return self.depths.shape[0]
 
     def cloud(self, index: int) -> TokenCloud:
         """Return the token cloud at a saved depth, by its index."""
@@ -113,11 +107,6 @@ class Trajectory(eqx.Module):
             **sum_arrays(self.sums),
         }
 
-    @property
-    def message(self) -> str:
-        """One sentence on how the solve ended."""
-        return f"At depth {float(self.depths[-1]):.6g} {Status[self.status]}."
-
     def to_xarray(self):
         """Return the trajectory as a labelled `xarray.Dataset`."""
         import xarray
@@ -144,12 +133,6 @@ class Trajectory(eqx.Module):
         coordinates = {"depth": np.asarray(self.depths), **places}
         variables["status"] = (("depth",), status_codes(self), STATUS_FLAGS)
         return xarray.Dataset(variables, coordinates)
-
-    def save(self, path: str | Path) -> None:
-        """Write the trajectory to a zarr folder that xarray opens."""
-        self.to_xarray().to_zarr(
-            Path(path), mode="w-", zarr_format=2, consolidated=True
-        )
 
     def along_depth(self) -> tuple:
         """Return the arrays that have one entry for every saved depth."""

@@ -20,6 +20,7 @@ from meanformer.gaussian.explorer import Exploration as Exploration
 from meanformer.gaussian.explorer import examine as examine
 from meanformer.gaussian.explorer import explore as explore
 from meanformer.gaussian.long_run import LongRun as LongRun
+from meanformer.gaussian.long_run import growth_along as growth_along
 from meanformer.gaussian.long_run import limit_of as limit_of
 from meanformer.gaussian.particles import Comparison as Comparison
 from meanformer.gaussian.particles import (
@@ -30,4 +31,5 @@ from meanformer.gaussian.stationary import StationaryPoint as StationaryPoint
 from meanformer.gaussian.stationary import stationary_points as stationary_points
 from meanformer.gaussian.velocity import ClosureResidual as ClosureResidual
 from meanformer.gaussian.velocity import affine_velocity as affine_velocity
+from meanformer.gaussian.velocity import centred as centred
 from meanformer.gaussian.velocity import closure_residual as closure_residual

@@ -18,16 +18,18 @@ from meanformer.flows import Flow, LongDepth, Status, StepBudget, solve
 from meanformer.gaussian.explicit import riccati_clock, riccati_matrix
 from meanformer.gaussian.heads import (
     Parts,
-    multiple_of_identity,
-    only_head,
     parts_of,
+    peculiarity,
     spectral_norm,
 )
 from meanformer.gaussian.quiet import quietly
 from meanformer.gaussian.velocity import check_gaussian
 from meanformer.measures import Gaussian
+from meanformer.numerics.proportions import agree, multiple_of, multiple_of_identity
 
 STEPS = 20_000
+# Relative error of entries up to which an equation between matrices holds.
+ROUNDED = 1e-12
 NEVER, OPEN = "never", "open"
 
 
@@ -37,10 +39,12 @@ class BlowUp:
 
     Attributes:
         depth: the depth of the blow-up; `None` if there is none, as far as is known.
-        lower: a depth before which it is proved not to happen; `None`: never happens.
-        upper: a depth by which it is proved to have happened; `None`: none is known.
+        lower: a depth before which it is proved not to happen; `None` if no such depth
+            is known, or where it never happens.
+        upper: a depth by which it is proved to have happened; `None` if none is known.
         certainty: `"exact"` from a closed form, `"never"` from a theorem, `"numerical"`
-            for an integration that ran into it, `"not seen"` for one that did not.
+            for an integration that ran into it, `"not seen"` for one that did not;
+            `"open"` from `proved`, which does not integrate.
         reason: why, in words.
     """
 
@@ -90,13 +94,13 @@ def blowup_time(
 def proved(gamma: AbstractInContextMap, mu: Gaussian) -> BlowUp:
     """Return what is known without an integration; it may leave the question open."""
     check_gaussian(mu)
-    parts = parts_of(gamma, mu.dimension)
+    parts = parts_of(gamma, mu)
     reason = global_reason(parts)
     if reason is not None:
         return BlowUp(None, None, None, NEVER, reason)
     lower = lower_bound(parts, mu)
-    head = only_head(gamma, mu.dimension)
-    if head is not None and _is_riccati(head, mu):
+    head = parts.only_head
+    if head is not None and _is_riccati(head):
         return _exact(head, mu, lower)
     upper = None if head is None else upper_bound(head, mu)
     return BlowUp(None, lower, upper, OPEN, "no theorem decides it")
@@ -122,18 +126,14 @@ def _why_tame(head: AbstractAttention) -> str | None:
     key, query = (np.asarray(x, np.float64) for x in (head.key, head.query))
     if np.linalg.matrix_rank(key) == key.shape[1]:
         return "L2: K has full column rank"
-    scale = np.sum(key * query) / np.sum(key * key) if key.any() else 0.0
-    if np.abs(query - scale * key).max() <= 1e-12 * np.abs(query).max(initial=0):
+    if multiple_of(key, query, ROUNDED) is not None:
         return "L2: Q is a multiple of K"
     return None
 
 
 def _why_contracting(head: Softmax) -> str | None:
-    """Return why softmax contracts for ever, if V is definite and A_s of its sign."""
+    """Return why softmax never grows, if V is definite and A_s of the other sign."""
     value, symmetric = _symmetric_parts(head)
-    rate = multiple_of_identity(head.value)
-    if rate is not None:
-        value = rate * np.eye(len(value))
     if value is None:
         return None
     signs = np.linalg.eigvalsh(value)
@@ -141,10 +141,11 @@ def _why_contracting(head: Softmax) -> str | None:
         return "V is zero" if not value.any() else None
     sign = np.sign(signs[0])
     highest = np.linalg.eigvalsh(sign * symmetric)[-1]
-    rounding = 1e-13 * spectral_norm(symmetric)
-    if highest <= rounding:
-        return "softmax: V is definite and V^{-1} A_s is negative semi-definite in sign"
-    return None
+    if highest > ROUNDED * spectral_norm(symmetric):
+        return None
+    if sign > 0:
+        return "softmax: V is positive definite, A_s negative semi-definite"
+    return "softmax: V is negative definite, A_s positive semi-definite"
 
 
 def lower_bound(parts: Parts, mu: Gaussian) -> float | None:
@@ -161,7 +162,7 @@ def lower_bound(parts: Parts, mu: Gaussian) -> float | None:
         elif isinstance(head, L2):
             quadratic += abs(float(head.sharpness)) * value * score
         else:
-            if isinstance(head, Linear) and _has_bias(head):
+            if isinstance(head, Linear) and peculiarity(head) is not None:
                 return None
             sees_mean |= isinstance(head, Linear)
             quadratic += abs(float(head.temperature)) * value * score
@@ -199,19 +200,10 @@ def upper_bound(head: AbstractAttention, mu: Gaussian) -> float | None:
     return float(len(value) / rate)
 
 
-def _is_riccati(head: AbstractAttention, mu: Gaussian) -> bool:
+def _is_riccati(head: AbstractAttention) -> bool:
     """Whether the covariance, or the second moment, obeys the explicit law."""
-    if isinstance(head, Linear):
-        plain = head.feature_map is None and not head.normalized
-    else:
-        plain = isinstance(head, Softmax)
-    return (
-        plain and not _has_bias(head) and multiple_of_identity(head.value) is not None
-    )
-
-
-def _has_bias(head: AbstractAttention) -> bool:
-    return head.query_bias is not None or head.value_bias is not None
+    is_plain = isinstance(head, Softmax | Linear) and peculiarity(head) is None
+    return is_plain and multiple_of_identity(head.value) is not None
 
 
 def _exact(head: AbstractAttention, mu: Gaussian, lower: float | None) -> BlowUp:
@@ -222,7 +214,7 @@ def _exact(head: AbstractAttention, mu: Gaussian, lower: float | None) -> BlowUp
     # Signs of the clock: blow-up where it meets an inverse eigenvalue.
     rates = riccati_clock(head, 1.0) * np.linalg.eigvalsh(riccati_matrix(head, root))
     fastest = float(rates.max(initial=0))
-    if fastest <= 1e-14 * np.abs(rates).max(initial=0):
+    if fastest <= ROUNDED * np.abs(rates).max(initial=0):
         reason = "V = vI, and v A_s is negative semi-definite on the range of S"
         return BlowUp(None, None, None, NEVER, reason)
     depth = 1 / fastest
@@ -256,7 +248,6 @@ def _integrated(gamma, mu, horizon, rtol, lower, upper) -> BlowUp:
 def _symmetric_parts(head: AbstractAttention) -> tuple[np.ndarray | None, np.ndarray]:
     """Return V if it is symmetric, else `None`, and beta times the symmetric A_s."""
     value, score = (np.asarray(x, np.float64) for x in (head.value, head.score))
-    asymmetry = np.abs(value - value.T).max()
-    is_symmetric = asymmetry <= 1e-13 * np.abs(value).max(initial=0)
+    is_symmetric = agree(value, value.T, ROUNDED)
     pull = float(head.temperature) * (score + score.T) / 2
     return (value + value.T) / 2 if is_symmetric else None, pull

@@ -18,10 +18,16 @@ from meanformer.attention import (
 )
 from meanformer.errors import InvalidInput, check, is_concrete
 from meanformer.flows import GaussianTrajectory
-from meanformer.gaussian.heads import multiple_of_identity
-from meanformer.gaussian.velocity import affine_velocity, check_gaussian
+from meanformer.gaussian.heads import peculiarity
+from meanformer.gaussian.velocity import affine_velocity, centred, check_gaussian
 from meanformer.measures import Gaussian
 from meanformer.numerics.matrices import matmul
+from meanformer.numerics.proportions import (
+    agree,
+    definite_quotient,
+    multiple_of,
+    multiple_of_identity,
+)
 
 BURES, FISHER_RAO = "Bures-Wasserstein", "Fisher-Rao"
 
@@ -72,7 +78,8 @@ def gradient_structure(
     """
     # Also inside of a traced function: the layer itself must be known.
     with jax.ensure_compile_time_eval():
-        return _structure(gamma, tolerance)
+        peculiar = isinstance(gamma, AbstractAttention) and peculiarity(gamma)
+        return _failed(peculiar) if peculiar else _structure(gamma, tolerance)
 
 
 @functools.singledispatch
@@ -83,26 +90,20 @@ def _structure(gamma, tolerance) -> GaussianStructure:
 @_structure.register(Softmax)
 @_structure.register(Linear)
 def _of_score(gamma, tolerance):
-    if isinstance(gamma, Linear) and (gamma.feature_map or gamma.normalized):
-        return _failed("the layer has a feature map or is normalised")
     score = _known(gamma.score)
-    is_even, is_odd = (_agree(score, sign * score.T, tolerance) for sign in (1, -1))
+    is_even, is_odd = (agree(score, sign * score.T, tolerance) for sign in (1, -1))
     found = _failed("A is neither symmetric nor antisymmetric")
     if is_even or is_odd:
         found = _of_value(gamma, score.T, "A^T", tolerance)
     multiple = multiple_of_identity(gamma.value)
     if not found and multiple is not None and isinstance(gamma, Softmax):
-        return _without_bias(gamma) or GaussianStructure(
-            True, metric=FISHER_RAO, factor=multiple
-        )
+        return GaussianStructure(True, metric=FISHER_RAO, factor=multiple)
     return found
 
 
 @_structure.register(L2)
 def _of_distance(gamma, tolerance):
-    if gamma.value_map is not None:
-        return _failed("value_map is set")
-    if _multiple(_known(gamma.key), _known(gamma.query), tolerance) is None:
+    if multiple_of(_known(gamma.key), _known(gamma.query), tolerance) is None:
         return _failed("Q is not a multiple of K")
     gram = _known(gamma.key).T @ _known(gamma.key)
     return _of_value(gamma, gram, "K^T K", tolerance)
@@ -110,31 +111,23 @@ def _of_distance(gamma, tolerance):
 
 @_structure.register(Sinkhorn)
 def _of_sinkhorn(gamma, tolerance):
-    if gamma.half_steps is not None:
-        return _failed("half_steps is set, and only the limit is a gradient")
     form = _known(gamma.form)
-    if not _agree(form, form.T, tolerance):
+    if not agree(form, form.T, tolerance):
         return _failed("B is not symmetric")
     return _of_value(gamma, form, "B", tolerance)
 
 
 def _of_value(gamma, base: np.ndarray, name: str, tolerance) -> GaussianStructure:
     """Compare the value matrix with what the gradient has."""
-    refused = _without_bias(gamma)
-    if refused is not None:
-        return refused
     value = _known(gamma.value)
-    multiple = _multiple(base, value, tolerance)
+    multiple = multiple_of(base, value, tolerance)
     if multiple is not None:
         return GaussianStructure(True, metric=BURES, factor=multiple)
-    if np.linalg.cond(base) * tolerance < 1:
-        twist = np.linalg.solve(base.T, value.T).T
-        signs = np.linalg.eigvalsh((twist + twist.T) / 2)
-        scale = tolerance * np.linalg.cond(base)
-        if _agree(twist, twist.T, scale) and signs[0] * signs[-1] > 0:
-            sign = float(np.sign(signs[0]))
-            mobility = jnp.asarray(sign * (twist + twist.T) / 2, gamma.value.dtype)
-            return GaussianStructure(True, "", BURES, sign, mobility)
+    twist = definite_quotient(base, value, tolerance)
+    if twist is not None:
+        sign = float(np.sign(np.trace(twist)))
+        mobility = jnp.asarray(sign * twist, gamma.value.dtype)
+        return GaussianStructure(True, "", BURES, sign, mobility)
     return _failed(f"V is not c {name}, nor c P {name} with P positive definite")
 
 
@@ -179,7 +172,7 @@ def _energy_of_score(gamma, mu, structure):
 @_energy.register(L2)
 def _energy_of_distance(gamma, mu, structure):
     root, key = mu.root(), gamma.key
-    ratio = _multiple(_known(key), _known(gamma.query), 1e-6)
+    ratio = multiple_of(_known(key), _known(gamma.query), 1e-6)
     seen = matmul(key, root)
     gram, resting = matmul(seen.T, seen), gamma.sharpness == 0
     sharpness = jnp.where(resting, 1, gamma.sharpness)
@@ -263,7 +256,7 @@ def energy_profile(
     structure = _checked(gamma, trajectory.gaussian(0))
 
     def at(factor: Float[Array, "d r"]) -> tuple[Array, Array]:
-        mu = Gaussian(jnp.zeros(len(factor), factor.dtype), factor=factor)
+        mu = centred(factor=factor)
         return _energy(gamma, mu, structure), dissipation(gamma, mu)
 
     energies, rates = jax.lax.map(at, trajectory.factors)
@@ -283,26 +276,6 @@ def _checked(gamma: AbstractInContextMap, mu: Gaussian) -> GaussianStructure:
             f"{np.asarray(mu.mean())}.",
         )
     return structure
-
-
-def _without_bias(gamma: AbstractAttention) -> GaussianStructure | None:
-    for bias in ("query_bias", "value_bias"):
-        if getattr(gamma, bias) is not None:
-            return _failed(f"{bias} is set")
-    return None
-
-
-def _multiple(base: np.ndarray, other: np.ndarray, tolerance: float) -> float | None:
-    """Return the factor between two matrices, if there is one."""
-    square = np.sum(base * base)
-    if base.shape != other.shape or square == 0:
-        return None
-    factor = float(np.sum(base * other) / square)
-    return factor if _agree(other, factor * base, tolerance) else None
-
-
-def _agree(first: np.ndarray, second: np.ndarray, tolerance: float) -> bool:
-    return bool(np.abs(first - second).max() <= tolerance * np.abs(first).max())
 
 
 def _known(matrix: Array) -> np.ndarray:

@@ -17,6 +17,7 @@ from meanformer.attention import (
     Sum,
 )
 from meanformer.errors import InvalidInput, as_integer, check
+from meanformer.gaussian.velocity import centred
 from meanformer.measures import Gaussian
 
 KINDS = {"softmax": Softmax, "l2": L2, "sinkhorn": Sinkhorn, "linear": Linear}
@@ -65,7 +66,7 @@ class Case(NamedTuple):
 
     def gaussian(self) -> Gaussian:
         """Return the first Gaussian, of mean zero."""
-        return Gaussian(np.zeros(self.dimension), self.covariance)
+        return centred(self.covariance)
 
     def to_json(self) -> dict:
         """Return the case as lists of numbers, which JSON keeps to the last digit."""

@@ -2,7 +2,6 @@
 
 import functools
 import math
-from collections.abc import Callable
 
 import jax.numpy as jnp
 import numpy as np
@@ -19,9 +18,13 @@ from meanformer.attention import (
     Softmax,
 )
 from meanformer.errors import InvalidInput, Overflow, Unsupported, as_number
-from meanformer.gaussian.heads import multiple_of_identity, only_head
+from meanformer.gaussian.heads import only_head, peculiarity
 from meanformer.gaussian.velocity import check_gaussian
 from meanformer.measures import Gaussian
+from meanformer.numerics.proportions import agree, multiple_of_identity
+
+# Relative error up to which a score counts as symmetric.
+SYMMETRIC = 1e-12
 
 
 def explicit_solution(
@@ -50,10 +53,12 @@ def explicit_solution(
     """
     check_gaussian(mu)
     time = as_number("depth", depth)
-    head = only_head(gamma, mu.dimension)
+    head = only_head(gamma, mu)
     if head is None:
         raise Unsupported("a closed form is known for a single attention layer only.")
-    _check_plain(head)
+    peculiar = peculiarity(head)
+    if peculiar is not None:
+        raise Unsupported(f"no closed form is known: {peculiar}.")
     try:
         return _solution(head, mu, time)
     except (OverflowError, ZeroDivisionError) as error:
@@ -179,8 +184,7 @@ def _law(head, root, mean, depth: float, *, needs_map: bool = False):
             f"the solution blows up before depth {depth:g}; blowup_time tells where."
         )
     factor = root @ (vectors / np.sqrt(left)) @ vectors.T
-    is_symmetric = np.abs(score - score.T).max() <= 1e-12 * np.abs(score).max()
-    if (needs_map or mean.any()) and not is_symmetric:
+    if (needs_map or mean.any()) and not agree(score, score.T, SYMMETRIC):
         raise Unsupported(
             "the mean has a closed form for symmetric A only; use a Gaussian of mean "
             "zero, or solve."
@@ -213,22 +217,6 @@ def _check_line(head: AbstractAttention, mu: Gaussian) -> None:
             f"{type(head).__name__} has a closed form in one dimension only; this is "
             f"dimension {mu.dimension}."
         )
-
-
-def _check_plain(head: AbstractAttention) -> None:
-    has: dict[str, Callable[[], bool]] = {
-        "biases": lambda: head.query_bias is not None or head.value_bias is not None,
-        "a feature map or a normalisation": lambda: (
-            isinstance(head, Linear) and (bool(head.feature_map) or head.normalized)
-        ),
-        "value_map": lambda: isinstance(head, L2) and head.value_map is not None,
-        "half_steps": lambda: (
-            isinstance(head, Sinkhorn) and head.half_steps is not None
-        ),
-    }
-    for name, is_there in has.items():
-        if is_there():
-            raise Unsupported(f"no closed form is known with {name}.")
 
 
 def _grown(mean, exponent: float):

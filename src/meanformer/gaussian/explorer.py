@@ -19,11 +19,11 @@ from meanformer.gaussian.classify import (
     classify,
 )
 from meanformer.gaussian.ensembles import Case, Ensemble, case_from_json
+from meanformer.gaussian.second_look import is_confirmed
 
 SETTINGS, DRAWS = "settings.json", "draws.jsonl"
-# An exception is looked at again, so much longer, and with a tolerance so much smaller
-# as far as rounding allows at that depth.
-FINER, LONGER = 1e-3, 100.0
+# What is undecided is followed so much longer.
+LONGER = 100.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,8 +39,8 @@ class Draw:
         eigenvalues: those of the last covariance.
         reason: the evidence in words.
         exception: what is exceptional about it; empty if nothing is.
-        confirmed: for an exception, whether it is one again when it is looked at more
-            accurately and longer; `None` otherwise.
+        confirmed: for an exception, whether a second method agrees, as told at
+            `examine`; `None` otherwise.
         case: the matrices of an exception, to run it again; `None` otherwise.
     """
 
@@ -141,21 +141,25 @@ def explore(
 
 
 def examine(case: Case, index: int = 0, depth: float = 1e5) -> Draw:
-    """Classify a case, and look at it again if it is an exception.
+    """Classify a case, and look at it by a second method if it is an exception.
 
-    What the first look leaves undecided is what the second finds.
+    What the first look leaves undecided is followed a hundred times longer. Then a
+    period must return ten more times, a limit must be close to a stationary covariance
+    of its rank that is solved for, and a decay of full rank must go on a hundred times
+    longer, both flows in factors with a tolerance of 1e-12.
+
+    Args:
+        case: the matrices.
+        index: the number that the draw is given.
+        depth: how far to follow it at first, in units of the time in which it moves.
     """
     bound = (case.dimension + case.kernel_dimension) // 2
     gamma, start = case.gamma(), case.gaussian()
     outcome = classify(gamma, start, depth=depth, locate=False)
-    exception, confirmed = _exception(outcome, case, bound), None
-    if exception:
-        again = classify(
-            gamma, start, depth=LONGER * depth, rtol=1e-9 * FINER, locate=False
-        )
-        if exception == UNDECIDED:
-            outcome, exception = again, _exception(again, case, bound)
-        confirmed = _exception(again, case, bound) == exception if exception else None
+    if outcome.kind == UNDECIDED:
+        outcome = classify(gamma, start, depth=LONGER * depth, locate=False)
+    exception = _exception(outcome, case, bound)
+    confirmed = is_confirmed(gamma, start, outcome) if exception else None
     return Draw(
         index,
         outcome.kind,

@@ -3,19 +3,22 @@
 import dataclasses
 from typing import NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
 from meanformer.attention import (
+    L2,
     AbstractAttention,
     AbstractInContextMap,
+    Linear,
     MultiHead,
+    Sinkhorn,
     Sum,
 )
-from meanformer.attention.affine import linearised
+from meanformer.attention.affine import check_affine, linearised
 from meanformer.attention.pointwise import AbstractPointwise
 from meanformer.errors import Unsupported
+from meanformer.measures import Gaussian
 from meanformer.numerics.matrices import matmul
 
 
@@ -32,16 +35,28 @@ class Parts(NamedTuple):
     affine: np.ndarray
     has_constant: bool
 
+    @property
+    def only_head(self) -> AbstractAttention | None:
+        """The attention that is all there is; `None` if there is more, or none."""
+        is_alone = len(self.heads) == 1 and not self.affine.any()
+        return self.heads[0] if is_alone and not self.has_constant else None
 
-def parts_of(gamma: AbstractInContextMap, dimension: int) -> Parts:
-    """Take sums and heads apart, or raise where a map is of another kind."""
+
+def parts_of(gamma: AbstractInContextMap, mu: Gaussian) -> Parts:
+    """Take sums and heads apart, or raise where a map is of another kind.
+
+    Args:
+        gamma: the velocity, affine on the Gaussian.
+        mu: the Gaussian.
+    """
+    check_affine(gamma, mu)
     heads: list[AbstractAttention] = []
-    matrix, constant = np.zeros((dimension, dimension)), np.zeros(dimension)
+    matrix, constant = np.zeros((mu.dimension, mu.dimension)), np.zeros(mu.dimension)
     for term in terms_of(gamma):
         if isinstance(term, AbstractAttention):
             heads.append(term)
             continue
-        slope, shift = _pointwise(term, dimension)
+        slope, shift = _pointwise(term, mu)
         matrix, constant = matrix + np.asarray(slope), constant + np.asarray(shift)
     return Parts(tuple(heads), matrix, bool(np.any(constant != 0)))
 
@@ -61,20 +76,23 @@ def terms_of(gamma: AbstractInContextMap) -> list[AbstractInContextMap]:
     return terms
 
 
-def only_head(gamma: AbstractInContextMap, dimension: int) -> AbstractAttention | None:
+def only_head(gamma: AbstractInContextMap, mu: Gaussian) -> AbstractAttention | None:
     """Return the attention that a velocity consists of; `None` if there is more."""
-    parts = parts_of(gamma, dimension)
-    is_alone = len(parts.heads) == 1 and not parts.affine.any()
-    return parts.heads[0] if is_alone and not parts.has_constant else None
+    return parts_of(gamma, mu).only_head
 
 
-def multiple_of_identity(matrix: Float[Array, "d d"]) -> float | None:
-    """Return the factor if a matrix is a multiple of the identity."""
-    known = np.asarray(matrix, np.float64)
-    factor = float(np.trace(known)) / len(known)
-    size = 4 * np.finfo(np.asarray(matrix).dtype).eps * np.abs(known).max()
-    is_multiple = np.abs(known - factor * np.eye(len(known))).max() <= size
-    return factor if is_multiple else None
+def peculiarity(head: AbstractAttention) -> str | None:
+    """Return what a head has beside its matrices and beta; `None` if nothing."""
+    for bias in ("query_bias", "value_bias"):
+        if getattr(head, bias) is not None:
+            return f"{bias} is set"
+    if isinstance(head, Linear) and (head.feature_map or head.normalized):
+        return "the layer has a feature map or is normalised"
+    if isinstance(head, L2) and head.value_map is not None:
+        return "value_map is set"
+    if isinstance(head, Sinkhorn) and head.half_steps is not None:
+        return "half_steps is set, which is short of the limit"
+    return None
 
 
 def spectral_norm(matrix: Float[Array, "m n"] | np.ndarray) -> float:
@@ -95,11 +113,11 @@ def _projected(
 
 
 def _pointwise(
-    term: AbstractInContextMap, dimension: int
+    term: AbstractInContextMap, mu: Gaussian
 ) -> tuple[Float[Array, "d d"], Float[Array, " d"]]:
     if not isinstance(term, AbstractPointwise):
         raise Unsupported(
             f"{type(term).__name__} is neither an attention nor a map of points; only "
             "sums and heads of those can be taken apart."
         )
-    return linearised(term.apply, jnp.zeros(dimension))
+    return linearised(term.apply, 0 * mu.mean())

@@ -13,7 +13,8 @@ from jaxtyping import Array, Float, Int
 
 from meanformer.attention import AbstractInContextMap
 from meanformer.errors import check
-from meanformer.gaussian.velocity import affine_velocity, check_gaussian
+from meanformer.flows import GaussianTrajectory, Status
+from meanformer.gaussian.velocity import affine_velocity, centred, check_gaussian
 from meanformer.measures import Gaussian
 from meanformer.numerics.matrices import matmul
 
@@ -30,6 +31,7 @@ ROUNDINGS = 16
 # Logarithm of the largest trace.
 LARGEST = 175.0
 REACHED, BLEW_UP, ESCAPED, UNFINISHED = "reached", "blew up", "escaped", "unfinished"
+ENDINGS = (REACHED, BLEW_UP, ESCAPED, UNFINISHED)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +44,7 @@ class LongRun:
     does: it tends to $-1$, not to $0$.
 
     Attributes:
-        depths: the depths of the integrator's steps.
+        depths: the depths of the integrator's steps, or those saved.
         covariances: the covariances there.
         ending: `"reached"`, `"blew up"`, `"escaped"` (beyond all numbers) or
             `"unfinished"` (the steps were used up).
@@ -125,7 +127,34 @@ def limit_of(
     )
     wide = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(float)), arrays)
     walk = _follow(*eqx.combine(wide, rest), max_steps)
-    return _judged(*map(np.asarray, walk))
+    depths, spreads, ending = map(np.asarray, walk)
+    taken = np.isfinite(depths) & np.isfinite(spreads).all(axis=(1, 2))
+    values = np.linalg.eigvalsh(spreads[taken])[:, ::-1]
+    kept = np.where(values > GONE * values[:, :1], values, 0)
+    return _judged(depths[taken], spreads[taken], kept, ENDINGS[int(ending)])
+
+
+def growth_along(trajectory: GaussianTrajectory) -> LongRun:
+    """Read off a solved flow how its eigenvalues grow and decay.
+
+    Here no eigenvalue is lost, since the flow has factors of its covariances. The
+    last three decades of its depths should be saved densely.
+
+    Args:
+        trajectory: what `solve` returned, best with `LongDepth()`.
+    """
+    depths = np.asarray(trajectory.depths)
+    check(
+        len(depths) > 2 and bool(depths[-1] > depths[0] >= 0),
+        "growth is read off depths from 0 on, of which at least three are saved.",
+    )
+    ending = UNFINISHED
+    if bool(trajectory.status == Status.blow_up_suspected):
+        ending = BLEW_UP
+    elif bool(trajectory.status == Status.reached):
+        ending = REACHED
+    values = np.asarray(trajectory.statistics["eigenvalues"])
+    return _judged(depths, np.asarray(trajectory.covariances), values, ending)
 
 
 def first_time(gamma: AbstractInContextMap, mu: Gaussian) -> float:
@@ -164,8 +193,7 @@ def _follow(
     """Return depths and covariances at every step, infinite after the last; and why."""
 
     def slope_at(walk: _Walk) -> Float[Array, "d d"]:
-        mean = jnp.zeros(len(covariance), covariance.dtype)
-        return affine_velocity(gamma, Gaussian(mean, walk.covariance()))[0]
+        return affine_velocity(gamma, centred(walk.covariance()))[0]
 
     def field(s, walk: _Walk, args) -> _Walk:
         slope = slope_at(walk)
@@ -206,13 +234,11 @@ def _follow(
     return jax.vmap(depth_of)(walk), jax.vmap(_Walk.covariance)(walk), ending
 
 
-def _judged(depths: np.ndarray, spreads: np.ndarray, ending: np.ndarray) -> LongRun:
-    """Read the exponents off the steps."""
-    taken = np.isfinite(depths) & np.isfinite(spreads).all(axis=(1, 2))
-    depths, spreads = depths[taken], spreads[taken]
-    values = np.linalg.eigvalsh(spreads)[:, ::-1]
-    lost = values <= GONE * values[:, :1]
-    tiny = np.finfo(values.dtype).tiny
+def _judged(
+    depths: np.ndarray, spreads: np.ndarray, values: np.ndarray, ending: str
+) -> LongRun:
+    """Read the exponents off the eigenvalues, largest first; zero are those lost."""
+    tiny, lost = np.finfo(values.dtype).tiny, values <= 0
     logs = np.where(lost, np.nan, np.log(np.maximum(values, tiny)))
     places = np.log(np.maximum(depths, tiny))
 
@@ -228,7 +254,7 @@ def _judged(depths: np.ndarray, spreads: np.ndarray, ending: np.ndarray) -> Long
     return LongRun(
         depths,
         spreads,
-        (REACHED, BLEW_UP, ESCAPED, UNFINISHED)[int(ending)],
+        ending,
         np.where(lost[-1], 0, values[-1]),
         exponents(0),
         exponents(1),

@@ -1,6 +1,7 @@
 """Covariances that do not move: found from many starts, certified, and their rank."""
 
 import dataclasses
+import math
 
 import equinox as eqx
 import jax
@@ -13,8 +14,7 @@ from jaxtyping import Array, Float
 from meanformer.attention import AbstractInContextMap
 from meanformer.errors import as_integer, check
 from meanformer.gaussian.heads import only_head
-from meanformer.gaussian.velocity import affine_velocity
-from meanformer.measures import Gaussian
+from meanformer.gaussian.velocity import affine_velocity, centred
 from meanformer.numerics.matrices import matmul
 from meanformer.typing import Key
 
@@ -89,17 +89,26 @@ def _descend(
     roots: Float[Array, "s d r"],
     trace: Float[Array, ""],
 ) -> Float[Array, "s d r"]:
+    return jax.lax.map(lambda root: _solved(gamma, root, trace), roots)
+
+
+@eqx.filter_jit
+def polished(
+    gamma: AbstractInContextMap, root: Float[Array, "d r"]
+) -> Float[Array, "d r"]:
+    """Return a factor of a stationary covariance of the same trace, starting there."""
+    return _solved(gamma, root, jnp.sum(root**2))
+
+
+def _solved(gamma, root: Float[Array, "d r"], trace: Float[Array, ""]):
     def residual(root, args):
         change = covariance_velocity(gamma, matmul(root, root.T), root)
         return change, jnp.sum(root**2) - trace
 
-    def one(root):
-        solver = optimistix.LevenbergMarquardt(rtol=1e-14, atol=1e-14)
-        return optimistix.least_squares(
-            residual, solver, root, max_steps=200, throw=False
-        ).value
-
-    return jax.lax.map(one, roots)
+    solver = optimistix.LevenbergMarquardt(rtol=1e-14, atol=1e-14)
+    return optimistix.least_squares(
+        residual, solver, root, max_steps=200, throw=False
+    ).value
 
 
 def covariance_velocity(
@@ -108,8 +117,7 @@ def covariance_velocity(
     root: Float[Array, "d r"] | None = None,
 ) -> Float[Array, "d d"]:
     r"""Return $LS + SL^\top$ for a centred Gaussian, by a factor if there is one."""
-    mean = jnp.zeros(len(covariance), covariance.dtype)
-    mu = Gaussian(mean, covariance) if root is None else Gaussian(mean, factor=root)
+    mu = centred(covariance) if root is None else centred(factor=root)
     slope = affine_velocity(gamma, mu)[0]
     moved = matmul(slope, covariance)
     return moved + moved.T
@@ -124,7 +132,7 @@ def certified(gamma: AbstractInContextMap, root: np.ndarray) -> StationaryPoint:
     steepest = np.linalg.norm(slopes, axis=(1, 2)).max()
     size = float(steepest * np.linalg.norm(spread))
     vectors, singular, _ = np.linalg.svd(root, full_matrices=False)
-    head, isotropy = only_head(gamma, len(root)), None
+    head, isotropy = only_head(gamma, centred(factor=root)), None
     if head is not None:
         score = np.asarray(head.score)
         inner = np.linalg.norm(vectors.T @ score @ vectors, 2)
@@ -148,9 +156,9 @@ def _measured(
 
     The slopes are that at the covariance, and at the multiple of the identity.
     """
-    spread, mean = matmul(root, root.T), jnp.zeros(len(root), root.dtype)
+    spread = matmul(root, root.T)
     even = jnp.trace(spread) / len(root) * jnp.eye(len(root), dtype=root.dtype)
-    measures = (Gaussian(mean, factor=root), Gaussian(mean, even))
+    measures = (centred(factor=root), centred(even))
     slopes = jnp.stack([affine_velocity(gamma, mu)[0] for mu in measures])
     change = covariance_velocity(gamma, spread, root)
     return spread, change, slopes, linearised_flow(gamma, spread)
@@ -159,21 +167,28 @@ def _measured(
 def linearised_flow(
     gamma: AbstractInContextMap, covariance: Float[Array, "d d"]
 ) -> Float[Array, "k k"]:
-    """Return the derivative of the velocity on symmetric matrices, as a matrix.
-
-    The entries above the diagonal count with the factor that keeps the norm.
-    """
-    size = len(covariance)
-    rows, columns = np.triu_indices(size)
-    scale = jnp.where(rows == columns, 1.0, np.sqrt(2.0)).astype(covariance.dtype)
-
-    def symmetric(vector: Array) -> Array:
-        upper = jnp.zeros((size, size), vector.dtype)
-        upper = upper.at[rows, columns].set(vector / scale)
-        return upper + upper.T - jnp.diag(jnp.diag(upper))
+    """Return the derivative of the velocity on symmetric matrices, as a matrix."""
 
     def velocity(vector: Array) -> Array:
-        change = covariance_velocity(gamma, covariance + symmetric(vector))
-        return change[rows, columns] * scale
+        return to_symmetric(covariance_velocity(gamma, from_symmetric(vector)))
 
-    return jax.jacfwd(velocity)(jnp.zeros(len(rows), covariance.dtype))
+    return jax.jacfwd(velocity)(to_symmetric(covariance))
+
+
+def to_symmetric(matrix: Float[Array, "d d"]) -> Float[Array, " k"]:
+    """Return the entries of a symmetric matrix on and above the diagonal.
+
+    Those above it count with the factor that keeps the norm.
+    """
+    rows, columns = np.triu_indices(len(matrix))
+    scale = np.where(rows == columns, 1.0, np.sqrt(2.0)).astype(matrix.dtype)
+    return matrix[rows, columns] * scale
+
+
+def from_symmetric(vector: Float[Array, " k"]) -> Float[Array, "d d"]:
+    """Return the symmetric matrix of these entries."""
+    size = (math.isqrt(8 * len(vector) + 1) - 1) // 2
+    rows, columns = np.triu_indices(size)
+    scale = np.where(rows == columns, 2.0, np.sqrt(2.0)).astype(vector.dtype)
+    upper = jnp.zeros((size, size), vector.dtype).at[rows, columns].set(vector / scale)
+    return upper + upper.T

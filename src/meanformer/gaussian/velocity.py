@@ -6,9 +6,10 @@ from jaxtyping import Array, Float
 
 from meanformer.attention import AbstractInContextMap
 from meanformer.attention.affine import slope_and_drift
-from meanformer.errors import InvalidInput, Unsupported
+from meanformer.errors import InvalidInput, Unsupported, as_float_array
 from meanformer.measures import Gaussian, quadrature
 from meanformer.numerics.matrices import matmul
+from meanformer.typing import ArrayLike
 
 # A velocity that varies by less, relative to its size, is constant.
 ROUNDINGS = 64
@@ -20,6 +21,15 @@ def check_gaussian(mu: object) -> None:
         raise InvalidInput(
             f"mu is a {type(mu).__name__}; it must be a Gaussian(mean, covariance)."
         )
+
+
+def centred(
+    covariance: ArrayLike | None = None, *, factor: ArrayLike | None = None
+) -> Gaussian:
+    """Return the Gaussian of mean zero with a covariance, or a factor of it."""
+    given = as_float_array("covariance", covariance if factor is None else factor)
+    mean = jnp.zeros(given.shape[:1], given.dtype)
+    return Gaussian(mean, covariance, factor=factor)
 
 
 def affine_velocity(

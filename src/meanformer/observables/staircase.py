@@ -11,6 +11,7 @@ from meanformer.attention import AbstractInContextMap, Softmax, Unnormalised
 from meanformer.errors import InvalidInput, Unsupported, check, is_concrete
 from meanformer.geometry import Sphere
 from meanformer.measures import TokenCloud
+from meanformer.numerics.proportions import multiple_of_identity
 
 TIE = 1e-9
 
@@ -144,22 +145,12 @@ def _check_matrices(layer: Softmax | Unnormalised) -> None:
         ("beta times the score", layer.temperature * layer.score),
         ("value", layer.value),
     ):
-        if is_concrete(matrix) and not _is_positive_multiple(np.asarray(matrix)):
+        if is_concrete(matrix) and not (multiple_of_identity(matrix) or 0) > 0:
             raise Unsupported(
                 f"{name} is not a positive multiple of the identity; the rule is for "
                 "scores <x, y> and values c x with c > 0, where tokens attract each "
                 "other: solve the flow instead."
             )
-
-
-def _is_positive_multiple(matrix: np.ndarray) -> bool:
-    """Whether a matrix is a positive multiple of the identity, up to rounding."""
-    if matrix.shape[0] != matrix.shape[1]:
-        return False
-    factor = matrix[0, 0]
-    rounding = 16 * len(matrix) * np.finfo(matrix.dtype).eps
-    off = np.abs(matrix - factor * np.eye(len(matrix), dtype=matrix.dtype)).max()
-    return bool(factor > 0 and off <= rounding * factor)
 
 
 def _as_staircase(steps: list, levels: list[float], cloud: TokenCloud) -> Staircase:

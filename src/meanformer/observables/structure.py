@@ -17,6 +17,7 @@ from meanformer.attention import (
     Softmax,
     Unnormalised,
 )
+from meanformer.numerics.proportions import agree, definite_quotient, multiple_of
 
 
 class GradientStructure(eqx.Module):
@@ -150,8 +151,8 @@ def _of_form(
     if tolerance is None:
         tolerance = 1000 * float(jnp.finfo(form.dtype).eps)
     base, value = (np.asarray(matrix, np.float64) for matrix in (form, layer.value))
-    is_odd = may_be_odd and _agree(base, -base.T, tolerance)
-    if not (is_odd or _agree(base, base.T, tolerance)):
+    is_odd = may_be_odd and agree(base, -base.T, tolerance)
+    if not (is_odd or agree(base, base.T, tolerance)):
         apart = np.abs(base - base.T).max()
         rest = " nor antisymmetric" if may_be_odd else ""
         return _failed(f"{name} is not symmetric{rest}: entries differ by {apart:.3g}")
@@ -161,33 +162,17 @@ def _of_form(
 
 
 def _of_value(name, base, value, tolerance, dtype) -> GradientStructure:
-    square = np.sum(base * base)
-    multiple = np.sum(base * value) / square if square > 0 else 0.0
-    if _agree(value, multiple * base, tolerance):
+    multiple = multiple_of(base, value, tolerance)
+    if multiple is not None:
         return GradientStructure(True, factor=jnp.asarray(multiple, dtype))
-    mobility = _mobility(base, value, tolerance)
+    mobility = definite_quotient(base, value, tolerance)
     if mobility is None:
         return _failed(
             f"V is not c {name}, nor c P {name} with P symmetric positive definite"
         )
     sign = np.sign(np.trace(mobility))
-    positive = jnp.asarray(sign * (mobility + mobility.T) / 2, dtype)
+    positive = jnp.asarray(sign * mobility, dtype)
     return GradientStructure(True, factor=jnp.asarray(sign, dtype), mobility=positive)
-
-
-def _mobility(base, value, tolerance) -> np.ndarray | None:
-    """Return the symmetric definite matrix between two others, if there is one."""
-    if np.linalg.cond(base) * tolerance > 1:
-        return None
-    mobility = np.linalg.solve(base.T, value.T).T
-    if not _agree(mobility, mobility.T, tolerance * np.linalg.cond(base)):
-        return None
-    eigenvalues = np.linalg.eigvalsh((mobility + mobility.T) / 2)
-    return mobility if eigenvalues[0] * eigenvalues[-1] > 0 else None
-
-
-def _agree(first: np.ndarray, second: np.ndarray, tolerance: float) -> bool:
-    return bool(np.abs(first - second).max() <= tolerance * np.abs(first).max())
 
 
 def _failed(failure: str) -> GradientStructure:
