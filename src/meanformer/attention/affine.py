@@ -2,10 +2,12 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.extend.core import Literal, jaxprs_in_params
 from jax.interpreters import partial_eval
 from jaxtyping import Array, Float
 
@@ -20,6 +22,12 @@ MapOfPoints = AbstractInContextMap | Callable[[Array], Array]
 _ADVICE = (
     "mf.gaussian.closure_residual(gamma, mu) tells how far from affine it is; a "
     "TokenCloud, such as quadrature(mu, order), moves under every map."
+)
+
+# Functions whose derivative is zero although they are not constant.
+_STEPS = frozenset(
+    ("sign", "floor", "ceil", "round", "stop_gradient", "argmax", "argmin", "rem")
+    + ("eq", "ne", "lt", "le", "gt", "ge", "is_finite", "nextafter")
 )
 
 
@@ -58,8 +66,9 @@ def image(
 def check_affine(gamma: MapOfPoints, mu: Gaussian) -> None:
     """Raise, with the reason, unless a map is affine on a Gaussian.
 
-    The derivative in the query must not depend on the query. That is read off the
-    program which computes it, so that it holds for all queries, or is refused.
+    The derivative in the query must not depend on the query, and the value must not
+    jump. Both are read off the programs which compute them, so that it holds for all
+    queries, or is refused.
 
     Args:
         gamma: a map; its parameters may be shapes without numbers.
@@ -77,14 +86,50 @@ def check_affine(gamma: MapOfPoints, mu: Gaussian) -> None:
         whole = eqx.combine(arrays, rest)
         return jax.jvp(partial(image, whole, mu), (x,), (direction,))[1]
 
+    def value(arrays, mu, x):
+        return image(eqx.combine(arrays, rest), mu, x)
+
     point = mu.mean()[None, :]
     program = jax.make_jaxpr(slope)(arrays, mu, point, point).jaxpr
-    _, looks_at = partial_eval.dce_jaxpr(program, [True] * len(program.outvars))
-    if looks_at[-2]:
+    name = type(gamma).__name__
+    if _used(program)[1][-2]:
         raise Unsupported(
-            f"{type(gamma).__name__} is not affine on a Gaussian: its derivative "
-            f"changes with the query. {_ADVICE}"
+            f"{name} is not affine on a Gaussian: its derivative changes with the "
+            f"query. {_ADVICE}"
         )
+    program, is_used = _used(jax.make_jaxpr(value)(arrays, mu, point).jaxpr)
+    if is_used[-1] and _jumps(program, {program.invars[-1]}):
+        raise Unsupported(
+            f"{name} is not affine on a Gaussian: its value jumps. {_ADVICE}"
+        )
+
+
+def depends_on_input(function: Callable[[Array], Array], point: Array) -> bool:
+    """Whether the program of a function looks at its argument."""
+    return _used(jax.make_jaxpr(function)(point).jaxpr)[1][0]
+
+
+def _used(program: Any) -> tuple[Any, list[bool]]:
+    """Return a program without what its results do not need, and what it looks at."""
+    return partial_eval.dce_jaxpr(program, [True] * len(program.outvars))
+
+
+def _jumps(program: Any, tainted: set) -> bool:
+    """Whether a program has a step, of derivative zero, on the way of an input."""
+    for line in program.eqns:
+        marked = [not isinstance(v, Literal) and v in tainted for v in line.invars]
+        if not any(marked):
+            continue
+        if line.primitive.name in _STEPS:
+            return True
+        for inner in jaxprs_in_params(line.params):
+            inputs = inner.invars
+            if len(inputs) == len(marked):
+                inputs = [v for v, mark in zip(inputs, marked, strict=True) if mark]
+            if _jumps(inner, set(inputs)):
+                return True
+        tainted.update(line.outvars)
+    return False
 
 
 def is_array(leaf) -> bool:

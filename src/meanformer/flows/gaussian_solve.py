@@ -84,9 +84,20 @@ def gaussian_set_up(flow, mu: Gaussian, depth, save, solver, rtol, atol, stop):
     budget, stops = sorted_stops(stop, dtype, power=1 / 8)
     tolerances = (jnp.asarray(tolerance, dtype) for tolerance in (rtol, atol))
     problem = GaussianProblem(
-        flow, mu.root(), integrator.prepared(dtype), stops, *tolerances, budget.count
+        flow,
+        mu.root(),
+        depths[0],
+        _radius(mu),
+        integrator.prepared(dtype),
+        stops,
+        *tolerances,
+        budget.count,
     )
     return problem, first_state(depths[0], mu), depths
+
+
+def _radius(mu: Gaussian) -> Float[Array, ""]:
+    return jnp.sqrt(jnp.sum(mu.mean() ** 2) + jnp.trace(mu.covariance()))
 
 
 def _snapshot(problem: GaussianProblem, state: GaussianState):
@@ -112,8 +123,11 @@ def gaussian_layers(flow: Flow, mu: Gaussian, count: int, size: Float[Array, ""]
     problem, and the states with slopes and drifts, all stacked.
     """
     check_gaussian_flow(flow, mu)
-    problem = GaussianProblem(flow, mu.root(), FixedStep(1.0), (), 1.0, 1.0, 1)
-    first = first_state(jnp.zeros_like(size), mu)
+    start = jnp.zeros_like(size)
+    problem = GaussianProblem(
+        flow, mu.root(), start, _radius(mu), FixedStep(1.0), (), 1.0, 1.0, 1
+    )
+    first = first_state(start, mu)
     return problem, _run(problem, first, size, count)
 
 
@@ -125,10 +139,8 @@ def _run(
         found = problem.slope_and_drift(
             problem.flow.velocity, state.depth, state.carried
         )
-        slope, drift = found
-        moving = Carried(drift, matmul(slope, state.carried.linear))
         depth = size * (index + 1).astype(size.dtype)
-        return _step(problem, state, moving, depth), (state, _finite(found))
+        return _step(problem, state, *found, depth), (state, _finite(found))
 
     last, saved = jax.lax.scan(eqx.filter_checkpoint(layer), first, jnp.arange(count))
     final = _snapshot(problem, last)
@@ -138,11 +150,15 @@ def _run(
 def _step(
     problem: GaussianProblem,
     state: GaussianState,
-    moving: Carried,
+    slope: Float[Array, "d d"],
+    drift: Float[Array, " d"],
     depth: Float[Array, ""],
 ) -> GaussianState:
-    size = depth - state.depth
-    carried = jax.tree.map(lambda x, v: x + size * v, state.carried, moving)
+    size, (mean, linear, log_volume) = depth - state.depth, state.carried
+    layer = jnp.eye(len(slope), dtype=slope.dtype) + size * slope
+    log_volume = log_volume + jnp.linalg.slogdet(layer)[1]
+    linear = linear + size * matmul(slope, linear)
+    carried = Carried(mean + size * drift, linear, log_volume)
     moved = GaussianState(
         depth,
         carried,

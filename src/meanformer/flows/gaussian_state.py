@@ -22,10 +22,12 @@ class Carried(NamedTuple):
     Attributes:
         mean: the mean $m$.
         linear: the matrix $\Phi$.
+        log_volume: $\log\det\Phi$, which is right where $\Phi$ is singular to rounding.
     """
 
     mean: Float[Array, " d"]
     linear: Float[Array, "d d"]
+    log_volume: Float[Array, ""]
 
 
 class GaussianState(eqx.Module):
@@ -53,6 +55,8 @@ class GaussianProblem(eqx.Module):
     Attributes:
         flow: the velocity.
         root: the factor $F_0$.
+        first_depth: where the Gaussian began.
+        first_radius: the root mean square of the distance from the origin there.
         integrator: how steps are taken.
         stops: conditions that end the solve.
         rtol: relative tolerance.
@@ -62,6 +66,8 @@ class GaussianProblem(eqx.Module):
 
     flow: Flow
     root: Float[Array, "d r"]
+    first_depth: Float[Array, ""]
+    first_radius: Float[Array, ""]
     integrator: AbstractIntegrator
     stops: tuple[AbstractStop, ...]
     rtol: float | Float[Array, ""]
@@ -84,17 +90,40 @@ class GaussianProblem(eqx.Module):
         self, schedule: AbstractSchedule, depth: Float[Array, ""], carried: Carried
     ) -> Carried:
         """Return how mean and linear part change."""
-        slope, drift = self.slope_and_drift(schedule, depth, carried)
-        return Carried(drift, matmul(slope, carried.linear))
+        return self.moving(*self.slope_and_drift(schedule, depth, carried), carried)
+
+    def relative_speed(
+        self, slope: Float[Array, "d d"], drift: Float[Array, " d"], carried: Carried
+    ) -> Float[Array, ""]:
+        r"""Return how fast the Gaussian changes, in units of itself.
+
+        For the covariance $|LS|/|S|$; the slope $L$ itself may be large where it does
+        not move it. For the mean its speed over the radius.
+        """
+        factor = matmul(carried.linear, self.root)
+        largest = jnp.abs(factor).max(initial=0)
+        factor = factor / jnp.where(largest > 0, largest, 1)
+        spread = matmul(factor, factor.T)
+        size = jnp.linalg.norm(spread)
+        moved = jnp.linalg.norm(matmul(slope, spread)) / jnp.where(size > 0, size, 1)
+        radius = jnp.maximum(jnp.linalg.norm(carried.mean), self.first_radius)
+        travels = jnp.linalg.norm(drift) / jnp.where(radius > 0, radius, 1)
+        return jnp.maximum(moved, travels)
+
+    @staticmethod
+    def moving(
+        slope: Float[Array, "d d"], drift: Float[Array, " d"], carried: Carried
+    ) -> Carried:
+        """Return how mean and linear part change under a slope and a drift."""
+        return Carried(drift, matmul(slope, carried.linear), jnp.trace(slope))
 
 
 def first_state(depth: Float[Array, ""], mu: Gaussian) -> GaussianState:
     """Return the state at the first depth, where nothing has moved."""
     identity = jnp.eye(mu.dimension, dtype=mu.mean().dtype)
     none = jnp.zeros((), jnp.result_type(int))
-    return GaussianState(
-        depth, Carried(mu.mean(), identity), Status.reached, none, none
-    )
+    carried = Carried(mu.mean(), identity, jnp.zeros_like(depth))
+    return GaussianState(depth, carried, Status.reached, none, none)
 
 
 def check_closed(flow: Flow, mu: Gaussian) -> None:

@@ -31,6 +31,8 @@ ROUNDINGS = 64
 # Share of the tolerance; where less of the depth is left to a blow-up, it is reached.
 RESOLVED = 1e-3
 FIRST_STEP = 0.01
+# Largest relative change of a point in one step: before a pole it is larger.
+FARTHEST = 1.0
 
 
 class Clocked(NamedTuple):
@@ -49,8 +51,12 @@ def advance_gaussian(
     if isinstance(problem.integrator, LongDepth):
         solution, last = _in_clock(problem, state, end)
         located = solution.event_mask[0]
-        depth = jnp.where(located, end, last.depth)
-        moved, fired = last.carried, solution.event_mask[1:]
+        depth = jnp.where(located, end, last.depth).astype(end.dtype)
+        fired = solution.event_mask[1:]
+        # In single precision the clock makes it wider on the way.
+        moved = jax.tree.map(
+            lambda new, old: new.astype(old.dtype), last.carried, state.carried
+        )
     else:
         solution = _in_depth(problem, state, end)
         moved = jax.tree.map(lambda leaf: leaf[-1], solution.ys)
@@ -99,29 +105,30 @@ def _in_depth(problem: GaussianProblem, state: GaussianState, end) -> Any:
 def _in_clock(
     problem: GaussianProblem, state: GaussianState, end: Float[Array, ""]
 ) -> tuple[Any, Clocked]:
-    r"""Integrate in the clock $\mathrm{d}s = (|\Phi^{-1}L\Phi| + 1/T)\,\mathrm{d}t$.
+    r"""Integrate in the clock $\mathrm{d}s = (|LS|/|S| + 1/T)\,\mathrm{d}t$.
 
     $T$ is the length of the stretch. The clock is the logarithm of depth where the
-    covariance decays algebraically, and that of the depth left before a blow-up. It
-    looks at the slope from the points of departure, where directions that have shrunk
-    count as much as the others.
+    covariance decays algebraically, and that of the depth left before a blow-up.
     """
     span = jnp.where(end == state.depth, 1, end - state.depth)
+    # The clock has the default type: diffrax mixes no other with events.
+    one = jnp.ones((), jnp.result_type(float))
 
     def field(s, y: Clocked, args) -> Clocked:
-        schedule = problem.flow.velocity
-        moving = problem.velocity(schedule, y.depth, y.carried)
-        relative = jnp.linalg.solve(y.carried.linear, moving.linear)
-        rate = jnp.sign(span) * jnp.linalg.norm(relative) + 1 / span
+        slope, drift = problem.slope_and_drift(
+            problem.flow.velocity, y.depth, y.carried
+        )
+        moving = problem.moving(slope, drift, y.carried)
+        speed = problem.relative_speed(slope, drift, y.carried)
+        rate = jnp.sign(span) * speed + 1 / span
         return Clocked(jax.tree.map(lambda leaf: leaf / rate, moving), 1 / rate)
 
     def missing(t, y: Clocked, args, **kwargs):
         share = (end - y.depth) / span
         near = jnp.abs(end - y.depth) <= ROUNDINGS * _rounding(end)
-        return jnp.where(near, 0, share)
+        return jnp.where(near, 0, share).astype(one.dtype)
 
     stops = _events(problem, lambda s, y: (y.depth, y.carried))
-    one = jnp.ones_like(end)
     solution = diffrax.diffeqsolve(
         diffrax.ODETerm(field),
         problem.integrator.method_for(False),
@@ -153,23 +160,56 @@ def _controller(
         return integrator.controller(StepSettings(zero, one, zero, None, None))
 
     def rescale(end, error):
-        mean, linear = carried_in(end)
-        wrong_mean, wrong_linear = carried_in(error)
+        mean, linear, log_volume = carried_in(end)
+        wrong_mean, wrong_linear, wrong_volume = carried_in(error)
+        # In units of the largest entry, so that nothing underflows.
+        size = jnp.abs(linear).max()
+        linear, wrong_linear = linear / size, wrong_linear / size
         inverse = jnp.linalg.inv(linear)
-        relative = matmul(inverse, wrong_linear)
         # What rounding does to the smallest eigenvalue cannot be asked for.
         condition = jnp.linalg.norm(linear) * jnp.linalg.norm(inverse)
         rounding = ROUNDINGS * jnp.finfo(linear.dtype).eps
-        rtol = problem.rtol + rounding * condition
-        allowed = problem.atol + (problem.rtol + rounding) * jnp.abs(mean).max()
-        errors = Carried(wrong_mean / allowed, relative / rtol)
+        rtol = problem.rtol + rounding
+        relative = matmul(inverse, wrong_linear) / (rtol + rounding * condition)
+        # The largest is accurate also where the smallest is lost.
+        large = wrong_linear / rtol
+        allowed = problem.atol + rtol * jnp.abs(mean).max()
+        errors = Carried(
+            wrong_mean / allowed,
+            jnp.where(jnp.isfinite(relative), jnp.hypot(relative, large), large),
+            wrong_volume / (rtol * (1 + jnp.abs(log_volume))),
+        )
         if isinstance(end, Clocked):
-            late = error.depth / (problem.rtol * jnp.abs(end.depth))
-            errors = Clocked(errors, late)
+            late = jnp.abs(end.depth - problem.first_depth)
+            allowed = problem.rtol * late + rounding * jnp.abs(end.depth)
+            errors = Clocked(errors, error.depth / allowed)
         return errors
 
+    def is_too_far(start, end):
+        """Whether points move so much that a pole may have been stepped over.
+
+        As seen from where they are and from where they departed: each of the two
+        norms may be large without need, where the map is far from normal.
+        """
+        before, after = carried_in(start).linear, carried_in(end).linear
+        size = jnp.abs(before).max()
+        before, after = before / size, after / size
+        inverse, change = jnp.linalg.inv(before), after - before
+        moved = jnp.minimum(
+            _norm_bound(matmul(change, inverse)), _norm_bound(matmul(inverse, change))
+        )
+        condition = jnp.linalg.norm(before) * jnp.linalg.norm(inverse)
+        rounding = ROUNDINGS * jnp.finfo(before.dtype).eps
+        return moved > FARTHEST + rounding * condition
+
     settings = StepSettings(zero, one, zero, _largest, jumps)
-    return Rescaled(integrator.controller(settings), rescale)
+    return Rescaled(integrator.controller(settings), rescale, is_too_far)
+
+
+def _norm_bound(matrix: Float[Array, "d d"]) -> Float[Array, ""]:
+    """Return a bound of the largest singular value, from sums of rows and columns."""
+    rows, columns = (jnp.abs(matrix).sum(axis=axis).max() for axis in (0, 1))
+    return jnp.sqrt(rows * columns)
 
 
 def _largest(errors: PyTree) -> Float[Array, ""]:
@@ -184,11 +224,13 @@ def _events(problem: GaussianProblem, view: Callable) -> list[Callable]:
 
     def blows_up(t, y, args, **kwargs):
         depth, carried = view(t, y)
-        slope, _ = problem.slope_and_drift(problem.flow.velocity, depth, carried)
-        # The depth that is left is of the order of one over the slope.
+        found = problem.slope_and_drift(problem.flow.velocity, depth, carried)
+        speed = problem.relative_speed(*found, carried)
+        # The depth that is left is of the order of one over the speed.
         rounding = ROUNDINGS * jnp.finfo(depth.dtype).eps
         resolved = jnp.maximum(rounding, RESOLVED * problem.rtol)
-        return jnp.linalg.norm(slope) * jnp.abs(depth) * resolved > 1
+        gone = jnp.abs(depth - problem.first_depth)
+        return speed * gone * resolved > 1
 
     def event(stop: AbstractStop) -> Callable:
         def condition(t, y, args, **kwargs):

@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
 from meanformer.errors import is_concrete
-from meanformer.flows.gaussian_state import Carried, GaussianProblem, GaussianState
+from meanformer.flows.gaussian_state import GaussianProblem, GaussianState
 from meanformer.flows.interpolation import check_in_range, hermite, place_of
 from meanformer.flows.outcome import AbstractTrajectory, cut_off, status_codes
 from meanformer.flows.status import STATUS_FLAGS, Status
@@ -24,6 +24,7 @@ class GaussianTrajectory(AbstractTrajectory):
         depths: the saved depths, from the first on.
         means: the mean at each of them.
         linear: the matrices $\Phi$.
+        log_volumes: $\log|\det\Phi|$, also where $\Phi$ is singular to rounding.
         drifts: the velocities of the means.
         slopes: the matrices $L$ of the velocity $\dot m + L(x - m)$.
         root: the factor $F(0)$ of the first covariance.
@@ -35,6 +36,7 @@ class GaussianTrajectory(AbstractTrajectory):
     depths: Float[Array, " t"]
     means: Float[Array, "t d"]
     linear: Float[Array, "t d d"]
+    log_volumes: Float[Array, " t"]
     drifts: Float[Array, "t d"]
     slopes: Float[Array, "t d d"]
     root: Float[Array, "d r"]
@@ -97,7 +99,7 @@ class GaussianTrajectory(AbstractTrajectory):
             "rejected_steps": self.rejected_steps,
             "trace": jnp.sum(singular**2, axis=1),
             "eigenvalues": singular**2,
-            "log_volume": jnp.linalg.slogdet(self.linear)[1],
+            "log_volume": self.log_volumes,
             "speed": jnp.sqrt(jnp.sum(self.drifts**2, axis=1) + speeds),
         }
 
@@ -110,6 +112,7 @@ class GaussianTrajectory(AbstractTrajectory):
             "means": (("depth", "coordinate"), np.asarray(self.means)),
             "covariances": (square, np.asarray(self.covariances)),
             "linear": (square, np.asarray(self.linear)),
+            "log_volumes": (("depth",), np.asarray(self.log_volumes)),
             "drifts": (("depth", "coordinate"), np.asarray(self.drifts)),
             "slopes": (square, np.asarray(self.slopes)),
             "root": (("coordinate", "column"), np.asarray(self.root)),
@@ -125,20 +128,23 @@ class GaussianTrajectory(AbstractTrajectory):
             self.depths,
             self.means,
             self.linear,
+            self.log_volumes,
             self.drifts,
             self.slopes,
             self.accepted_steps,
             self.rejected_steps,
         )
 
-    def _carried_to(self, depth: float | Float[Array, ""]) -> Carried:
+    def _carried_to(
+        self, depth: float | Float[Array, ""]
+    ) -> tuple[Float[Array, " d"], Float[Array, "d d"]]:
         depth = jnp.asarray(depth, self.depths.dtype)
         check_in_range(self.depths, depth)
         if len(self) == 1:
-            return Carried(self.means[0], self.linear[0])
+            return self.means[0], self.linear[0]
         place = place_of(self.depths, depth)
         moving = matmul(self.slopes, self.linear)
-        return Carried(
+        return (
             hermite(place, self.means, self.drifts),
             hermite(place, self.linear, moving),
         )
@@ -157,6 +163,7 @@ def as_gaussian_trajectory(
         states.depth,
         states.carried.mean,
         states.carried.linear,
+        states.carried.log_volume,
         drifts,
         slopes,
         problem.root,

@@ -5,8 +5,9 @@ from collections.abc import Callable
 
 import diffrax
 import equinox as eqx
+import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Bool, Float, PyTree
 
 from meanformer.errors import check
 from meanformer.flows.methods import RK4, SplitStep
@@ -71,10 +72,13 @@ class Rescaled(diffrax.AbstractAdaptiveStepSizeController):
     Args:
         controller: the controller that decides.
         rescale: takes the end of a step and its error, returns the error to judge.
+        is_too_far: takes start and end of a step, tells whether to refuse it whatever
+            its error; none is refused by default.
     """
 
     controller: diffrax.AbstractAdaptiveStepSizeController
     rescale: Callable[[PyTree, PyTree], PyTree]
+    is_too_far: Callable[[PyTree, PyTree], Bool[Array, ""]] | None = None
 
     @property
     def rtol(self):
@@ -93,7 +97,7 @@ class Rescaled(diffrax.AbstractAdaptiveStepSizeController):
 
     def wrap(self, direction):
         """Wrap the controller."""
-        return Rescaled(self.controller.wrap(direction), self.rescale)
+        return Rescaled(self.controller.wrap(direction), self.rescale, self.is_too_far)
 
     def init(self, terms, t0, t1, y0, dt0, args, func, error_order):
         """Begin as the controller does."""
@@ -104,6 +108,12 @@ class Rescaled(diffrax.AbstractAdaptiveStepSizeController):
     ):
         """Let the controller decide on the rescaled error."""
         error = self.rescale(y1_candidate, y_error)
+        if self.is_too_far is not None:
+            # About half of the step is tried next.
+            refused = self.is_too_far(y0, y1_candidate)
+            error = jax.tree.map(
+                lambda e: jnp.where(refused, 2.0**error_order, e).astype(e.dtype), error
+            )
         return self.controller.adapt_step_size(
             t0, t1, y0, y1_candidate, args, error, error_order, controller_state
         )
@@ -300,10 +310,11 @@ class LongDepth(AbstractAdaptive):
     Cost: $O(n^2 d)$ time and memory for each evaluation: for few tokens.
 
     For a `Gaussian` under a map that is the same at all depths the clock is
-    $\mathrm{d}s = (|\Phi^{-1}L\Phi| + 1/T)\,\mathrm{d}t$, with the slope $L$ of the
-    velocity, the map $\Phi$ that has carried it, and the length $T$ of the stretch: the
-    logarithm of depth where covariances decay like a power of it, and of the depth that
-    is left before a blow-up.
+    $\mathrm{d}s = (|LS|/|S| + 1/T)\,\mathrm{d}t$, with the slope $L$ of the velocity
+    and the length $T$ of the stretch: the logarithm of depth where covariances decay
+    like a power of it, and of the depth that is left before a blow-up. Where the map
+    that carries points does not come to rest, steps are many: `mf.gaussian.limit_of`
+    follows the covariance alone.
 
     Args:
         method: an explicit adaptive method of diffrax; `Dopri8` by default.

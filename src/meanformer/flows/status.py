@@ -27,9 +27,9 @@ class Status(eqx.Enumeration):
         "raise the radius, shorten the depth, or use a row-normalised attention"
     )
     blow_up_suspected = (
-        "the step size fell below rounding, so a blow-up in finite depth is suspected; "
-        "linear and unnormalised attention do that, and softmax attention on a "
-        "Gaussian: stop before this depth"
+        "hardly any depth is left for steps that keep the accuracy, so a blow-up in "
+        "finite depth is suspected; linear and unnormalised attention do that, and "
+        "softmax attention on a Gaussian: stop before this depth"
     )
     step_budget = (
         "the step budget between two saved depths was used up; the flow may be stiff: "

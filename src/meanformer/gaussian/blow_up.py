@@ -3,6 +3,7 @@
 import dataclasses
 import math
 
+import jax.numpy as jnp
 import numpy as np
 
 from meanformer.attention import (
@@ -14,22 +15,42 @@ from meanformer.attention import (
     Softmax,
 )
 from meanformer.errors import check
-from meanformer.flows import Flow, LongDepth, Status, StepBudget, solve
+from meanformer.flows import (
+    Flow,
+    GaussianTrajectory,
+    LongDepth,
+    Status,
+    StepBudget,
+    solve,
+)
 from meanformer.gaussian.explicit import riccati_clock, riccati_matrix
 from meanformer.gaussian.heads import (
     Parts,
     parts_of,
     peculiarity,
+    rounding_of,
+    score_of,
     spectral_norm,
+    values_of,
+)
+from meanformer.gaussian.long_run import (
+    BLEW_UP,
+    REACHED,
+    as_wide,
+    first_time,
+    limit_of,
+    mean_matters,
 )
 from meanformer.gaussian.quiet import quietly
-from meanformer.gaussian.velocity import check_gaussian
+from meanformer.gaussian.velocity import check_gaussian, check_map
 from meanformer.measures import Gaussian
 from meanformer.numerics.proportions import agree, multiple_of, multiple_of_identity
 
 STEPS = 20_000
-# Relative error of entries up to which an equation between matrices holds.
-ROUNDED = 1e-12
+# Least depth of a long run, in units of the time in which it moves.
+SHORTEST = 1e3
+# An eigenvalue so much smaller than the others has few digits left.
+UNSURE = 1e-10
 NEVER, OPEN = "never", "open"
 
 
@@ -88,14 +109,19 @@ def blowup_time(
     known = proved(gamma, mu)
     if known.certainty != OPEN:
         return known
-    return _integrated(gamma, mu, horizon, rtol, known.lower, known.upper)
+    # In the widest type there is: the tolerance is far below single precision.
+    return _integrated(*as_wide((gamma, mu)), horizon, rtol, known)
 
 
 def proved(gamma: AbstractInContextMap, mu: Gaussian) -> BlowUp:
     """Return what is known without an integration; it may leave the question open."""
+    check_map(gamma)
     check_gaussian(mu)
     parts = parts_of(gamma, mu)
     reason = global_reason(parts)
+    is_point = not bool(jnp.any(mu.covariance() != 0))
+    if is_point and not any(isinstance(head, Linear) for head in parts.heads):
+        reason = "the covariance is zero, and the mean moves at most exponentially"
     if reason is not None:
         return BlowUp(None, None, None, NEVER, reason)
     lower = lower_bound(parts, mu)
@@ -126,7 +152,7 @@ def _why_tame(head: AbstractAttention) -> str | None:
     key, query = (np.asarray(x, np.float64) for x in (head.key, head.query))
     if np.linalg.matrix_rank(key) == key.shape[1]:
         return "L2: K has full column rank"
-    if multiple_of(key, query, ROUNDED) is not None:
+    if multiple_of(key, query, rounding_of(head)) is not None:
         return "L2: Q is a multiple of K"
     return None
 
@@ -141,7 +167,8 @@ def _why_contracting(head: Softmax) -> str | None:
         return "V is zero" if not value.any() else None
     sign = np.sign(signs[0])
     highest = np.linalg.eigvalsh(sign * symmetric)[-1]
-    if highest > ROUNDED * spectral_norm(symmetric):
+    size = abs(float(head.temperature)) * spectral_norm(head.query)
+    if highest > rounding_of(head) * size * spectral_norm(head.key):
         return None
     if sign > 0:
         return "softmax: V is positive definite, A_s negative semi-definite"
@@ -156,7 +183,7 @@ def lower_bound(parts: Parts, mu: Gaussian) -> float | None:
     """
     quadratic, linear, sees_mean = 0.0, spectral_norm(parts.affine), False
     for head in parts.heads:
-        value, score = spectral_norm(head.value), spectral_norm(head.score)
+        value, score = spectral_norm(values_of(head)), spectral_norm(score_of(head))
         if isinstance(head, Sinkhorn):
             linear += value
         elif isinstance(head, L2):
@@ -190,11 +217,19 @@ def upper_bound(head: AbstractAttention, mu: Gaussian) -> float | None:
     value, symmetric = _symmetric_parts(head)
     if value is None:
         return None
+    # The flow is the same with both signs changed.
+    sign = np.sign(np.trace(value)) or 1.0
+    value, symmetric = sign * value, sign * symmetric
     lowest_value = np.linalg.eigvalsh(value)[0]
     lowest_score = np.linalg.eigvalsh(symmetric)[0]
+    rounding = rounding_of(head) * np.array(
+        [spectral_norm(value), spectral_norm(symmetric)]
+    )
+    if np.any([lowest_value, lowest_score] <= rounding):
+        return None
     spread = np.asarray(mu.covariance(), np.float64)
-    trace = float(np.trace(np.linalg.solve(value, spread))) if lowest_value > 0 else 0
-    if min(lowest_value, lowest_score, trace) <= 0:
+    trace = float(np.trace(np.linalg.solve(value, spread)))
+    if trace <= 0:
         return None
     rate = 2 * lowest_score * lowest_value**2 * trace
     return float(len(value) / rate)
@@ -211,22 +246,59 @@ def _exact(head: AbstractAttention, mu: Gaussian, lower: float | None) -> BlowUp
     if isinstance(head, Linear):
         mean = np.asarray(mu.mean(), np.float64)
         root = np.concatenate([root, mean[:, None]], axis=1)
-    # Signs of the clock: blow-up where it meets an inverse eigenvalue.
-    rates = riccati_clock(head, 1.0) * np.linalg.eigvalsh(riccati_matrix(head, root))
-    fastest = float(rates.max(initial=0))
-    if fastest <= ROUNDED * np.abs(rates).max(initial=0):
+    vectors, sizes, _ = np.linalg.svd(root, full_matrices=False)
+    basis = vectors[:, sizes > rounding_of(head) * sizes.max(initial=0)]
+    clock = riccati_clock(head, 1.0)
+    signs = clock * np.linalg.eigvalsh(riccati_matrix(head, basis))
+    scale = abs(clock) * spectral_norm(head.query) * spectral_norm(head.key)
+    if signs.max(initial=0) <= rounding_of(head) * scale:
         reason = "V = vI, and v A_s is negative semi-definite on the range of S"
         return BlowUp(None, None, None, NEVER, reason)
+    # Signs of the clock: blow-up where it meets an inverse eigenvalue.
+    rates = clock * np.linalg.eigvalsh(riccati_matrix(head, root))
+    fastest = float(rates.max(initial=0))
+    if fastest <= UNSURE * np.abs(rates).max(initial=0):
+        reason = "V = vI: it blows up, but so late that rounding hides when"
+        return BlowUp(None, lower, None, OPEN, reason)
     depth = 1 / fastest
     lower = None if lower is None else min(lower, depth)
     return BlowUp(depth, lower, depth, "exact", "V = vI: the explicit solution")
 
 
-def _integrated(gamma, mu, horizon, rtol, lower, upper) -> BlowUp:
-    flow = Flow(gamma)
+def _integrated(
+    gamma: AbstractInContextMap,
+    mu: Gaussian,
+    horizon: float,
+    rtol: float,
+    known: BlowUp,
+) -> BlowUp:
+    """Follow the covariance as far as asked for; locate a blow-up more closely."""
+    found = dataclasses.replace(known, certainty="not seen")
+    if mean_matters(gamma, mu):
+        end = horizon
+    else:
+        units = max(horizon / first_time(gamma, mu), SHORTEST)
+        run = limit_of(gamma, mu, depth=units)
+        end = float(run.depths[-1])
+        if run.ending != BLEW_UP or end > horizon:
+            reached = min(end, horizon)
+            ended = "" if run.ending == REACHED else f": {run.ending}"
+            reason = f"the covariance was followed to depth {reached:.6g}{ended}"
+            return dataclasses.replace(found, reason=reason)
+    path = _located(gamma, mu, 2 * end, rtol)
+    if bool(path.status == Status.blow_up_suspected):
+        end = float(path.depths[-1])
+    elif mean_matters(gamma, mu):
+        reason = f"the integration ended: {path.message}"
+        return dataclasses.replace(found, reason=reason)
+    reason = "the integration ran into it"
+    return dataclasses.replace(found, depth=end, certainty="numerical", reason=reason)
+
+
+def _located(gamma, mu: Gaussian, horizon: float, rtol: float) -> GaussianTrajectory:
     with quietly():
-        path = solve(
-            flow,
+        return solve(
+            Flow(gamma),
             mu,
             horizon,
             save=2,
@@ -234,20 +306,11 @@ def _integrated(gamma, mu, horizon, rtol, lower, upper) -> BlowUp:
             rtol=rtol,
             stop=StepBudget(STEPS),
         )
-    if bool(path.status == Status.blow_up_suspected):
-        depth = float(path.depths[-1])
-        return BlowUp(depth, lower, upper, "numerical", "the integration ran into it")
-    reached = float(path.depths[-1])
-    if bool(path.status == Status.reached):
-        reason = f"the integration reached depth {reached:.6g}"
-    else:
-        reason = f"the integration ended: {path.message}"
-    return BlowUp(None, lower, upper, "not seen", reason)
 
 
 def _symmetric_parts(head: AbstractAttention) -> tuple[np.ndarray | None, np.ndarray]:
     """Return V if it is symmetric, else `None`, and beta times the symmetric A_s."""
-    value, score = (np.asarray(x, np.float64) for x in (head.value, head.score))
-    is_symmetric = agree(value, value.T, ROUNDED)
+    value, score = values_of(head), score_of(head)
+    is_symmetric = agree(value, value.T, rounding_of(head))
     pull = float(head.temperature) * (score + score.T) / 2
     return (value + value.T) / 2 if is_symmetric else None, pull

@@ -6,11 +6,12 @@ import numpy as np
 
 from meanformer.attention import AbstractInContextMap
 from meanformer.flows import Status
-from meanformer.gaussian.blow_up import NEVER, blowup_time, proved
+from meanformer.gaussian.blow_up import blowup_time, proved
 from meanformer.gaussian.long_run import (
     BLEW_UP,
     ESCAPED,
     UNFINISHED,
+    UNRESOLVED,
     LongRun,
     first_time,
     limit_of,
@@ -21,10 +22,13 @@ from meanformer.measures import Gaussian
 
 BLOW_UP, CONVERGES, GROWS = "blow-up", "converges", "grows"
 PERIODIC, UNDECIDED = "periodic", "undecided"
+# Exponents below this are those of exponential decay.
+FAST = -30.0
 # How long to look for a return, in units of the time in which it moves at first.
 WATCHED = 60.0
-# So much larger, and still growing: unbounded, for all that can be computed.
-GROWN = 100.0
+# So much larger, at a rate that has not grown by more than the other: unbounded, for
+# all that can be computed.
+GROWN, STEADY = 1e4, 1.5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,9 +137,14 @@ def outcome_of(
     if run.ending == ESCAPED:
         reason = f"beyond all numbers at depth {reached:.6g}, without a blow-up"
         return dataclasses.replace(found, kind=GROWS, reason=reason)
+    if run.ending in (UNFINISHED, UNRESOLVED):
+        growing = _growing(run, found)
+        if growing is not None:
+            return growing
     if run.ending == UNFINISHED:
-        return _unfinished(gamma, mu, run, found)
-    powers = ", ".join("gone" if p == -np.inf else f"{p:+.3f}" for p in run.exponents)
+        reason = f"the steps were used up at depth {reached:.6g}"
+        return dataclasses.replace(found, reason=reason)
+    powers = ", ".join("gone" if p < FAST else f"{p:+.3f}" for p in run.exponents)
     found = dataclasses.replace(found, normalised_rank=run.normalised_rank)
     if run.grows:
         reason = f"eigenvalues go with the powers {powers} of depth"
@@ -152,19 +161,19 @@ def outcome_of(
     )
 
 
-def _unfinished(gamma, mu: Gaussian, run: LongRun, found: Outcome) -> Outcome:
-    """Tell growth from what is undecided, of a run that used up its steps.
+def _growing(run: LongRun, found: Outcome) -> Outcome | None:
+    """Return the outcome of a run that grew exponentially as far as it went.
 
-    Where no blow-up is possible a covariance grows exponentially, and the small
-    eigenvalues that the velocity depends on are soon lost beside the largest.
+    A trace that grows ten times at a rate that does not grows exponentially; on the
+    way to a blow-up the rate grows ten times as well.
     """
-    growth = np.trace(run.covariances[-1]) / np.trace(run.covariances[0])
-    cannot_blow_up = proved(gamma, mu).certainty == NEVER
-    if run.grows and growth > GROWN and cannot_blow_up:
-        reason = f"{growth:.3g} times as large at depth {found.depth:.6g}, and growing"
+    grown = run.log_traces[-1] - run.log_traces[0]
+    earlier, last = run.growth_rates
+    is_steady = last <= STEADY * earlier
+    if grown > np.log(GROWN) and last > 0 and is_steady:
+        reason = f"exponential growth at the rate {last:.6g}"
         return dataclasses.replace(found, kind=GROWS, reason=reason)
-    reason = f"the steps were used up at depth {found.depth:.6g}"
-    return dataclasses.replace(found, reason=reason)
+    return None
 
 
 def _at_rest(mu: Gaussian) -> Outcome:

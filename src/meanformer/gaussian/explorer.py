@@ -13,6 +13,7 @@ from meanformer.flows import AbstractProgress
 from meanformer.flows.recorder import bar_for
 from meanformer.gaussian.classify import (
     CONVERGES,
+    GROWS,
     PERIODIC,
     UNDECIDED,
     Outcome,
@@ -22,7 +23,7 @@ from meanformer.gaussian.ensembles import Case, Ensemble, case_from_json
 from meanformer.gaussian.second_look import is_confirmed
 
 SETTINGS, DRAWS = "settings.json", "draws.jsonl"
-# What is undecided is followed so much longer.
+# What is undecided, or grows like a power of depth, is followed so much longer.
 LONGER = 100.0
 
 
@@ -143,7 +144,7 @@ def explore(
 def examine(case: Case, index: int = 0, depth: float = 1e5) -> Draw:
     """Classify a case, and look at it by a second method if it is an exception.
 
-    What the first look leaves undecided is followed a hundred times longer. Then a
+    What is undecided, or grows like a power, is followed a hundred times longer. Then a
     period must return ten more times, a limit must be close to a stationary covariance
     of its rank that is solved for, and a decay of full rank must go on a hundred times
     longer, both flows in factors with a tolerance of 1e-12.
@@ -156,7 +157,8 @@ def examine(case: Case, index: int = 0, depth: float = 1e5) -> Draw:
     bound = (case.dimension + case.kernel_dimension) // 2
     gamma, start = case.gamma(), case.gaussian()
     outcome = classify(gamma, start, depth=depth, locate=False)
-    if outcome.kind == UNDECIDED:
+    grows_slowly = outcome.kind == GROWS and outcome.normalised_rank is not None
+    if outcome.kind == UNDECIDED or grows_slowly:
         outcome = classify(gamma, start, depth=LONGER * depth, locate=False)
     exception = _exception(outcome, case, bound)
     confirmed = is_confirmed(gamma, start, outcome) if exception else None

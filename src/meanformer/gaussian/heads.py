@@ -21,6 +21,8 @@ from meanformer.errors import Unsupported
 from meanformer.measures import Gaussian
 from meanformer.numerics.matrices import matmul
 
+ROUNDINGS = 8
+
 
 class Parts(NamedTuple):
     """The terms of a velocity.
@@ -93,6 +95,25 @@ def peculiarity(head: AbstractAttention) -> str | None:
     if isinstance(head, Sinkhorn) and head.half_steps is not None:
         return "half_steps is set, which is short of the limit"
     return None
+
+
+def score_of(head: AbstractAttention) -> np.ndarray:
+    r"""Return $A = K^\top Q$ in double precision, whatever that of the head is."""
+    query, key = (np.asarray(x, np.float64) for x in (head.query, head.key))
+    return key.T @ query
+
+
+def values_of(head: AbstractAttention) -> np.ndarray:
+    """Return the matrix that is applied to the mean of the tokens, as a whole."""
+    value = np.asarray(head.value, np.float64)
+    if isinstance(head, L2) and head.value_map == "kim":
+        return value @ score_of(head) / np.sqrt(len(head.key))
+    return value
+
+
+def rounding_of(head: AbstractAttention) -> float:
+    """Return the relative error of products of the matrices of a head."""
+    return ROUNDINGS * len(head.value) * float(np.finfo(head.value.dtype).eps)
 
 
 def spectral_norm(matrix: Float[Array, "m n"] | np.ndarray) -> float:

@@ -3,17 +3,18 @@
 from typing import NamedTuple
 
 import numpy as np
-from scipy.optimize import minimize_scalar
+from scipy.optimize import brentq
 
 from meanformer.attention import AbstractInContextMap
 from meanformer.flows import Adaptive, Flow, GaussianTrajectory, StepBudget, solve
 from meanformer.gaussian.quiet import quietly
+from meanformer.gaussian.stationary import covariance_velocity
 from meanformer.measures import Gaussian
 
 SAVED = 801
 # A path is looked at more closely where it comes so close, in units of its extent.
 NEAR = 0.2
-RETURNED = 1e-6
+RETURNED = 1e-9
 MOVED = 1e-3
 
 
@@ -74,23 +75,22 @@ def _refined(gamma, path, spreads, start: int, index: int, size: float) -> Retur
     depths = np.asarray(path.depths)
     before = path.gaussian(index - 1)
 
-    def distance(depth: float) -> float:
-        moved = solve(
-            Flow(gamma),
-            before,
-            (float(depths[index - 1]), depth),
-            save=2,
-            rtol=1e-12,
-            atol=1e-14,
-            solver=Adaptive(),
-        )
-        return float(np.linalg.norm(moved.covariances[-1] - spreads[start]) / size)
+    first, spacing = float(depths[index - 1]), float(depths[index] - depths[index - 1])
 
-    low = depths[index - 1] + 1e-3 * (depths[index] - depths[index - 1])
-    best = minimize_scalar(
-        lambda depth: distance(depth) ** 2,
-        bounds=(float(low), float(depths[index + 1])),
-        method="bounded",
-        options={"xatol": 1e-12},
-    )
-    return Return(float(best.x - depths[start]), float(np.sqrt(best.fun)))
+    def at(share: float) -> tuple[float, np.ndarray]:
+        """Return whether the covariance still approaches, and how far it is."""
+        depth = first + spacing * share
+        moved = solve(
+            Flow(gamma), before, (first, depth), save=2, rtol=1e-12, solver=Adaptive()
+        )
+        spread = moved.covariances[-1]
+        away = np.asarray(spread - spreads[start]) / size
+        velocity = np.asarray(covariance_velocity(gamma, spread)) * spacing / size
+        return float(np.sum(away * velocity)), away
+
+    low, high = 1e-3, float(depths[index + 1] - first) / spacing
+    if at(low)[0] * at(high)[0] > 0:
+        return Return(float(depths[index] - depths[start]), np.inf)
+    share = brentq(lambda share: at(share)[0], low, high, xtol=1e-15, rtol=1e-14)
+    period = first - float(depths[start]) + spacing * share
+    return Return(period, float(np.linalg.norm(at(share)[1])))

@@ -4,9 +4,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from meanformer.attention import AbstractInContextMap
-from meanformer.flows import Flow, GaussianTrajectory, LongDepth, StepBudget, solve
+from meanformer.flows import Flow, StepBudget, solve
 from meanformer.gaussian.classify import CONVERGES, PERIODIC, Outcome
-from meanformer.gaussian.long_run import growth_along
+from meanformer.gaussian.long_run import STEPS, growth_along, long_flow
 from meanformer.gaussian.quiet import quietly
 from meanformer.gaussian.stationary import certified, polished
 from meanformer.measures import Gaussian
@@ -15,13 +15,10 @@ from meanformer.measures import Gaussian
 PERIODS, RETURNED = 10, 1e-5
 # How much longer a decay is followed.
 LONGER = 100.0
-# Saved depths, geometric, a dozen to a decade.
-SAVED = 120
 # A stationary covariance is solved for, and must be one to this, near the limit.
 STATIONARY, NEAR = 1e-9, 1e-2
 # Tolerance of the second look; that of the first is about 1e-9.
 PRECISE = 1e-12
-STEPS = 20_000
 
 
 def is_confirmed(gamma: AbstractInContextMap, mu: Gaussian, found: Outcome) -> bool:
@@ -76,24 +73,6 @@ def _is_stationary(gamma, limit: np.ndarray, rank: int) -> bool:
 
 
 def _decays_alike(gamma, mu: Gaussian, found: Outcome) -> bool:
-    path = long_flow(gamma, mu, LONGER * found.depth)
-    run = growth_along(path)
+    run = growth_along(long_flow(gamma, mu, LONGER * found.depth, PRECISE))
     same_rank = run.normalised_rank == found.normalised_rank
     return bool(run.is_settled and run.rank == 0 and same_rank)
-
-
-def long_flow(
-    gamma: AbstractInContextMap, mu: Gaussian, depth: float
-) -> GaussianTrajectory:
-    """Follow the factors of a covariance far, accurately, saving every decade."""
-    depths = np.concatenate([[0.0], np.geomspace(1e-9 * depth, depth, SAVED)])
-    with quietly():
-        return solve(
-            Flow(gamma),
-            mu,
-            depth,
-            save=depths,
-            solver=LongDepth(),
-            rtol=PRECISE,
-            stop=StepBudget(STEPS),
-        )

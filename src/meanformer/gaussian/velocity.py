@@ -7,6 +7,7 @@ from jaxtyping import Array, Float
 from meanformer.attention import AbstractInContextMap
 from meanformer.attention.affine import slope_and_drift
 from meanformer.errors import InvalidInput, Unsupported, as_float_array
+from meanformer.flows import AbstractSchedule, Flow
 from meanformer.measures import Gaussian, quadrature
 from meanformer.numerics.matrices import matmul
 from meanformer.typing import ArrayLike
@@ -21,6 +22,18 @@ def check_gaussian(mu: object) -> None:
         raise InvalidInput(
             f"mu is a {type(mu).__name__}; it must be a Gaussian(mean, covariance)."
         )
+
+
+def check_map(gamma: object) -> None:
+    """Raise unless this is one map, the same at all depths."""
+    if isinstance(gamma, AbstractInContextMap):
+        return
+    advice = "it must be an attention, a perceptron, or heads and sums of them"
+    if isinstance(gamma, Flow):
+        advice = "give its velocity, flow.velocity.gamma, not the flow"
+    elif isinstance(gamma, AbstractSchedule) or callable(gamma):
+        advice = "give the map at one depth: here it is the same at all"
+    raise InvalidInput(f"gamma is a {type(gamma).__name__}; {advice}.")
 
 
 def centred(
