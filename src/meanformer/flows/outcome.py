@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from meanformer.errors import StoppedEarly, is_concrete, warn
+from meanformer.errors import StoppedEarly, check, is_concrete, warn
 from meanformer.flows.status import Status, status_code
 
 
@@ -41,7 +41,8 @@ class AbstractTrajectory(eqx.Module):
         """Return the arrays that have one entry for every saved depth."""
 
     def save(self, path: str | Path) -> None:
-        """Write the trajectory to a zarr folder that xarray opens."""
+        """Write the trajectory to a zarr folder, for `open_run` and xarray to read."""
+        check(not Path(path).exists(), f"{path} exists; give a new folder.")
         self.to_xarray().to_zarr(
             Path(path), mode="w-", zarr_format=2, consolidated=True
         )

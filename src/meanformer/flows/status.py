@@ -20,11 +20,12 @@ class Status(eqx.Enumeration):
     """
 
     reached = "the depth asked for was reached"
-    steady = "the tokens came to rest before the depth asked for"
+    steady = "all came to rest before the depth asked for"
     condition_met = "a stop condition of the caller was met"
     escaped = (
-        "a token left the escape radius; the flow grows without bound or blows up: "
-        "raise the radius, shorten the depth, or use a row-normalised attention"
+        "a token, or the radius of the Gaussian, left the escape radius, beyond which "
+        "numbers overflow unless you set another; the flow grows without bound or "
+        "blows up: shorten the depth, or rescale"
     )
     blow_up_suspected = (
         "hardly any depth is left for steps that keep the accuracy, so a blow-up in "

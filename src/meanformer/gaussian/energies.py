@@ -29,6 +29,10 @@ from meanformer.numerics.proportions import (
     multiple_of_identity,
 )
 
+# Below this a logarithm is summed as a series, of so many terms.
+SERIES, TERMS = 0.05, 16
+# Relative errors of matrices that were multiplied a few times.
+ROUNDINGS = 1000
 BURES, FISHER_RAO = "Bures-Wasserstein", "Fisher-Rao"
 
 
@@ -60,7 +64,7 @@ class GaussianStructure(eqx.Module):
 
 
 def gradient_structure(
-    gamma: AbstractInContextMap, *, tolerance: float = 1e-10
+    gamma: AbstractInContextMap, *, tolerance: float | None = None
 ) -> GaussianStructure:
     r"""Tell whether centred Gaussians follow a gradient flow, and of what.
 
@@ -74,11 +78,15 @@ def gradient_structure(
 
     Args:
         gamma: one attention layer.
-        tolerance: relative error allowed in the equations.
+        tolerance: relative error allowed in the equations; by default that of rounding.
     """
     # Also inside of a traced function: the layer itself must be known.
     with jax.ensure_compile_time_eval():
-        peculiar = isinstance(gamma, AbstractAttention) and peculiarity(gamma)
+        if not isinstance(gamma, AbstractAttention):
+            return _failed(f"no energy is known for {type(gamma).__name__}")
+        peculiar = peculiarity(gamma)
+        if tolerance is None:
+            tolerance = ROUNDINGS * float(jnp.finfo(gamma.value.dtype).eps)
         return _failed(peculiar) if peculiar else _structure(gamma, tolerance)
 
 
@@ -128,7 +136,9 @@ def _of_value(gamma, base: np.ndarray, name: str, tolerance) -> GaussianStructur
         sign = float(np.sign(np.trace(twist)))
         mobility = jnp.asarray(sign * twist, gamma.value.dtype)
         return GaussianStructure(True, "", BURES, sign, mobility)
-    return _failed(f"V is not c {name}, nor c P {name} with P positive definite")
+    return _failed(
+        f"V is not c {name}, and no positive definite P was found with V = c P {name}"
+    )
 
 
 def energy(gamma: AbstractInContextMap, mu: Gaussian) -> Float[Array, ""]:
@@ -173,13 +183,22 @@ def _energy_of_score(gamma, mu, structure):
 def _energy_of_distance(gamma, mu, structure):
     root, key = mu.root(), gamma.key
     ratio = multiple_of(_known(key), _known(gamma.query), 1e-6)
-    seen = matmul(key, root)
-    gram, resting = matmul(seen.T, seen), gamma.sharpness == 0
-    sharpness = jnp.where(resting, 1, gamma.sharpness)
-    identity = jnp.eye(len(gram), dtype=gram.dtype)
-    log_determinant = jnp.linalg.slogdet(identity + sharpness * gram)[1]
-    reach = jnp.trace(gram) - log_determinant / sharpness
-    return ratio * structure.factor / 2 * jnp.where(resting, 0, reach)
+    values = jnp.linalg.svd(matmul(key, root), compute_uv=False) ** 2
+    # x - log(1 + x), over the sharpness.
+    reach = jnp.sum(_log_excess(gamma.sharpness * values))
+    resting = gamma.sharpness == 0
+    reach = jnp.where(resting, 0, reach / jnp.where(resting, 1, gamma.sharpness))
+    return ratio * structure.factor / 2 * reach
+
+
+def _log_excess(x: Float[Array, " r"]) -> Float[Array, " r"]:
+    r"""Return $x - \log(1 + x)$ without cancellation."""
+    small = jnp.abs(x) < SERIES
+    near = jnp.where(small, x, 0)
+    powers = jnp.arange(2, TERMS, dtype=x.dtype)
+    terms = (-1) ** powers * near[:, None] ** powers / powers
+    far = jnp.where(small, 1, x)
+    return jnp.where(small, jnp.sum(terms, axis=1), far - jnp.log1p(far))
 
 
 @_energy.register(Sinkhorn)
@@ -198,8 +217,9 @@ def entropic_reward(mu: Gaussian, form: Float[Array, "d d"]) -> Float[Array, ""]
     root, mean = mu.root(), mu.mean()
     half = matmul(root.T, matmul(form, root))
     singular = jnp.linalg.svd(half, compute_uv=False)
-    sizes = jnp.sqrt(1 + 4 * singular**2)
-    spread = (sizes - 1) / 2 + jnp.log(2 / (1 + sizes)) / 2
+    # (s - 1)/2, for which the sum is of halves of 2x - log(1 + x).
+    half_way = 2 * singular**2 / (1 + jnp.sqrt(1 + 4 * singular**2))
+    spread = (half_way + _log_excess(half_way)) / 2
     return matmul(mean, matmul(form, mean)) + jnp.sum(spread)
 
 

@@ -23,6 +23,8 @@ from meanformer.gaussian.velocity import check_gaussian
 from meanformer.measures import Gaussian
 from meanformer.numerics.proportions import agree, multiple_of_identity
 
+# Steps of Newton's method that end in rounding.
+POLISHED = 3
 # Relative error up to which a score counts as symmetric.
 SYMMETRIC = 1e-12
 
@@ -61,7 +63,7 @@ def explicit_solution(
         raise Unsupported(f"no closed form is known: {peculiar}.")
     try:
         return _solution(head, mu, time)
-    except (OverflowError, ZeroDivisionError) as error:
+    except (OverflowError, ZeroDivisionError, FloatingPointError) as error:
         raise Overflow(f"the solution at depth {time:g} is too large.") from error
 
 
@@ -102,9 +104,11 @@ def _of_distance(head: L2, mu: Gaussian, depth: float) -> Gaussian:
         # dm = v N (1 + 2 beta s a) m with a variance that does not change.
         share = (1 + sharpness * spread * score) / (1 + sharpness * spread * key**2)
         return _line(mu, _grown(mean, value * share * depth), spread)
-    grown = distance_variance(spread, sharpness * key**2, rate * depth)
-    exponent = (1 / spread - 1 / grown) / (2 * sharpness * score)
-    return _line(mu, math.sqrt(grown / spread) * _grown(mean, exponent), grown)
+    growth = distance_growth(spread, sharpness * key**2, rate * depth)
+    # (1/s_0 - 1/s)/(2 beta a), of which this is the other side of the equation.
+    exponent = value * depth - key**2 * growth / (2 * score)
+    moved = _grown(mean, exponent + growth / 2)
+    return _line(mu, moved, spread * math.exp(growth))
 
 
 @_solution.register
@@ -119,20 +123,25 @@ def _of_sinkhorn(head: Sinkhorn, mu: Gaussian, depth: float) -> Gaussian:
     return _line(mu, moved, grown)
 
 
-def distance_variance(spread: float, curvature: float, growth: float) -> float:
-    r"""Solve $-1/s + c\log s = -1/s_0 + c\log s_0 + g$ for $s$.
+def distance_growth(spread: float, curvature: float, growth: float) -> float:
+    r"""Solve $-1/s + c\log s = -1/s_0 + c\log s_0 + g$ for $\log(s/s_0)$.
 
     $s = 1/(c\,W(e^{-E/c}/c))$ with Lambert's function, by Wright's, which takes the
-    logarithm of the argument and so does not overflow.
+    logarithm of the argument and so does not overflow. Newton's method for
+    $-(e^{-y} - 1)/s_0 + cy = g$ then makes it accurate relatively.
     """
     level = -1 / spread + growth
     if curvature == 0:
         if level >= 0:
             raise InvalidInput("the solution blows up before this depth.")
-        return -1 / level
+        return -math.log1p(-spread * growth)
     level += curvature * math.log(spread)
     omega = float(wrightomega(-level / curvature - math.log(curvature)))
-    return 1 / (curvature * omega)
+    found = -math.log(curvature * omega * spread)
+    for _ in range(POLISHED):
+        slope = math.exp(-found) / spread + curvature
+        found -= (-math.expm1(-found) / spread + curvature * found - growth) / slope
+    return found
 
 
 def sinkhorn_variance(spread: float, form: float, growth: float) -> float:
@@ -229,10 +238,14 @@ def _numbers(mu: Gaussian) -> tuple[float, float]:
 
 
 def _like(mu: Gaussian, mean: np.ndarray, factor: np.ndarray) -> Gaussian:
-    dtype = mu.mean().dtype
-    return Gaussian(jnp.asarray(mean, dtype), factor=jnp.asarray(factor, dtype))
+    return Gaussian(_rounded(mu, mean), factor=_rounded(mu, factor))
 
 
 def _line(mu: Gaussian, mean: float, spread: float) -> Gaussian:
-    dtype = mu.mean().dtype
-    return Gaussian(jnp.array([mean], dtype), jnp.array([[spread]], dtype))
+    return Gaussian(_rounded(mu, [mean]), _rounded(mu, [[spread]]))
+
+
+def _rounded(mu: Gaussian, numbers) -> Array:
+    """Return numbers in the type of a Gaussian, or raise where they overflow."""
+    with np.errstate(over="raise"):
+        return jnp.asarray(np.asarray(numbers, np.float64).astype(mu.mean().dtype))

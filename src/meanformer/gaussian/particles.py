@@ -85,6 +85,7 @@ def matched_tokens(mu: Gaussian, count: int, *, seed: int = 0) -> TokenCloud:
         count: how many; a power of two is best, more than the dimension needed.
         seed: seed of the scrambling.
     """
+    check_gaussian(mu)
     count = as_integer("count", count, least=mu.dimension + 2)
     root = np.asarray(mu.root(), np.float64)
     sequence = qmc.Sobol(root.shape[1], rng=np.random.default_rng(seed))
@@ -94,7 +95,8 @@ def matched_tokens(mu: Gaussian, count: int, *, seed: int = 0) -> TokenCloud:
     # Whitened, so that the moments are right and not only nearly so.
     lower = np.linalg.cholesky(noise.T @ noise / count)
     white = np.linalg.solve(lower, noise.T).T
-    return TokenCloud(jnp.asarray(np.asarray(mu.mean()) + white @ root.T))
+    points = np.asarray(mu.mean(), np.float64) + white @ root.T
+    return TokenCloud(jnp.asarray(points, mu.mean().dtype))
 
 
 def _compared(path: GaussianTrajectory, tokens: Trajectory) -> Comparison:

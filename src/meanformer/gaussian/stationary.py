@@ -13,8 +13,8 @@ from jaxtyping import Array, Float
 
 from meanformer.attention import AbstractInContextMap
 from meanformer.errors import as_integer, check
-from meanformer.gaussian.heads import only_head
-from meanformer.gaussian.velocity import affine_velocity, centred
+from meanformer.gaussian.heads import only_head, score_of
+from meanformer.gaussian.velocity import affine_velocity, centred, check_map
 from meanformer.numerics.matrices import matmul
 from meanformer.typing import Key
 
@@ -73,6 +73,7 @@ def stationary_points(
         The points found, the surest rank first; none if no start led to one whose
         smallest eigenvalue is clearly positive.
     """
+    check_map(gamma)
     rank = as_integer("rank", rank, least=1)
     check(rank <= dimension, f"rank is {rank}; the dimension is {dimension}.")
     roots = jr.normal(key, (as_integer("starts", starts, least=1), dimension, rank))
@@ -134,9 +135,9 @@ def certified(gamma: AbstractInContextMap, root: np.ndarray) -> StationaryPoint:
     vectors, singular, _ = np.linalg.svd(root, full_matrices=False)
     head, isotropy = only_head(gamma, centred(factor=root)), None
     if head is not None:
-        score = np.asarray(head.score)
+        score = score_of(head)
         inner = np.linalg.norm(vectors.T @ score @ vectors, 2)
-        isotropy = float(inner / np.linalg.norm(score, 2))
+        isotropy = float(inner / (np.linalg.norm(score, 2) or 1.0))
     stability = np.linalg.eigvals(jacobian)
     return StationaryPoint(
         spread,
@@ -167,7 +168,12 @@ def _measured(
 def linearised_flow(
     gamma: AbstractInContextMap, covariance: Float[Array, "d d"]
 ) -> Float[Array, "k k"]:
-    """Return the derivative of the velocity on symmetric matrices, as a matrix."""
+    """Return the derivative of the velocity on symmetric matrices, as a matrix.
+
+    Of a singular covariance under Sinkhorn attention the columns of perturbations of
+    its kernel are wrong where they lead out of it, since a root is taken there; the
+    matrix is block triangular, and its eigenvalues are right.
+    """
 
     def velocity(vector: Array) -> Array:
         return to_symmetric(covariance_velocity(gamma, from_symmetric(vector)))

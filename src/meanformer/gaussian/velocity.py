@@ -70,6 +70,7 @@ def affine_velocity(
     Returns:
         The matrix and the vector. Cost: $O(d^3)$.
     """
+    check_map(gamma)
     check_gaussian(mu)
     slope, drift = slope_and_drift(gamma, mu)
     return slope, drift - matmul(slope, mu.mean())
@@ -109,6 +110,7 @@ def closure_residual(
     Returns:
         The fit and its error. Cost: one evaluation at `order` to the power $d$ nodes.
     """
+    check_map(gamma)
     check_gaussian(mu)
     nodes = quadrature(mu, order)
     try:

@@ -21,7 +21,12 @@ from meanformer.errors import (
 )
 from meanformer.measures.abstract import AbstractMeasure
 from meanformer.measures.checks import checked_tilts
-from meanformer.numerics.matrices import checked_covariance, matmul, sqrt_psd
+from meanformer.numerics.matrices import (
+    checked_covariance,
+    matmul,
+    sqrt_one_plus_square,
+    sqrt_psd,
+)
 from meanformer.numerics.precision import widened
 from meanformer.typing import ArrayLike, Key
 
@@ -243,7 +248,7 @@ def entropic_factor(
     """
     identity = jnp.eye(root.shape[1], dtype=root.dtype)
     half = matmul(root.T, matmul(form, root))
-    inner = sqrt_psd(identity + 4 * matmul(half, half.T))
+    inner = sqrt_one_plus_square(2 * half)
     return divided_by_root(root, jnp.linalg.cholesky((identity + inner) / 2))
 
 

@@ -47,6 +47,26 @@ def _sqrt_psd_jvp(primals, tangents):
 
 
 @jax.custom_jvp
+def sqrt_one_plus_square(matrix: Float[Array, "d d"]) -> Float[Array, "d d"]:
+    r"""Return $(I + XX^\top)^{1/2}$.
+
+    Through the singular values of $X$: in its square small ones drown beside large
+    ones. The derivative is that of `sqrt_psd`.
+    """
+    vectors, values, _ = jnp.linalg.svd(matrix, full_matrices=False)
+    identity = jnp.eye(len(matrix), dtype=matrix.dtype)
+    excess = values**2 / (1 + jnp.sqrt(1 + values**2))
+    return identity + matmul(vectors * excess[None, :], vectors.T)
+
+
+@sqrt_one_plus_square.defjvp
+def _sqrt_one_plus_square_jvp(primals, tangents):
+    (matrix,), (moving,) = primals, tangents
+    root, half = sqrt_one_plus_square(matrix), matmul(moving, matrix.T)
+    return root, solve_sylvester(root, half + half.T)
+
+
+@jax.custom_jvp
 def solve_sylvester(
     root: Float[Array, "d d"], right: Float[Array, "d d"]
 ) -> Float[Array, "d d"]:

@@ -168,7 +168,8 @@ def _of_value(name, base, value, tolerance, dtype) -> GradientStructure:
     mobility = definite_quotient(base, value, tolerance)
     if mobility is None:
         return _failed(
-            f"V is not c {name}, nor c P {name} with P symmetric positive definite"
+            f"V is not c {name}, and no symmetric positive definite P was found with "
+            f"V = c P {name}"
         )
     sign = np.sign(np.trace(mobility))
     positive = jnp.asarray(sign * mobility, dtype)

@@ -10,7 +10,13 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from meanformer.errors import InvalidInput, as_float_array, check
-from meanformer.flows import AbstractRecorder, State, Status, Trajectory
+from meanformer.flows import (
+    AbstractRecorder,
+    GaussianTrajectory,
+    State,
+    Status,
+    Trajectory,
+)
 from meanformer.flows.integrate import Problem
 from meanformer.flows.merging import ATOM_AXES, atom_arrays, atoms_from
 from meanformer.flows.recorder import Snapshot
@@ -210,8 +216,8 @@ def _row(
     }
 
 
-def open_run(path: str | Path) -> Trajectory:
-    """Read a trajectory from a run's folder, or from what `Trajectory.save` wrote.
+def open_run(path: str | Path) -> Trajectory | GaussianTrajectory:
+    """Read a trajectory from a run's folder, or from what its `save` wrote.
 
     Args:
         path: the folder of a run, finished or not, or a zarr folder.
@@ -232,11 +238,25 @@ def open_run(path: str | Path) -> Trajectory:
             dataset.sizes["depth"] > 0,
             f"{path} holds no finished depth yet; resume the run first.",
         )
-        return _from_xarray(dataset)
+        is_gaussian = "covariances" in dataset
+        return _gaussian_from(dataset) if is_gaussian else _from_xarray(dataset)
     except InvalidInput:
         raise
     except (KeyError, OSError, ValueError) as error:
         raise InvalidInput(f"{path} holds no trajectory: {error}") from error
+
+
+def _gaussian_from(dataset) -> GaussianTrajectory:
+    def array(name: str) -> Array:
+        return jnp.asarray(dataset[name].values)
+
+    names = ("depth", "means", "linear", "log_volumes", "drifts", "slopes", "root")
+    return GaussianTrajectory(
+        *map(array, names),
+        status_from(int(dataset["status"].values[-1])),
+        array("accepted_steps"),
+        array("rejected_steps"),
+    )
 
 
 def _from_xarray(dataset) -> Trajectory:
