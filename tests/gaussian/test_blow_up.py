@@ -1,5 +1,7 @@
 """Depths of blow-up: closed forms, bounds, and integrations."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -14,7 +16,7 @@ from gaussian_reference import (
     perceptron,
 )
 from meanformer.errors import InvalidInput, Unsupported
-from meanformer.gaussian import blowup_time, explicit_solution
+from meanformer.gaussian import affine_velocity, blowup_time, explicit_solution
 
 IDENTITY = np.eye(2)
 CENTRED = gaussian(np.zeros(2))
@@ -185,6 +187,119 @@ def test_traces_of_global_flows_stay_below_their_exponentials(kind, seed):
     path = mf.solve(flow, CENTRED, depth, save=11, rtol=1e-8)
     bound = np.exp(2 * rate * np.asarray(path.depths)) * np.trace(COVARIANCE)
     assert np.all(np.asarray(path.statistics["trace"]) <= bound * (1 + 1e-9))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_traces_under_a_query_in_proportion_to_the_key_stay_below_their_exponential(
+    seed,
+):
+    random = np.random.default_rng(seed)
+    key, value = random.standard_normal((1, 3)), random.standard_normal((3, 3))
+    multiple = random.choice([-1, 1]) * random.uniform(0.5, 2)
+    factor = random.standard_normal((3, 3))
+    gamma, mu = (
+        mf.L2(multiple * key, key, value),
+        mf.Gaussian(np.zeros(3), factor=factor),
+    )
+    # The key sees one direction of three, so that full column rank does not help.
+    assert "Q is a multiple of K" in blowup_time(gamma, mu).reason
+    rate = norm(value) * abs(multiple)
+    path = mf.solve(mf.Flow(gamma), mu, 3 / rate, save=11, rtol=1e-8)
+    traces = np.asarray(path.statistics["trace"])
+    bound = np.exp(2 * rate * np.asarray(path.depths)) * np.sum(factor**2)
+    assert np.all(traces <= bound * (1 + 1e-9))
+    assert float(path.depths[-1]) == pytest.approx(3 / rate)
+
+
+def test_the_trace_under_sinkhorn_grows_no_faster_than_the_values_allow():
+    random = np.random.default_rng(3)
+    draws = random.standard_normal((4, 2000, 3, 3))
+    betas = 10 ** random.uniform(-2, 2, 2000)
+
+    def slope_of(query, key, value, factor, beta):
+        mu = mf.Gaussian(jnp.zeros(3), factor=factor)
+        return affine_velocity(mf.Sinkhorn(query, key, value, beta=beta), mu)[0]
+
+    slopes = np.asarray(jax.vmap(slope_of)(*map(jnp.asarray, (*draws, betas))))
+    values, factors = draws[2:]
+    spreads = factors @ factors.swapaxes(1, 2)
+    sizes = np.trace(spreads, axis1=1, axis2=2)
+    rates = np.trace(slopes @ spreads, axis1=1, axis2=2) / sizes
+    largest = np.linalg.norm(values, 2, axis=(1, 2))
+    assert np.all(np.abs(rates) < largest)
+    assert np.max(np.abs(rates) / largest) > 0.5
+    # The variance of E[y|x] is at most that of y, in every direction.
+    maps = np.linalg.solve(values, slopes)
+    left = spreads - maps @ spreads @ maps.swapaxes(1, 2)
+    assert np.all(np.linalg.eigvalsh(left)[:, 0] > -1e-9 * sizes)
+
+
+@pytest.mark.slow
+def test_two_hundred_flows_under_sinkhorn_stay_below_their_exponentials():
+    random = np.random.default_rng(4)
+    queries, keys, values, factors = random.standard_normal((4, 200, 2, 2))
+    values /= np.linalg.norm(values, 2, axis=(1, 2), keepdims=True)
+
+    def traces_of(query, key, value, factor):
+        mu = mf.Gaussian(jnp.zeros(2), factor=factor)
+        flow = mf.Flow(mf.Sinkhorn(query, key, value))
+        path = mf.solve(flow, mu, 3.0, save=4, rtol=1e-7)
+        return path.depths, path.statistics["trace"]
+
+    draws = map(jnp.asarray, (queries, keys, values, factors))
+    depths, traces = map(np.asarray, jax.jit(jax.vmap(traces_of))(*draws))
+    np.testing.assert_array_equal(depths, np.tile(np.arange(4.0), (200, 1)))
+    bound = np.exp(2 * depths) * np.sum(factors**2, axis=(1, 2))[:, None]
+    assert np.all(traces <= bound * (1 + 1e-9))
+    assert np.max(traces[:, -1] / bound[:, -1]) > 0.3
+
+
+@pytest.mark.slow
+def test_values_that_grow_with_depth_bound_the_trace_by_their_integral():
+    def gamma(depth):
+        return mf.Sinkhorn(QUERY, KEY, (1 + depth) * VALUE)
+
+    path = mf.solve(mf.Flow(gamma), CENTRED, 3.0, save=7, rtol=1e-8)
+    depths = np.asarray(path.depths)
+    integral = (depths + depths**2 / 2) * norm(VALUE)
+    bound = np.exp(2 * integral) * np.trace(COVARIANCE)
+    assert np.all(np.asarray(path.statistics["trace"]) <= bound * (1 + 1e-9))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_trace_over_definite_values_changes_by_the_score_of_the_square(seed):
+    random = np.random.default_rng(seed)
+    root, score, factor = random.standard_normal((3, 3, 3))
+    value, beta = root @ root.T + 0.2 * np.eye(3), 0.5 + seed
+    spread = factor @ factor.T
+    gamma = mf.Softmax(score, np.eye(3), value, beta=beta)
+    mu = mf.Gaussian(np.zeros(3), factor=factor)
+    moved = np.asarray(affine_velocity(gamma, mu)[0]) @ spread
+    rate = np.trace(np.linalg.solve(value, moved + moved.T))
+    expected = 2 * beta * np.trace(spread @ (score + score.T) / 2 @ spread)
+    assert rate == pytest.approx(expected, rel=1e-10)
+
+
+@pytest.mark.slow
+def test_along_a_flow_the_trace_over_definite_values_is_the_integral_of_that():
+    value = np.array([[2.0, 0.5], [0.5, 1.0]])
+    score = np.array([[1.0, 0.4], [-0.6, 0.5]])
+    nodes, weights = np.polynomial.legendre.leggauss(16)
+    depths = np.concatenate([[0.0], 0.1 * (nodes + 1), [0.2]])
+    path = mf.solve(
+        mf.Flow(mf.Softmax(score, IDENTITY, value)),
+        CENTRED,
+        0.2,
+        save=depths,
+        rtol=1e-12,
+        atol=1e-14,
+    )
+    spreads = np.asarray(path.covariances)
+    weighted = np.trace(np.linalg.solve(value, spreads), axis1=1, axis2=2)
+    rates = 2 * np.trace(spreads @ (score + score.T) / 2 @ spreads, axis1=1, axis2=2)
+    risen = 0.1 * weights @ rates[1:-1]
+    assert weighted[-1] - weighted[0] == pytest.approx(risen, rel=1e-9)
 
 
 @pytest.mark.slow

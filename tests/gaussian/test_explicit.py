@@ -53,8 +53,8 @@ def test_solutions_on_the_line_have_the_tabulated_values(kind):
     gamma = attention(kind, 1.3, line())
     found = explicit_solution(gamma, mf.Gaussian([0.2], [[0.5]]), 0.8)
     mean, variance = ON_A_LINE[kind]
-    assert float(found.mean()[0]) == pytest.approx(mean, abs=1e-11)
-    assert float(found.covariance()[0, 0]) == pytest.approx(variance, abs=1e-11)
+    assert float(found.mean()[0]) == pytest.approx(mean, abs=1e-12)
+    assert float(found.covariance()[0, 0]) == pytest.approx(variance, abs=1e-12)
 
 
 @pytest.mark.parametrize("kind", ON_A_LINE)
@@ -122,12 +122,24 @@ def test_the_long_run_is_the_inverse_on_the_kernel():
     np.testing.assert_allclose(found, narrow, atol=1e-8)
 
 
-@pytest.mark.parametrize("kind", ["l2", "sinkhorn"])
-def test_variances_decay_like_one_over_depth_for_ever(kind):
+@pytest.mark.parametrize(
+    ("kind", "factor"), [("softmax", 2), ("l2", 4), ("sinkhorn", 4)]
+)
+def test_variances_decay_like_one_over_depth_for_ever(kind, factor):
     gamma = attention(kind, 1.3, line(value=-0.7))
     found = explicit_solution(gamma, mf.Gaussian([0.2], [[0.5]]), 1e9)
-    scaled = 4 * 1.3 * 0.63 * 1e9 * float(found.covariance()[0, 0])
+    scaled = factor * 1.3 * 0.63 * 1e9 * float(found.covariance()[0, 0])
     assert scaled == pytest.approx(1, abs=1e-6)
+
+
+@pytest.mark.parametrize("depth", [-3.0, 0.8, 1.0])
+def test_the_second_moment_under_linear_attention_is_a_variance_under_softmax(depth):
+    found = explicit_solution(
+        attention("linear", 1.3, line()), mf.Gaussian([0.2], [[0.5]]), depth
+    )
+    second = float(found.covariance()[0, 0] + found.mean()[0] ** 2)
+    expected = 0.54 / (1 - 2 * 1.3 * 0.63 * 0.54 * depth)
+    assert second == pytest.approx(expected, rel=1e-13)
 
 
 @pytest.mark.parametrize(("kind", "rate"), [("l2", 1.26), ("sinkhorn", 1.4)])

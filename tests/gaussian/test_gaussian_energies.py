@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.linalg
 
 import meanformer as mf
 from gaussian_reference import (
@@ -19,6 +20,8 @@ from gaussian_reference import (
 )
 from meanformer.errors import InvalidInput
 from meanformer.gaussian import (
+    affine_velocity,
+    blowup_time,
     dissipation,
     energy,
     energy_profile,
@@ -98,7 +101,7 @@ def test_a_mobility_turns_the_gradient_into_the_slope(name):
     assert np.linalg.eigvalsh(mobility)[0] > 0
     slope = slope_and_constant(kind, matrices, 1.1, np.zeros(2), COVARIANCE)[0]
     found = gradient_of(energy_at(gamma), COVARIANCE)
-    np.testing.assert_allclose(2 * mobility @ found, slope, atol=1e-8)
+    np.testing.assert_allclose(2 * mobility @ found, slope, atol=1e-9)
     assert structure.factor in (1.0, -1.0)
 
 
@@ -136,7 +139,7 @@ def test_the_entropic_reward_has_the_tabulated_value():
     expected = [[0.63649533, 0.16567721], [0.16567721, 0.52790969]]
     np.testing.assert_allclose(found, expected, atol=5e-9)
     gamma = mf.Sinkhorn(EVEN, IDENTITY, IDENTITY, beta=0.5)
-    slope = mf.gaussian.affine_velocity(gamma, CENTRED)[0]
+    slope = affine_velocity(gamma, CENTRED)[0]
     np.testing.assert_allclose(slope @ np.linalg.inv(EVEN), expected, atol=1e-8)
 
 
@@ -145,6 +148,32 @@ def test_a_mean_adds_its_own_score_to_the_reward():
     shifted = entropic_reward(gaussian(mean), jnp.asarray(SCORE))
     centred = entropic_reward(CENTRED, jnp.asarray(SCORE))
     assert float(shifted - centred) == pytest.approx(mean @ SCORE @ mean, abs=1e-14)
+
+
+def test_the_gradient_in_the_mean_is_its_velocity():
+    kind, matrices = STRUCTURED["sinkhorn"]
+    gamma, mean, step = attention(kind, 1.1, matrices), np.array([0.3, -0.4]), 1e-5
+    # The energy is c/2 times the reward, and V = cB with B = 2 beta A.
+    multiple = 0.9 / 2.2
+    rises = [
+        entropic_reward(gaussian(mean + moved), gamma.form)
+        - entropic_reward(gaussian(mean - moved), gamma.form)
+        for moved in step * IDENTITY
+    ]
+    gradient = multiple / 2 * np.asarray(rises) / (2 * step)
+    slope, constant = map(np.asarray, affine_velocity(gamma, gaussian(mean)))
+    np.testing.assert_allclose(gradient, slope @ mean + constant, atol=1e-9)
+    np.testing.assert_allclose(gradient, matrices[2] @ mean, atol=1e-9)
+
+
+def test_values_in_proportion_to_the_form_move_the_mean_alone():
+    kind, matrices = STRUCTURED["sinkhorn"]
+    mean = np.array([0.3, -0.4])
+    path = mf.solve(
+        mf.Flow(attention(kind, 1.1, matrices)), gaussian(mean), 1.0, save=3, rtol=1e-11
+    )
+    expected = [scipy.linalg.expm(t * matrices[2]) @ mean for t in path.depths]
+    np.testing.assert_allclose(path.means, expected, atol=1e-10)
 
 
 def test_the_reward_is_the_score_of_the_best_plan_less_its_information():
@@ -193,15 +222,30 @@ def lobatto(count):
     return (nodes + 1) / 2, weights / 2
 
 
+ALONG_FLOWS = {
+    **STRUCTURED,
+    # Half the values: the softmax flow blows up later.
+    **{
+        f"{name}, twisted": (kind, (query, key, value / 2))
+        for name, (kind, (query, key, value)) in TWISTED.items()
+    },
+    "softmax, Fisher-Rao": ("softmax", (QUERY, KEY, 0.6 * IDENTITY)),
+}
+
+
 @pytest.mark.parametrize(
     "name",
     [
         "softmax, even",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("l2", "sinkhorn")),
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ALONG_FLOWS
+            if name != "softmax, even"
+        ),
     ],
 )
 def test_along_a_flow_the_energy_grows_by_its_dissipation(name):
-    kind, matrices = STRUCTURED[name]
+    kind, matrices = ALONG_FLOWS[name]
     gamma = attention(kind, 1.0, matrices)
     nodes, weights = lobatto(12)
     depths = 0.4 * nodes
@@ -257,12 +301,57 @@ def test_other_flows_have_no_energy_and_say_why(name):
             function(gamma, CENTRED)
 
 
+def slopes_at(gamma, spreads):
+    return [
+        np.asarray(affine_velocity(gamma, gaussian(np.zeros(2), spread))[0])
+        for spread in spreads
+    ]
+
+
+def test_a_score_of_rank_one_may_have_symmetric_slopes_that_are_no_gradient():
+    column, row, other = np.array([[1.0, -0.5], [0.4, 0.7], [0.9, 0.2]])
+    gamma = mf.Softmax(np.outer(column, row), IDENTITY, np.outer(row, other))
+    spreads = (COVARIANCE, POSITIVE)
+    first, second = slopes_at(gamma, spreads)
+    np.testing.assert_allclose(first, first.T, atol=1e-15)
+    np.testing.assert_allclose(first, other @ COVARIANCE @ column * np.outer(row, row))
+    # The derivative of the slope is the slope, for it is linear: is it self-adjoint?
+    assert abs(np.sum(first * spreads[1]) - np.sum(second * spreads[0])) > 0.01
+    assert not gradient_structure(gamma)
+
+
+@pytest.mark.parametrize("score", [EVEN, ODD, SCORE], ids=["even", "odd", "neither"])
+def test_slopes_are_self_adjoint_where_the_score_is_even_or_odd(score):
+    # With values A^T the slope is symmetric for every score.
+    gamma = mf.Softmax(score, IDENTITY, score.T)
+    spreads = (COVARIANCE, POSITIVE)
+    first, second = slopes_at(gamma, spreads)
+    np.testing.assert_allclose(first, first.T, atol=1e-15)
+    gap = abs(np.sum(first * spreads[1]) - np.sum(second * spreads[0]))
+    is_gradient = bool(gradient_structure(gamma))
+    assert is_gradient == (score is not SCORE)
+    assert (gap < 1e-15) == is_gradient
+
+
+@pytest.mark.slow
+def test_the_sign_of_the_values_decides_between_growth_and_contraction():
+    for kind in ("softmax", "sinkhorn"):
+        for sign in (1.0, -1.0):
+            gamma = attention(kind, 1.0, (POSITIVE, IDENTITY, sign * POSITIVE))
+            path = mf.solve(mf.Flow(gamma), CENTRED, 0.1, save=5, rtol=1e-8)
+            assert np.all(sign * np.diff(path.statistics["trace"]) > 0)
+            assert gradient_structure(gamma).factor * sign > 0
+            found = blowup_time(gamma, CENTRED, horizon=100.0)
+            blows_up = kind == "softmax" and sign > 0
+            assert (found.depth is not None) == blows_up
+
+
 @pytest.mark.parametrize("score", [QUERY, np.array([[1.0, 0.2], [-0.2, 0.5]])])
 def test_a_flow_without_structure_has_a_slope_that_is_no_gradient(score):
     # Derivatives of a gradient commute; those of this slope do not.
     gamma = mf.Softmax(score, IDENTITY, VALUE)
     assert not gradient_structure(gamma)
-    slope = np.asarray(mf.gaussian.affine_velocity(gamma, CENTRED)[0])
+    slope = np.asarray(affine_velocity(gamma, CENTRED)[0])
     assert np.abs(slope - slope.T).max() > 1e-3
 
 

@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
+import scipy.linalg
 
 import meanformer as mf
-from gaussian_reference import COVARIANCE, MEAN, attention, gaussian
+from gaussian_reference import COVARIANCE, MEAN, PRECISE, VALUE, attention, gaussian
 from meanformer.errors import InvalidInput
 from meanformer.gaussian import compare_with_particles, matched_tokens
 
@@ -79,6 +80,18 @@ def test_the_mean_under_sinkhorn_is_exact():
     )
     assert float(found.mean_errors[-1]) < 1e-7
     assert float(found.covariance_errors[-1]) < 1e-3
+
+
+@pytest.mark.slow
+def test_a_thousand_tokens_under_sinkhorn_follow_the_gaussian_more_closely_still():
+    flow = mf.Flow(attention("sinkhorn"))
+    path = mf.solve(flow, gaussian(), 0.2, save=2, **PRECISE)
+    tokens = matched_tokens(gaussian(), 1024)
+    moved = mf.solve(flow, tokens, 0.2, save=2, solver=mf.FixedStep(0.05)).cloud(-1)
+    np.testing.assert_allclose(moved.covariance(), path.covariances[-1], atol=4e-5)
+    np.testing.assert_allclose(moved.mean(), path.means[-1], atol=3e-8)
+    exact = scipy.linalg.expm(0.2 * VALUE) @ MEAN
+    np.testing.assert_allclose(moved.mean(), exact, atol=3e-8)
 
 
 def test_tokens_of_ones_own_are_compared_with_the_gaussian_of_their_moments():

@@ -8,7 +8,11 @@ import meanformer as mf
 from gaussian_reference import attention, slope_and_constant
 from meanformer.errors import InvalidInput
 from meanformer.gaussian import stationary_points
-from meanformer.gaussian.stationary import covariance_velocity, linearised_flow
+from meanformer.gaussian.stationary import (
+    certified,
+    covariance_velocity,
+    linearised_flow,
+)
 
 IDENTITY, TURN = np.eye(2), np.array([[0.0, -1.0], [1.0, 0.0]])
 
@@ -85,6 +89,165 @@ def test_any_values_rest_on_an_isotropic_range(key):
         assert np.abs(point.stability).min() < 1e-6
         spread = point.covariance
         assert residual("softmax", matrices, 3 * spread) < 1e-8
+
+
+def turned(random, matrix):
+    """The matrix in a random orthonormal basis, and that basis."""
+    basis = np.linalg.qr(random.standard_normal(matrix.shape))[0]
+    return basis @ matrix @ basis.T, basis
+
+
+def with_isotropic_range(random, dimension, rank):
+    """A random score that vanishes on a range of this rank, and that range."""
+    score = random.standard_normal((dimension, dimension))
+    score[:rank, :rank] = 0
+    score, basis = turned(random, score)
+    return score, basis[:, :rank]
+
+
+# The largest rank that the bound (d + dim ker A) / 2 allows. A random score that
+# vanishes on a range of rank r has rank 2 (d - r) if that is less than d.
+SHARP = [(2, 1), (3, 1), (3, 2), (4, 2), (4, 3), (5, 3)]
+
+
+@pytest.mark.parametrize("kind", ["softmax", "l2", "sinkhorn"])
+@pytest.mark.parametrize(("dimension", "rank"), SHARP)
+def test_every_covariance_on_an_isotropic_range_rests_for_any_values(
+    kind, dimension, rank
+):
+    random = np.random.default_rng(10 * dimension + rank)
+    score, basis = with_isotropic_range(random, dimension, rank)
+    kernel = dimension - np.linalg.matrix_rank(score)
+    assert rank == (dimension + kernel) // 2
+    value = random.standard_normal((dimension, dimension))
+    mixing = random.standard_normal((rank, rank))
+    identity = np.eye(dimension)
+    gamma = attention(kind, 1.0, (score, identity, value))
+    point = certified(gamma, basis @ mixing)
+    spread = basis @ mixing @ mixing.T @ basis.T
+    np.testing.assert_allclose(point.covariance, spread, atol=1e-13)
+    assert point.residual < 1e-12
+    assert point.isotropy < 1e-13
+    change = covariance_velocity(
+        gamma, jnp.asarray(spread), jnp.asarray(basis @ mixing)
+    )
+    np.testing.assert_allclose(change, 0, atol=1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("dimension", "rank"), [(2, 1), (3, 2), (4, 3)])
+def test_for_general_values_the_bound_by_the_kernel_is_sharp(dimension, rank, key):
+    random = np.random.default_rng(dimension)
+    score, _ = with_isotropic_range(random, dimension, rank)
+    kernel = dimension - np.linalg.matrix_rank(score)
+    assert rank == (dimension + kernel) / 2
+    value = random.standard_normal((dimension, dimension))
+    matrices = (score, np.eye(dimension), value)
+    gamma = attention("softmax", 1.0, matrices)
+    points = stationary_points(gamma, dimension, rank, key=key, starts=24)
+    assert points
+    for point in points:
+        assert residual("softmax", matrices, point.covariance) < 1e-8
+        assert point.isotropy < 1e-6
+        vectors = np.linalg.eigh(point.covariance)[1][:, -rank:]
+        np.testing.assert_allclose(vectors.T @ score @ vectors, 0, atol=1e-5)
+    # A range above the bound is not isotropic.
+    for point in stationary_points(gamma, dimension, rank + 1, key=key, starts=24):
+        assert point.isotropy > 0.01
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dimension", [2, 3])
+@pytest.mark.parametrize("seed", range(4))
+def test_random_values_and_scores_rest_on_isotropic_ranges_only(dimension, seed, key):
+    random = np.random.default_rng(seed)
+    score, value = random.standard_normal((2, dimension, dimension))
+    gamma = attention("softmax", 1.0, (score, np.eye(dimension), value))
+    signs = np.linalg.eigvalsh(score + score.T) > 0
+    for rank in range(1, dimension + 1):
+        points = stationary_points(gamma, dimension, rank, key=key, starts=24)
+        # A line is isotropic where the quadratic form vanishes; a plane has to be
+        # found by luck, and cannot be where it is more than half of the space.
+        is_allowed = rank == 1 and signs.any() and not signs.all()
+        assert bool(points) == is_allowed
+        assert all(point.isotropy < 1e-6 for point in points)
+
+
+def not_isotropic(random):
+    """Values and score with a stationary covariance of rank two that is a plane's.
+
+    On the plane the values are given and the score solves V D G D = K with K skew.
+    """
+    inner, skew = random.standard_normal((2, 2)), np.array([[0.0, 0.7], [-0.7, 0.0]])
+    spread = np.diag([0.65, 0.35])
+    score, value = random.standard_normal((2, 3, 3))
+    value[:2, :2], value[2, :2] = inner, 0
+    inverse = np.linalg.inv(spread)
+    score[:2, :2] = inverse @ np.linalg.solve(inner, skew) @ inverse
+    basis = np.linalg.qr(random.standard_normal((3, 3)))[0]
+    factor = basis[:, :2] @ np.sqrt(spread)
+    return basis @ score @ basis.T, basis @ value @ basis.T, factor
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_range_that_is_not_isotropic_may_rest_under_values_that_keep_it(seed):
+    score, value, factor = not_isotropic(np.random.default_rng(seed))
+    gamma = attention("softmax", 1.0, (score, np.eye(3), value))
+    point = certified(gamma, factor)
+    assert point.residual < 1e-13
+    assert point.isotropy > 0.05
+
+
+@pytest.mark.slow
+def test_where_a_found_range_is_not_isotropic_the_values_keep_it(key):
+    for seed in range(3):
+        score, value, factor = not_isotropic(np.random.default_rng(seed))
+        gamma = attention("softmax", 1.0, (score, np.eye(3), value))
+        points = stationary_points(gamma, 3, 2, key=key, starts=24)
+        assert points
+        # An isotropic plane is more than half of the space, and the score invertible.
+        assert np.linalg.matrix_rank(score) == 3
+        for point in points:
+            assert point.isotropy > 1e-3
+            sizes, vectors = np.linalg.eigh(point.covariance)
+            frame, spread = vectors[:, 1:], np.diag(sizes[1:])
+            inside = spread @ frame.T @ score @ frame @ spread
+            moved = value @ frame @ inside
+            outside = moved - frame @ (frame.T @ moved)
+            np.testing.assert_allclose(outside, 0, atol=1e-7)
+            kept = frame.T @ value @ frame @ inside
+            np.testing.assert_allclose(kept, -kept.T, atol=1e-7)
+        gaps = [np.abs(p.covariance - factor @ factor.T).max() for p in points]
+        assert min(gaps) < 1e-7
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", [0.0, 0.01])
+def test_under_a_singular_score_full_rank_may_rest_also_for_random_values(change, key):
+    # With A = a b^T of even rank r, S > 0 rests if and only if V S a = S b N with N
+    # skew: d r - r (r - 1) / 2 equations, and no more of them than unknowns if r < d.
+    random = np.random.default_rng(101)
+    left, right = random.standard_normal((3, 2)), random.standard_normal((2, 3)).T
+    value = random.standard_normal((3, 3))
+    left, right, value = (
+        matrix + change * random.standard_normal(matrix.shape)
+        for matrix in (left, right, value)
+    )
+    matrices = (left @ right.T, np.eye(3), value)
+    points = stationary_points(
+        attention("softmax", 1.0, matrices), 3, 3, key=key, starts=24
+    )
+    assert points
+    for point in points:
+        assert residual("softmax", matrices, point.covariance) < 1e-12
+        assert np.linalg.eigvalsh(point.covariance)[0] > 0.01
+        assert point.isotropy > 0.1
+        spread = point.covariance
+        skew, rest, *_ = np.linalg.lstsq(spread @ right, value @ spread @ left)
+        np.testing.assert_allclose(rest, 0, atol=1e-20)
+        np.testing.assert_allclose(skew, -skew.T, atol=1e-10)
+        # None attracts: a direction grows.
+        assert point.stability.real.max() > 0.1
 
 
 @pytest.mark.slow

@@ -20,12 +20,14 @@ from gaussian_reference import (
     attention,
     conditional_covariance,
     gaussian,
+    integrated,
     perceptron,
     root_of,
     slope_and_constant,
 )
 from meanformer.errors import InvalidInput, Unsupported
 from meanformer.gaussian import affine_velocity, closure_residual
+from meanformer.measures import entropic_factor
 
 BETA = 0.9
 POINTS = np.array([[0.4, -1.2], [1.5, 0.3], [-0.7, 0.8], [0.0, 0.0], [-1.1, -0.6]])
@@ -137,11 +139,16 @@ def test_jit_and_single_precision_agree_with_the_plain_call():
         assert three.dtype == jnp.float32
 
 
-def test_the_conditional_covariance_solves_its_equation():
-    form = 2 * BETA * SCORE
-    found = conditional_covariance(form, COVARIANCE)
-    back = found + found @ form @ COVARIANCE @ form.T @ found
-    np.testing.assert_allclose(back, COVARIANCE, atol=1e-14)
+@pytest.mark.parametrize("spread", [COVARIANCE, SINGULAR], ids=["regular", "singular"])
+@pytest.mark.parametrize("form", [2 * BETA * SCORE, RANK_ONE], ids=["full", "rank one"])
+def test_the_conditional_covariance_solves_its_equation(spread, form):
+    root = jnp.asarray(root_of(spread))
+    factor = np.asarray(entropic_factor(root, jnp.asarray(form)))
+    found = factor @ factor.T
+    back = found + found @ form @ spread @ form.T @ found
+    np.testing.assert_allclose(back, spread, atol=1e-14)
+    expected = conditional_covariance(form, spread)
+    np.testing.assert_allclose(found, expected, atol=1e-14)
 
 
 def test_sharp_sinkhorn_transports_the_gaussian_onto_itself():
@@ -167,6 +174,66 @@ def test_sharp_sinkhorn_with_a_positive_form_does_not_move_points():
     gamma = mf.Sinkhorn(COVARIANCE, np.eye(2), np.eye(2), beta=5e7)
     slope = affine_velocity(gamma, gaussian())[0]
     np.testing.assert_allclose(slope, np.eye(2), atol=1e-7)
+
+
+SINGULAR_FORM = np.diag([1.0, 0.0])
+
+
+def sharp_sinkhorn(form, value, scale):
+    """Sinkhorn attention for the score y^T B x with B the form times a scale."""
+    return mf.Sinkhorn(form, np.eye(2), value, beta=scale / 2)
+
+
+def test_sharp_sinkhorn_with_a_singular_form_does_not_keep_the_gaussian():
+    limit = np.array([[1.0, 0.0], [COVARIANCE[0, 1] / COVARIANCE[0, 0], 0.0]])
+    for scale in (1e2, 1e4, 1e6):
+        gamma = sharp_sinkhorn(SINGULAR_FORM, np.eye(2), scale)
+        found = np.asarray(affine_velocity(gamma, gaussian())[0])
+        # Here M + M B S B^T M = S is a quadratic equation for M11, and S11 = 1.
+        share = (np.sqrt(1 + 4 * scale**2) - 1) / (2 * scale)
+        np.testing.assert_allclose(found, share * limit, atol=1e-10)
+    np.testing.assert_allclose(found, limit, atol=1e-6)
+    kept = found @ COVARIANCE @ found.T
+    np.testing.assert_allclose(kept, [[1.0, 0.3], [0.3, 0.09]], atol=2e-6)
+    assert np.abs(kept - COVARIANCE).max() > 0.5
+
+
+@pytest.mark.slow
+def test_under_sharp_sinkhorn_with_a_singular_form_the_seen_part_grows_exponentially():
+    gamma = sharp_sinkhorn(SINGULAR_FORM, np.eye(2), 1e6)
+    path = mf.solve(mf.Flow(gamma), gaussian(np.zeros(2)), 2.0, save=3, rtol=1e-9)
+    for spread, depth in zip(path.covariances, path.depths, strict=True):
+        growth = np.exp(2 * float(depth))
+        # dS = 2 [[S11, S12], [S12, S12^2 / S11]].
+        corner = 0.6 + (growth - 1) * 0.3**2
+        expected = [[growth, 0.3 * growth], [0.3 * growth, corner]]
+        np.testing.assert_allclose(spread, expected, rtol=2e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_sharp_sinkhorn_grows_and_decays_exponentially(sign):
+    form, value = np.array([[0.5, -0.3], [0.8, 0.6]]), sign * VALUE
+    gamma = sharp_sinkhorn(form, value, 1e8)
+    path = mf.solve(mf.Flow(gamma), gaussian(np.zeros(2)), 2.0, save=3, rtol=1e-10)
+
+    def transport(_, mean, spread):
+        root = root_of(spread)
+        inner = root @ form @ spread @ form.T @ root
+        slope = value @ root @ np.linalg.inv(root_of(inner)) @ root @ form
+        return slope, np.zeros(2)
+
+    expected = integrated(transport, np.zeros(2), COVARIANCE, path.depths)
+    for found, (_, spread, _) in zip(path.covariances, expected, strict=True):
+        np.testing.assert_allclose(found, spread, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.slow
+def test_sharp_sinkhorn_with_a_positive_form_and_values_minus_i_decays_exponentially():
+    gamma = sharp_sinkhorn(COVARIANCE, -np.eye(2), 1e10)
+    path = mf.solve(mf.Flow(gamma), gaussian(np.zeros(2)), 4.0, save=3, rtol=1e-10)
+    expected = np.exp(-2 * np.asarray(path.depths))[:, None, None] * COVARIANCE
+    np.testing.assert_allclose(path.covariances, expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
