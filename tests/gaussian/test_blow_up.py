@@ -331,7 +331,7 @@ def test_an_integration_without_blow_up_says_how_far_it_came():
     found = blowup_time(gamma, CENTRED, horizon=20.0)
     assert found.certainty == "not seen"
     assert found.depth is None
-    assert "reached depth 20" in found.reason
+    assert "followed to depth 20" in found.reason
 
 
 def test_a_horizon_must_be_positive_and_the_measure_a_gaussian(untyped):

@@ -22,7 +22,7 @@ from gaussian_reference import (
 )
 from meanformer.errors import InvalidInput, Overflow, Unsupported
 from meanformer.gaussian import explicit_solution
-from meanformer.gaussian.explicit import distance_variance, sinkhorn_variance
+from meanformer.gaussian.explicit import distance_growth, sinkhorn_variance
 
 ON_A_LINE = {
     "softmax": (0.596281419889, 1.450116009281),
@@ -179,7 +179,7 @@ def test_a_variance_that_rests_leaves_an_exponential_mean(kind, matrices, spread
 @pytest.mark.parametrize("growth", [-1e8, -3.0, 0.0, 2.0, 40.0])
 def test_variances_satisfy_their_implicit_equations(growth):
     spread, curvature = 0.7, 1.9
-    found = distance_variance(spread, curvature, growth)
+    found = spread * np.exp(distance_growth(spread, curvature, growth))
     change = 1 / spread - 1 / found + curvature * np.log(found / spread)
     assert change == pytest.approx(growth, rel=1e-9, abs=1e-12)
     narrow = sinkhorn_variance(spread, curvature, growth)
@@ -190,18 +190,26 @@ def test_variances_satisfy_their_implicit_equations(growth):
     assert levels[1] - levels[0] == pytest.approx(growth, rel=1e-9, abs=1e-12)
 
 
-def test_the_distance_variance_is_that_of_lambert():
+def test_the_distance_growth_is_that_of_lambert():
     spread, curvature, growth = 0.7, 1.9, 0.8
     level = -1 / spread + curvature * np.log(spread) + growth
     lambert = scipy.special.lambertw(np.exp(-level / curvature) / curvature).real
-    found = distance_variance(spread, curvature, growth)
+    found = spread * np.exp(distance_growth(spread, curvature, growth))
     assert found == pytest.approx(1 / (curvature * lambert), rel=1e-13)
 
 
-def test_without_curvature_the_distance_variance_blows_up():
-    assert distance_variance(0.5, 0.0, 1.0) == pytest.approx(1.0)
+def test_without_curvature_the_distance_growth_blows_up():
+    assert distance_growth(0.5, 0.0, 1.0) == pytest.approx(np.log(2))
     with pytest.raises(InvalidInput, match="blows up"):
-        distance_variance(0.5, 0.0, 2.0)
+        distance_growth(0.5, 0.0, 2.0)
+
+
+@pytest.mark.parametrize("query", [1e-3, 1e-6, 1e-9])
+def test_a_weak_score_leaves_the_mean_accurate(query):
+    layer = mf.L2([[query]], [[1.0]], [[0.7]])
+    found = explicit_solution(layer, mf.Gaussian([0.2], [[1e-8]]), 0.8)
+    # Of such a score and variance nothing is left but the values.
+    assert float(found.mean()[0]) == pytest.approx(0.2 * np.exp(0.56), rel=1e-7)
 
 
 def test_a_solution_after_its_blow_up_is_refused():

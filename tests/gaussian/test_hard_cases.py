@@ -15,7 +15,7 @@ def test_exponential_growth_is_told_from_what_is_undecided(kind):
     case = Ensemble("normal", 2, kind).draw(2)
     outcome = classify(case.gamma(), case.gaussian(), depth=1e5)
     assert outcome.kind == "grows"
-    assert "and growing" in outcome.reason
+    assert outcome.exponents[0] > 10
 
 
 @pytest.mark.slow
@@ -27,17 +27,12 @@ def test_a_slope_that_cancels_does_not_stop_a_long_run():
 
 
 @pytest.mark.slow
-def test_what_a_first_look_leaves_undecided_is_what_the_second_finds():
-    case = Ensemble("negative", 2).draw(0)
+def test_slow_growth_at_a_first_look_is_a_limit_at_the_second():
+    case = Ensemble("normal", 3).draw(5)
     first = classify(case.gamma(), case.gaussian(), depth=1e5)
     draw = examine(case)
-    assert first.kind == "undecided"
-    assert (draw.kind, draw.rank, draw.exception, draw.case) == (
-        "converges",
-        1,
-        "",
-        None,
-    )
+    assert first.kind == "grows"
+    assert (draw.kind, draw.rank, draw.exception) == ("converges", 1, "")
 
 
 @pytest.mark.slow

@@ -104,11 +104,6 @@ def check_affine(gamma: MapOfPoints, mu: Gaussian) -> None:
         )
 
 
-def depends_on_input(function: Callable[[Array], Array], point: Array) -> bool:
-    """Whether the program of a function looks at its argument."""
-    return _used(jax.make_jaxpr(function)(point).jaxpr)[1][0]
-
-
 def _used(program: Any) -> tuple[Any, list[bool]]:
     """Return a program without what its results do not need, and what it looks at."""
     return partial_eval.dce_jaxpr(program, [True] * len(program.outvars))

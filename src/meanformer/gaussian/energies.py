@@ -194,11 +194,11 @@ def _energy_of_distance(gamma, mu, structure):
 def _log_excess(x: Float[Array, " r"]) -> Float[Array, " r"]:
     r"""Return $x - \log(1 + x)$ without cancellation."""
     small = jnp.abs(x) < SERIES
-    near = jnp.where(small, x, 0)
-    powers = jnp.arange(2, TERMS, dtype=x.dtype)
-    terms = (-1) ** powers * near[:, None] ** powers / powers
-    far = jnp.where(small, 1, x)
-    return jnp.where(small, jnp.sum(terms, axis=1), far - jnp.log1p(far))
+    near, far = jnp.where(small, x, 0), jnp.where(small, 1, x)
+    powers = np.arange(TERMS, 1, -1)
+    series = np.concatenate([(-1.0) ** powers / powers, [0.0, 0.0]])
+    near = jnp.polyval(jnp.asarray(series, x.dtype), near)
+    return jnp.where(small, near, far - jnp.log1p(far))
 
 
 @_energy.register(Sinkhorn)

@@ -136,8 +136,9 @@ def distance_growth(spread: float, curvature: float, growth: float) -> float:
             raise InvalidInput("the solution blows up before this depth.")
         return -math.log1p(-spread * growth)
     level += curvature * math.log(spread)
-    omega = float(wrightomega(-level / curvature - math.log(curvature)))
-    found = -math.log(curvature * omega * spread)
+    place = -level / curvature - math.log(curvature)
+    # The logarithm of Wright's function is its argument less its value.
+    found = float(wrightomega(place)) - place - math.log(curvature * spread)
     for _ in range(POLISHED):
         slope = math.exp(-found) / spread + curvature
         found -= (-math.expm1(-found) / spread + curvature * found - growth) / slope

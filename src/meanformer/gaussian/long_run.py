@@ -16,7 +16,7 @@ from jaxtyping import Array, Float
 from scipy.optimize import linear_sum_assignment
 
 from meanformer.attention import AbstractInContextMap
-from meanformer.attention.affine import depends_on_input, slope_and_drift
+from meanformer.attention.affine import slope_and_drift
 from meanformer.errors import check
 from meanformer.flows import (
     Flow,
@@ -60,6 +60,8 @@ PASSES = 2
 SAVED, STEPS = 120, 4096
 # Roundings of the covariance in its slope.
 ROUNDINGS = 16
+# Where rounding is a larger share of the slope, the run ends.
+COARSE = 1e-3
 # Logarithm of the largest trace.
 LARGEST = 175.0
 # Newton's method converges quadratically: what is left is rounding.
@@ -214,7 +216,8 @@ def limit_of(
     if run.ending != UNFINISHED:
         return run
     # It may turn: the flow of factors follows that.
-    other = growth_along(long_flow(gamma, mu, depth * unit, rtol))
+    still = centred(factor=mu.root())
+    other = growth_along(long_flow(gamma, still, depth * unit, rtol))
     return run if other.depths[-1] < run.depths[-1] else other
 
 
@@ -226,16 +229,16 @@ def as_wide(tree):
 
 
 def mean_matters(gamma: AbstractInContextMap, mu: Gaussian) -> bool:
-    """Whether the mean moves, or is not zero, and the slope depends on it."""
-    mean = jnp.zeros_like(mu.mean())
-    drift = slope_and_drift(gamma, centred(mu.covariance()))[1]
-    if not bool(jnp.any(mu.mean() != 0) | jnp.any(drift != 0)):
-        return False
-
-    def slope(mean):
-        return affine_velocity(gamma, Gaussian(mean, mu.covariance()))[0]
-
-    return depends_on_input(slope, mean)
+    """Whether the slope depends on the mean, and this is not zero for ever."""
+    resting = centred(mu.covariance())
+    drift = slope_and_drift(gamma, resting)[1]
+    first = affine_velocity(gamma, resting)[0]
+    size = ROUNDINGS**2 * jnp.finfo(first.dtype).eps * jnp.linalg.norm(first)
+    for mean in (mu.mean(), mu.mean() + drift):
+        slope = affine_velocity(gamma, Gaussian(mean, mu.covariance()))[0]
+        if bool(jnp.linalg.norm(slope - first) > size):
+            return True
+    return False
 
 
 def long_flow(
@@ -404,8 +407,8 @@ def _follow(
         return walk.log_trace() > LARGEST
 
     def unresolved(s, walk: _Walk, args, **kwargs):
-        noise, left = rounding_of(walk), end - depth_of(walk)
-        return (rate_of(*change(walk)) < noise) & (noise * left > 1)
+        least, left = rounding_of(walk) / COARSE, end - depth_of(walk)
+        return (rate_of(*change(walk)) < least) & (least * left > 1)
 
     one = jnp.ones_like(end)
     controller = diffrax.PIDController(rtol=0 * one, atol=one, norm=optimistix.max_norm)

@@ -9,6 +9,7 @@ from scipy.stats import qmc
 
 from meanformer.errors import InvalidInput, as_integer
 from meanformer.flows import Flow, GaussianTrajectory, Trajectory, run_layers, solve
+from meanformer.gaussian.velocity import check_gaussian
 from meanformer.measures import Gaussian, TokenCloud, wasserstein
 
 
