@@ -294,11 +294,9 @@ def positive_cases(parameters: Parameters):
 
 def bounds(score, value, spread) -> tuple[float, float]:
     """Depths before which no blow-up happens, and by which it has happened."""
-    lower = 1 / (2 * np.prod([np.linalg.norm(x, 2) for x in (score, value, spread)]))
-    symmetric = np.linalg.eigvalsh((score + score.T) / 2)[0]
-    trace = np.trace(np.linalg.solve(value, spread))
-    upper = len(score) / (2 * symmetric * np.linalg.eigvalsh(value)[0] ** 2 * trace)
-    return float(lower), float(upper)
+    layer = mf.Softmax(*map(jnp.asarray, (score, np.eye(2), value)))
+    known = mf.gaussian.blowup_time(layer, centred(spread))
+    return known.lower or np.nan, known.upper or np.nan
 
 
 def line_path(kind, depth: float) -> mf.GaussianTrajectory:

@@ -16,6 +16,7 @@ and kept with its matrices.
 import json
 from dataclasses import dataclass
 
+import jax.random as jr
 import numpy as np
 import scipy.optimize
 
@@ -38,6 +39,8 @@ STRUCTURED = ("orthogonal", "symmetric", "commuting", "negative", "near-rotation
 SHOWN = 40
 PERTURBED, NOISE = 4, 0.02
 REPLAYED = 3
+# Draws for which the nearest counterexample is searched.
+SEARCHED = 8
 
 # What theory says of each known case: outcome, rank of the limit, normalised rank.
 KNOWN = {
@@ -102,6 +105,17 @@ RANK = Claim(
     r"$(d + \dim\ker A)/2$.",
     status="conjecture",
     reference="CACP25, low-rank conjecture (generic form: theory page on Gaussians)",
+)
+DECIDED = Claim(
+    id="decided",
+    statement=r"The explorer decides on all but a few of the draws.",
+    status="observation",
+)
+NEAREST = Claim(
+    id="nearest",
+    statement=r"Generic $Q$ and $V$ of the plane have to be changed until a covariance "
+    r"of rank $2$ is stationary.",
+    status="observation",
 )
 ISOTROPIC = Claim(
     id="isotropic",
@@ -181,6 +195,8 @@ def run(parameters: Parameters, *, progress) -> Outcome:
                 source=theory(f"among {sum(len(e.draws) for e in generic)} draws"),
             ),
             rank_finding(explorations),
+            decided_finding(explorations),
+            nearest_finding(plane),
             isotropic_finding(plane, paths),
             *rotation_findings(known),
             *decay_findings(),
@@ -230,13 +246,36 @@ def rank_finding(explorations):
     )
 
 
+def decided_finding(explorations):
+    """The share of the draws that are undecided."""
+    draws = [draw for one in explorations.values() for draw in one.draws]
+    undecided = sum(draw.kind == "undecided" for draw in draws)
+    return DECIDED.at_most(
+        undecided / len(draws), 0.05, source=theory(f"one in twenty of {len(draws)}")
+    )
+
+
+def nearest_finding(plane):
+    """The least relative change of matrices that makes them a counterexample."""
+    distances = []
+    for draw in plane.draws[:SEARCHED]:
+        case, key = plane.ensemble.draw(draw.index), jr.key(draw.index)
+        found = mf.gaussian.nearest_stationary(case, 2, key=key)
+        distances.append(np.nan if found is None else found.distance)
+    return NEAREST.at_least(
+        distances,
+        1e-3,
+        source=theory("relative change, by the nearest that a search finds"),
+    )
+
+
 def isotropic_finding(plane, paths):
     """The score between the leading direction and itself, of what converges."""
     values = []
     for draw in plane.draws:
         if draw.index in paths and draw.rank == 1:
             query, key, _ = plane.ensemble.draw(draw.index).heads[0]
-            leading = np.linalg.eigh(paths[draw.index].covariances[-1])[1][:, -1]
+            leading = paths[draw.index].vectors[:, 0]
             score = key.T @ query
             values.append(leading @ score @ leading / np.linalg.norm(score, 2))
     return ISOTROPIC.close_to(
@@ -474,8 +513,8 @@ def draw_collapse(plane, paths) -> Picture:
     floor, seen = 1e-7, set()
     for draw in plane.draws[:SHOWN]:
         name, path = class_of(draw), paths[draw.index]
-        values = np.linalg.eigvalsh(path.covariances)
-        ratios = np.maximum(values[:, 0], 0) / values[:, 1]
+        values = np.exp(path.log_eigenvalues[:, ::-1])
+        ratios = values[:, 0] / values[:, 1]
         kept = ratios > floor / 3
         end = len(kept) if kept.all() else int(np.argmin(kept))
         traces = values[:end].sum(axis=1)
@@ -513,6 +552,8 @@ experiment = Experiment(
     claims=(
         GENERIC,
         RANK,
+        DECIDED,
+        NEAREST,
         ISOTROPIC,
         LITERAL,
         PERIOD,

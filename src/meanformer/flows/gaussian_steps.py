@@ -28,6 +28,8 @@ from meanformer.flows.status import AbstractStop, Moment, Status
 from meanformer.numerics.matrices import matmul
 
 ROUNDINGS = 64
+# Roundings of the error that a method of high order estimates.
+ESTIMATE = 1024
 # Share of the tolerance; where less of the depth is left to a blow-up, it is reached.
 RESOLVED = 1e-3
 FIRST_STEP = 0.01
@@ -170,7 +172,8 @@ def _controller(
         condition = jnp.linalg.norm(linear) * jnp.linalg.norm(inverse)
         rounding = ROUNDINGS * jnp.finfo(linear.dtype).eps
         rtol = problem.rtol + rounding
-        relative = matmul(inverse, wrong_linear) / (rtol + rounding * condition)
+        noise = ESTIMATE * jnp.finfo(linear.dtype).eps * condition
+        relative = matmul(inverse, wrong_linear) / (rtol + noise)
         # The largest is accurate also where the smallest is lost.
         large = wrong_linear / rtol
         allowed = problem.atol + rtol * jnp.abs(mean).max()

@@ -89,7 +89,10 @@ class GaussianTrajectory(AbstractTrajectory):
 
         `log_volume` is the logarithm of the factor by which volumes have grown, half
         the change of $\log\det S$; `speed` is the root mean square of the velocity, at
-        least the speed in the Wasserstein distance.
+        least the speed in the Wasserstein distance; `participation_ratio`, between one
+        and the rank, is $(\operatorname{tr}S)^2/\operatorname{tr}S^2$. Eigenvalues
+        below some $10^{-26}$ of the largest are lost in the rounding of $\Phi$; the
+        product of all is not: it is in `log_volume`.
         """
         factors = self.factors
         singular = jnp.linalg.svd(factors, compute_uv=False)
@@ -99,6 +102,7 @@ class GaussianTrajectory(AbstractTrajectory):
             "rejected_steps": self.rejected_steps,
             "trace": jnp.sum(singular**2, axis=1),
             "eigenvalues": singular**2,
+            "participation_ratio": _participation(singular),
             "log_volume": self.log_volumes,
             "speed": jnp.sqrt(jnp.sum(self.drifts**2, axis=1) + speeds),
         }
@@ -151,6 +155,14 @@ class GaussianTrajectory(AbstractTrajectory):
 
     def _is(self, status: PyTree) -> bool:
         return is_concrete(self.depths) and bool(self.status == status)
+
+
+def _participation(singular: Float[Array, "t r"]) -> Float[Array, " t"]:
+    """Return the participation ratio, from singular values of factors."""
+    largest = jnp.max(singular, axis=1, keepdims=True, initial=0)
+    shares = (singular / jnp.where(largest > 0, largest, 1)) ** 2
+    squares = jnp.sum(shares**2, axis=1)
+    return jnp.sum(shares, axis=1) ** 2 / jnp.where(squares > 0, squares, 1)
 
 
 def as_gaussian_trajectory(

@@ -73,7 +73,8 @@ def run_layers(
     Returns:
         The tokens before the first layer and after each one.
     """
-    check(isinstance(count, int) and count > 0, f"count is {count}; it must be >= 1.")
+    is_count = isinstance(count, int) and count > 0
+    check(is_count, f"count is {count}; it must be an integer >= 1.")
     if isinstance(mu, Gaussian):
         refuse_for_gaussians({"probes": probes})
         size = _checked_step(step, count, mu.mean().dtype)

@@ -12,8 +12,10 @@ from meanformer.gaussian.energies import energy_profile as energy_profile
 from meanformer.gaussian.energies import entropic_reward as entropic_reward
 from meanformer.gaussian.energies import gradient_structure as gradient_structure
 from meanformer.gaussian.ensembles import KNOWN_CASES as KNOWN_CASES
+from meanformer.gaussian.ensembles import AbstractEnsemble as AbstractEnsemble
 from meanformer.gaussian.ensembles import Case as Case
 from meanformer.gaussian.ensembles import Ensemble as Ensemble
+from meanformer.gaussian.ensembles import GivenHeads as GivenHeads
 from meanformer.gaussian.explicit import explicit_solution as explicit_solution
 from meanformer.gaussian.explorer import Draw as Draw
 from meanformer.gaussian.explorer import Exploration as Exploration
@@ -27,6 +29,9 @@ from meanformer.gaussian.particles import (
     compare_with_particles as compare_with_particles,
 )
 from meanformer.gaussian.particles import matched_tokens as matched_tokens
+from meanformer.gaussian.search import NearMiss as NearMiss
+from meanformer.gaussian.search import nearest_cycle as nearest_cycle
+from meanformer.gaussian.search import nearest_stationary as nearest_stationary
 from meanformer.gaussian.stationary import StationaryPoint as StationaryPoint
 from meanformer.gaussian.stationary import stationary_points as stationary_points
 from meanformer.gaussian.velocity import ClosureResidual as ClosureResidual

@@ -70,7 +70,7 @@ def classify(
     *,
     depth: float = 1e6,
     rtol: float = 1e-9,
-    max_steps: int = 8192,
+    max_steps: int = 4096,
     locate: bool = True,
 ) -> Outcome:
     r"""Tell whether a covariance blows up, converges, grows or returns.
@@ -169,7 +169,7 @@ def _growing(run: LongRun, found: Outcome) -> Outcome | None:
     """
     grown = run.log_traces[-1] - run.log_traces[0]
     earlier, last = run.growth_rates
-    is_steady = last <= STEADY * earlier
+    is_steady = 1 / STEADY < last / earlier < STEADY
     if grown > np.log(GROWN) and last > 0 and is_steady:
         reason = f"exponential growth at the rate {last:.6g}"
         return dataclasses.replace(found, kind=GROWS, reason=reason)

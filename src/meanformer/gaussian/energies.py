@@ -16,10 +16,11 @@ from meanformer.attention import (
     Sinkhorn,
     Softmax,
 )
+from meanformer.attention.affine import slope_and_drift
 from meanformer.errors import InvalidInput, check, is_concrete
 from meanformer.flows import GaussianTrajectory
 from meanformer.gaussian.heads import peculiarity
-from meanformer.gaussian.velocity import affine_velocity, centred, check_gaussian
+from meanformer.gaussian.velocity import check_gaussian
 from meanformer.measures import Gaussian
 from meanformer.numerics.matrices import matmul
 from meanformer.numerics.proportions import (
@@ -158,7 +159,8 @@ def energy(gamma: AbstractInContextMap, mu: Gaussian) -> Float[Array, ""]:
 
     Args:
         gamma: a layer for which `gradient_structure` holds.
-        mu: a Gaussian of mean zero.
+        mu: a Gaussian, of mean zero except for Sinkhorn attention, whose energy has
+            $\frac c2 m^\top Bm$ in addition.
     """
     structure = _checked(gamma, mu)
     return _energy(gamma, mu, structure)
@@ -230,19 +232,21 @@ def dissipation(gamma: AbstractInContextMap, mu: Gaussian) -> Float[Array, ""]:
     $\operatorname{tr}(P^{-1}LSL^\top)$ with a mobility, and
     $\tfrac12\operatorname{tr}\bigl((S^{-1}\dot S)^2\bigr)$ in that of Fisher and Rao.
 
+    A mean adds $|\dot m|^2$, or $\dot m^\top P^{-1}\dot m$.
+
     Args:
         gamma: a layer for which `gradient_structure` holds.
-        mu: a Gaussian of mean zero.
+        mu: a Gaussian, of mean zero except for Sinkhorn attention.
     """
     structure = _checked(gamma, mu)
-    slope, root = affine_velocity(gamma, mu)[0], mu.root()
+    (slope, drift), root = slope_and_drift(gamma, mu), mu.root()
     if structure.metric == FISHER_RAO and isinstance(gamma, Softmax):
         # S^-1 dS = 2 v beta A_s S, also where S is singular.
         symmetric = (gamma.score + gamma.score.T) / 2
         inner = matmul(root.T, matmul(symmetric, root))
         factor = structure.factor * gamma.temperature
         return 2 * factor**2 * jnp.sum(inner**2)
-    moved = matmul(slope, root)
+    moved = jnp.concatenate([matmul(slope, root), drift[:, None]], axis=1)
     if structure.mobility is None:
         return jnp.sum(moved**2)
     return jnp.sum(moved * jnp.linalg.solve(structure.mobility, moved))
@@ -271,15 +275,15 @@ def energy_profile(
 
     Args:
         gamma: the velocity of the flow.
-        trajectory: its solution, from a Gaussian of mean zero.
+        trajectory: its solution, from a Gaussian as for `energy`.
     """
     structure = _checked(gamma, trajectory.gaussian(0))
 
-    def at(factor: Float[Array, "d r"]) -> tuple[Array, Array]:
-        mu = centred(factor=factor)
+    def at(moments: tuple[Array, Array]) -> tuple[Array, Array]:
+        mu = Gaussian(moments[0], factor=moments[1])
         return _energy(gamma, mu, structure), dissipation(gamma, mu)
 
-    energies, rates = jax.lax.map(at, trajectory.factors)
+    energies, rates = jax.lax.map(at, (trajectory.means, trajectory.factors))
     falls = jnp.max(-jnp.diff(energies), initial=0)
     return GaussianEnergyProfile(trajectory.depths, energies, rates, falls)
 
@@ -288,8 +292,10 @@ def _checked(gamma: AbstractInContextMap, mu: Gaussian) -> GaussianStructure:
     check_gaussian(mu)
     structure = gradient_structure(gamma)
     if not structure:
-        raise InvalidInput(f"this is not a gradient flow: {structure.failure}.")
-    if is_concrete(mu.mean()):
+        raise InvalidInput(
+            f"this is not a gradient flow as far as is known: {structure.failure}."
+        )
+    if is_concrete(mu.mean()) and not isinstance(gamma, Sinkhorn):
         check(
             not bool(jnp.any(mu.mean() != 0)),
             "the energies are those of Gaussians of mean zero; this one has mean "

@@ -1,8 +1,10 @@
 """Random and structured laws of attention parameters, and cases worth knowing."""
 
+import abc
 import dataclasses
-from collections.abc import Callable
-from typing import NamedTuple
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -142,8 +144,67 @@ ENSEMBLES: dict[str, Callable[[np.random.Generator, int], Matrices]] = {
 }
 
 
+class AbstractEnsemble(abc.ABC):
+    """A law of cases. Derive from it, as a frozen dataclass, for one of your own."""
+
+    dimension: int
+
+    @abc.abstractmethod
+    def draw(self, index: int) -> Case:
+        """Return draw number `index`, always the same."""
+
+    def settings(self) -> dict:
+        """Return what tells its draws from those of another, in terms of JSON."""
+        fields = cast(Any, self).__dataclass_fields__
+        values = {name: getattr(self, name) for name in fields}
+        text = json.dumps(values, default=np.ndarray.tolist)
+        return {"ensemble": type(self).__qualname__, **json.loads(text)}
+
+
 @dataclasses.dataclass(frozen=True)
-class Ensemble:
+class GivenHeads(AbstractEnsemble):
+    """Given matrices, such as the heads of a trained model, from random covariances.
+
+    Args:
+        heads: the matrices $Q$, $K$ and $V$ of each head; draw number $i$ takes that of
+            number $i$, and begins again after the last.
+        kind: `"softmax"`, `"l2"`, `"sinkhorn"` or `"linear"`.
+        beta: the inverse temperature.
+        seed: the seed of the covariances, which are those of Wishart.
+    """
+
+    heads: Sequence[Matrices]
+    kind: str = "softmax"
+    beta: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self):
+        check(len(self.heads) > 0, "heads is empty; give at least one (Q, K, V).")
+        _check_named("kind", self.kind, KINDS)
+
+    @property
+    def dimension(self) -> int:
+        """The dimension of the tokens."""
+        return np.shape(self.heads[0][2])[0]
+
+    def draw(self, index: int) -> Case:
+        """Return draw number `index`, always the same."""
+        random = np.random.default_rng([self.seed, index])
+        matrices = self.heads[index % len(self.heads)]
+        head = tuple(np.asarray(matrix, np.float64) for matrix in matrices)
+        factor = random.standard_normal((self.dimension, self.dimension))
+        return Case(self.kind, [head], factor @ factor.T, self.beta)
+
+
+def _check_named(name: str, value: str, known: Mapping) -> None:
+    if value not in known:
+        raise InvalidInput(
+            f"{name} is {value!r}; it must be one of {', '.join(known)}."
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Ensemble(AbstractEnsemble):
     r"""A law of cases: matrices of a family, a Wishart covariance.
 
     The families, for the score $A = K^\top Q$ and the value matrix $V$: `"normal"`
@@ -169,14 +230,8 @@ class Ensemble:
     seed: int = 0
 
     def __post_init__(self):
-        for name, value, known in (
-            ("family", self.family, ENSEMBLES),
-            ("kind", self.kind, KINDS),
-        ):
-            if value not in known:
-                raise InvalidInput(
-                    f"{name} is {value!r}; it must be one of {', '.join(known)}."
-                )
+        _check_named("family", self.family, ENSEMBLES)
+        _check_named("kind", self.kind, KINDS)
         as_integer("dimension", self.dimension, least=1)
         as_integer("heads", self.heads, least=1)
 

@@ -1,6 +1,7 @@
 """Flows of Gaussians that have a solution in closed form."""
 
 import functools
+import itertools
 import math
 
 import jax.numpy as jnp
@@ -18,11 +19,14 @@ from meanformer.attention import (
     Softmax,
 )
 from meanformer.errors import InvalidInput, Overflow, Unsupported, as_number
-from meanformer.gaussian.heads import only_head, peculiarity
-from meanformer.gaussian.velocity import check_gaussian
+from meanformer.flows import AbstractSchedule
+from meanformer.gaussian.heads import only_head, peculiarity, score_of
+from meanformer.gaussian.velocity import check_gaussian, check_map
 from meanformer.measures import Gaussian
 from meanformer.numerics.proportions import agree, multiple_of_identity
 
+# Gauss-Legendre nodes on each panel between two jumps of a schedule, and panels.
+NODES, PANELS = 8, 16
 # Steps of Newton's method that end in rounding.
 POLISHED = 3
 # Relative error up to which a score counts as symmetric.
@@ -30,12 +34,16 @@ SYMMETRIC = 1e-12
 
 
 def explicit_solution(
-    gamma: AbstractInContextMap, mu: Gaussian, depth: float | Float[Array, ""]
+    gamma: AbstractInContextMap | AbstractSchedule,
+    mu: Gaussian,
+    depth: float | Float[Array, ""],
 ) -> Gaussian:
     r"""Return the Gaussian at a depth where the flow is solved in closed form.
 
     - Softmax, $V = vI$, any $A$: with $A_s = (A + A^\top)/2$,
       $$S(t) = S_0\bigl(I - 2v\beta t\,A_sS_0\bigr)^{-1};$$
+      where $v$, $\beta$ and $A$ change with depth, $\int v\beta A_s\,\mathrm{d}t$ takes
+      the place of $v\beta t\,A_s$, for a Gaussian of mean zero;
       the mean, if $A$ is symmetric or $m_0 = 0$, is
       $e^{vt}(I - 2v\beta t\,S_0A)^{-1/2}m_0$.
     - Linear attention, $V = vI$: the second moment $S + mm^\top$ obeys the same law.
@@ -44,7 +52,8 @@ def explicit_solution(
       $2v\operatorname{sign} b$, where $\sinh u = 2|b|s$; and $m = e^{vt}m_0$.
 
     Args:
-        gamma: one attention layer of these kinds, without biases.
+        gamma: one attention layer of these kinds, without biases; or a schedule of
+            softmax layers.
         mu: the Gaussian at depth zero.
         depth: the depth.
 
@@ -55,6 +64,9 @@ def explicit_solution(
     """
     check_gaussian(mu)
     time = as_number("depth", depth)
+    if isinstance(gamma, AbstractSchedule):
+        return _along_schedule(gamma, mu, time)
+    check_map(gamma)
     head = only_head(gamma, mu)
     if head is None:
         raise Unsupported("a closed form is known for a single attention layer only.")
@@ -65,6 +77,41 @@ def explicit_solution(
         return _solution(head, mu, time)
     except (OverflowError, ZeroDivisionError, FloatingPointError) as error:
         raise Overflow(f"the solution at depth {time:g} is too large.") from error
+
+
+def _along_schedule(schedule: AbstractSchedule, mu: Gaussian, depth: float) -> Gaussian:
+    r"""Return $F(I - 2F^\top HF)^{-1/2}$ with $H = \int v\beta A_s\,\mathrm{d}t$."""
+    mean, root = (np.asarray(x, np.float64) for x in (mu.mean(), mu.root()))
+    if mean.any():
+        raise Unsupported("the mean has no closed form under a schedule; solve it.")
+    jumps = () if schedule.jumps is None else np.asarray(schedule.jumps).tolist()
+    inside = [jump for jump in jumps if 0 < jump * np.sign(depth) < abs(depth)]
+    ends = np.linspace(0, 1, PANELS + 1)[1:]
+    nodes, weights = np.polynomial.legendre.leggauss(NODES)
+    pull, factor = np.zeros((len(root), len(root))), root
+    breaks = [0.0, *sorted(inside, key=abs), depth]
+    for start, stop in itertools.pairwise(breaks):
+        width = (stop - start) / PANELS
+        for end in start + (stop - start) * ends:
+            for node, weight in zip(nodes, weights, strict=True):
+                place = end - width * (1 - node) / 2
+                pull = pull + width / 2 * weight * _pull(schedule, mu, place)
+            values, vectors = np.linalg.eigh(root.T @ pull @ root)
+            if values.max(initial=0) >= 0.5:
+                raise InvalidInput(
+                    f"the solution blows up before depth {depth:g}, about {end:.3g}."
+                )
+            factor = root @ (vectors / np.sqrt(1 - 2 * values)) @ vectors.T
+    return _like(mu, mean, factor)
+
+
+def _pull(schedule: AbstractSchedule, mu: Gaussian, depth: float) -> np.ndarray:
+    """Return v beta A_s at a depth, of a softmax layer."""
+    head = only_head(schedule.at(jnp.asarray(depth)), mu)
+    if not isinstance(head, Softmax) or peculiarity(head) is not None:
+        raise Unsupported("under a schedule a closed form is known for softmax only.")
+    score = score_of(head)
+    return _identity_values(head) * float(head.temperature) * (score + score.T) / 2
 
 
 @functools.singledispatch

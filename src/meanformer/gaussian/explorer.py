@@ -19,7 +19,7 @@ from meanformer.gaussian.classify import (
     Outcome,
     classify,
 )
-from meanformer.gaussian.ensembles import Case, Ensemble, case_from_json
+from meanformer.gaussian.ensembles import AbstractEnsemble, Case, case_from_json
 from meanformer.gaussian.second_look import is_confirmed
 
 SETTINGS, DRAWS = "settings.json", "draws.jsonl"
@@ -67,7 +67,7 @@ class Draw:
 class Exploration:
     """Many draws of an ensemble."""
 
-    ensemble: Ensemble
+    ensemble: AbstractEnsemble
     draws: tuple[Draw, ...]
 
     @property
@@ -103,7 +103,7 @@ class Exploration:
 
 
 def explore(
-    ensemble: Ensemble,
+    ensemble: AbstractEnsemble,
     count: int,
     *,
     depth: float = 1e5,
@@ -190,9 +190,9 @@ def _exception(outcome: Outcome, case: Case, bound: int) -> str:
 class _Record:
     """Draws on disk: one line of JSON each, after a file with the settings."""
 
-    def __init__(self, folder: Path, ensemble: Ensemble, depth: float):
+    def __init__(self, folder: Path, ensemble: AbstractEnsemble, depth: float):
         self.folder = folder
-        self.settings = {**dataclasses.asdict(ensemble), "depth": depth}
+        self.settings = {**ensemble.settings(), "depth": depth}
 
     def read(self) -> dict[int, Draw]:
         """Return the draws that are there; raise if they are of another ensemble."""

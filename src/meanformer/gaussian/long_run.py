@@ -61,11 +61,11 @@ SAVED, STEPS = 120, 4096
 # Roundings of the covariance in its slope.
 ROUNDINGS = 16
 # Where rounding is a larger share of the slope, the run ends.
-COARSE = 1e-3
+COARSE = 1e-5
 # Logarithm of the largest trace.
 LARGEST = 175.0
 # Newton's method converges quadratically: what is left is rounding.
-NEWTON = 1e-12
+NEWTON = 1e-10
 REACHED, BLEW_UP, ESCAPED, UNFINISHED = "reached", "blew up", "escaped", "unfinished"
 UNRESOLVED = "unresolved"
 ENDINGS = (REACHED, BLEW_UP, ESCAPED, UNRESOLVED, UNFINISHED)
@@ -123,13 +123,15 @@ class LongRun:
 
     @property
     def is_settled(self) -> bool:
-        """Whether every exponent is that of a limit or a decay."""
+        """Whether every exponent is that of a limit or a decay, and stays so."""
         now, before = self.exponents, self.previous_exponents
         level = (np.abs(now) <= LEVEL) & (np.abs(before) <= LEVEL)
         levels_off = np.abs(now) <= np.minimum(SMALL, FALLING * np.abs(before))
         decays = (now <= DECAY) & (before <= DECAY)
         has_ended = self.ending in (REACHED, UNRESOLVED)
-        return bool(has_ended and (level | levels_off | decays).all())
+        stay = [p > p.max() - COMPARABLE for p in (now, before)]
+        is_steady = np.array_equal(*stay)
+        return bool(has_ended and is_steady and (level | levels_off | decays).all())
 
     @property
     def grows(self) -> bool:
@@ -158,12 +160,15 @@ class LongRun:
         r"""The rate of $\log\operatorname{tr}S$ at a tenth of the last trace, and last.
 
         They agree for exponential growth; towards a blow-up the second is ten times the
-        first.
+        first. NaN where too few depths are known.
         """
-        logs = self.log_traces
-        rates = np.diff(logs) / np.maximum(np.diff(self.depths), np.finfo(float).tiny)
-        earlier = np.searchsorted(logs[1:], logs[-1] - np.log(10))
-        return float(rates[min(earlier, len(rates) - 1)]), float(rates[-1])
+        logs, rates = self.log_traces, np.array([])
+        if len(logs) > 1:
+            rates = np.diff(logs) / np.diff(self.depths)
+        earlier = int(np.searchsorted(logs[1:], logs[-1] - np.log(10)))
+        if earlier > len(rates) - 3:
+            return np.nan, np.nan
+        return float(rates[earlier]), float(rates[-1])
 
 
 def limit_of(
@@ -172,7 +177,7 @@ def limit_of(
     *,
     depth: float = 1e6,
     rtol: float = 1e-9,
-    max_steps: int = 8192,
+    max_steps: int = 4096,
 ) -> LongRun:
     r"""Follow a covariance over many decades of depth.
 
@@ -213,9 +218,9 @@ def limit_of(
         found = _follow(gamma, jnp.asarray(axes), walk, *numbers, max_steps)
         run = _read(axes, *map(np.asarray, found))
         axes = run.vectors
-    if run.ending != UNFINISHED:
+    if run.ending != UNFINISHED or np.isfinite(run.growth_rates).all():
         return run
-    # It may turn: the flow of factors follows that.
+    # It may turn, so that few steps were taken: the flow of factors follows that.
     still = centred(factor=mu.root())
     other = growth_along(long_flow(gamma, still, depth * unit, rtol))
     return run if other.depths[-1] < run.depths[-1] else other
@@ -397,11 +402,15 @@ def _follow(
     def arrived(s, walk: _Walk, args, **kwargs):
         return depth_of(walk) >= end
 
-    def blows_up(s, walk: _Walk, args, **kwargs):
+    def growth_of(walk: _Walk) -> Float[Array, ""]:
+        """Return the rate of the logarithm of the trace."""
+        moved, growth = change(walk)
         shares = jnp.exp(walk.log_pivots - walk.log_trace())
-        shares *= jnp.sum(walk.lower**2, axis=0)
-        growth = jnp.sum(shares * change(walk)[1])
-        return growth * depth_of(walk) * RESOLVED > 1
+        columns = jnp.sum(walk.lower * (2 * moved + walk.lower * growth), axis=0)
+        return jnp.sum(shares * columns)
+
+    def blows_up(s, walk: _Walk, args, **kwargs):
+        return growth_of(walk) * depth_of(walk) * RESOLVED > 1
 
     def escaped(s, walk: _Walk, args, **kwargs):
         return walk.log_trace() > LARGEST

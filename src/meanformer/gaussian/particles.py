@@ -8,7 +8,14 @@ from scipy.special import ndtri
 from scipy.stats import qmc
 
 from meanformer.errors import InvalidInput, as_integer
-from meanformer.flows import Flow, GaussianTrajectory, Trajectory, run_layers, solve
+from meanformer.flows import (
+    AbstractProgress,
+    Flow,
+    GaussianTrajectory,
+    Trajectory,
+    run_layers,
+    solve,
+)
 from meanformer.gaussian.velocity import check_gaussian
 from meanformer.measures import Gaussian, TokenCloud, wasserstein
 
@@ -44,6 +51,7 @@ def compare_with_particles(
     layers: int | None = None,
     rtol: float = 1e-6,
     seed: int = 0,
+    progress: bool | AbstractProgress = False,
 ) -> Comparison:
     """Flow a Gaussian and tokens with its first two moments side by side.
 
@@ -60,6 +68,7 @@ def compare_with_particles(
         layers: compare residual networks of so many layers instead of the flow.
         rtol: relative tolerance of both solves.
         seed: seed of the scrambled quasi-random sequence.
+        progress: show a progress bar of the tokens' flow; or an object to report to.
     """
     if isinstance(mu, TokenCloud):
         cloud, gaussian = mu, Gaussian(mu.mean(), mu.covariance())
@@ -71,7 +80,7 @@ def compare_with_particles(
         )
     if layers is None:
         path = solve(flow, gaussian, depth, save=save, rtol=rtol)
-        tokens = solve(flow, cloud, depth, save=save, rtol=rtol)
+        tokens = solve(flow, cloud, depth, save=save, rtol=rtol, progress=progress)
     else:
         path = run_layers(flow, gaussian, layers, step=depth / layers)
         tokens = run_layers(flow, cloud, layers, step=depth / layers)
