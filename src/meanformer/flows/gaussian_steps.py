@@ -254,7 +254,7 @@ def gaussian_moment(
         return jnp.sqrt(jnp.sum(mu.mean() ** 2) + jnp.trace(mu.covariance()))
 
     def speed() -> Float[Array, ""]:
-        drift, moving = problem.velocity(problem.flow.velocity, depth, carried)
+        drift, moving, _ = problem.velocity(problem.flow.velocity, depth, carried)
         spread = matmul(moving, problem.root)
         return jnp.sqrt(jnp.sum(drift**2) + jnp.sum(spread**2))
 

@@ -26,9 +26,6 @@ PERIODIC, UNDECIDED = "periodic", "undecided"
 FAST = -30.0
 # How long to look for a return, in units of the time in which it moves at first.
 WATCHED = 60.0
-# So much larger, at a rate that has not grown by more than the other: unbounded, for
-# all that can be computed.
-GROWN, STEADY = 1e4, 1.5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,10 +134,9 @@ def outcome_of(
     if run.ending == ESCAPED:
         reason = f"beyond all numbers at depth {reached:.6g}, without a blow-up"
         return dataclasses.replace(found, kind=GROWS, reason=reason)
-    if run.ending in (UNFINISHED, UNRESOLVED):
-        growing = _growing(run, found)
-        if growing is not None:
-            return growing
+    if run.ending in (UNFINISHED, UNRESOLVED) and run.grows_exponentially:
+        reason = f"exponential growth at the rate {run.growth_rates[1]:.6g}"
+        return dataclasses.replace(found, kind=GROWS, reason=reason)
     if run.ending == UNFINISHED:
         reason = f"the steps were used up at depth {reached:.6g}"
         return dataclasses.replace(found, reason=reason)
@@ -159,21 +155,6 @@ def outcome_of(
         rank=run.rank,
         limit=run.limit,
     )
-
-
-def _growing(run: LongRun, found: Outcome) -> Outcome | None:
-    """Return the outcome of a run that grew exponentially as far as it went.
-
-    A trace that grows ten times at a rate that does not grows exponentially; on the
-    way to a blow-up the rate grows ten times as well.
-    """
-    grown = run.log_traces[-1] - run.log_traces[0]
-    earlier, last = run.growth_rates
-    is_steady = 1 / STEADY < last / earlier < STEADY
-    if grown > np.log(GROWN) and last > 0 and is_steady:
-        reason = f"exponential growth at the rate {last:.6g}"
-        return dataclasses.replace(found, kind=GROWS, reason=reason)
-    return None
 
 
 def _at_rest(mu: Gaussian) -> Outcome:

@@ -44,6 +44,9 @@ LEVEL, DECAY = 0.02, -0.5
 SMALL, FALLING = 0.1, 0.7
 # What grows like a power keeps its exponent from decade to decade.
 KEPT = 0.9
+# So much larger, at a rate that changes by less than the other while the trace grows
+# ten times: exponential growth.
+GROWN, STEADY = 1e4, 1.5
 # Eigenvalues whose exponents differ by less stay comparable.
 COMPARABLE = 0.1
 # Logarithm of the ratio of columns that are told apart by their size alone.
@@ -170,6 +173,14 @@ class LongRun:
             return np.nan, np.nan
         return float(rates[earlier]), float(rates[-1])
 
+    @property
+    def grows_exponentially(self) -> bool:
+        """Whether the trace has grown far, at last at a rate that did not change."""
+        earlier, last = self.growth_rates
+        is_steady = earlier > 0 and earlier / STEADY < last < earlier * STEADY
+        grown = self.log_traces[-1] - self.log_traces[0]
+        return bool(grown > np.log(GROWN) and is_steady)
+
 
 def limit_of(
     gamma: AbstractInContextMap,
@@ -218,9 +229,9 @@ def limit_of(
         found = _follow(gamma, jnp.asarray(axes), walk, *numbers, max_steps)
         run = _read(axes, *map(np.asarray, found))
         axes = run.vectors
-    if run.ending != UNFINISHED or np.isfinite(run.growth_rates).all():
+    if run.ending != UNFINISHED or run.grows_exponentially:
         return run
-    # It may turn, so that few steps were taken: the flow of factors follows that.
+    # It may turn: the flow of factors follows that.
     still = centred(factor=mu.root())
     other = growth_along(long_flow(gamma, still, depth * unit, rtol))
     return run if other.depths[-1] < run.depths[-1] else other
@@ -406,7 +417,8 @@ def _follow(
         """Return the rate of the logarithm of the trace."""
         moved, growth = change(walk)
         shares = jnp.exp(walk.log_pivots - walk.log_trace())
-        columns = jnp.sum(walk.lower * (2 * moved + walk.lower * growth), axis=0)
+        grown = 2 * moved + walk.lower * growth[None, :]
+        columns = jnp.sum(walk.lower * grown, axis=0)
         return jnp.sum(shares * columns)
 
     def blows_up(s, walk: _Walk, args, **kwargs):
