@@ -3,6 +3,7 @@
 import functools
 import itertools
 import math
+from collections.abc import Callable
 
 import jax.numpy as jnp
 import numpy as np
@@ -19,9 +20,9 @@ from meanformer.attention import (
     Softmax,
 )
 from meanformer.errors import InvalidInput, Overflow, Unsupported, as_number
-from meanformer.flows import AbstractSchedule
+from meanformer.flows import AbstractSchedule, Flow
 from meanformer.gaussian.heads import only_head, peculiarity, score_of
-from meanformer.gaussian.velocity import check_gaussian, check_map
+from meanformer.gaussian.velocity import check_gaussian
 from meanformer.measures import Gaussian
 from meanformer.numerics.proportions import agree, multiple_of_identity
 
@@ -34,7 +35,7 @@ SYMMETRIC = 1e-12
 
 
 def explicit_solution(
-    gamma: AbstractInContextMap | AbstractSchedule,
+    gamma: AbstractInContextMap | AbstractSchedule | Callable,
     mu: Gaussian,
     depth: float | Float[Array, ""],
 ) -> Gaussian:
@@ -52,8 +53,8 @@ def explicit_solution(
       $2v\operatorname{sign} b$, where $\sinh u = 2|b|s$; and $m = e^{vt}m_0$.
 
     Args:
-        gamma: one attention layer of these kinds, without biases; or a schedule of
-            softmax layers.
+        gamma: one attention layer of these kinds, without biases; or a schedule
+            of softmax layers, or a function of depth, as `Flow` takes them.
         mu: the Gaussian at depth zero.
         depth: the depth.
 
@@ -64,9 +65,8 @@ def explicit_solution(
     """
     check_gaussian(mu)
     time = as_number("depth", depth)
-    if isinstance(gamma, AbstractSchedule):
-        return _along_schedule(gamma, mu, time)
-    check_map(gamma)
+    if not isinstance(gamma, AbstractInContextMap):
+        return _along_schedule(Flow(gamma).velocity, mu, time)
     head = only_head(gamma, mu)
     if head is None:
         raise Unsupported("a closed form is known for a single attention layer only.")
