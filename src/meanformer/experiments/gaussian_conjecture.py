@@ -39,6 +39,8 @@ STRUCTURED = ("orthogonal", "symmetric", "commuting", "negative", "near-rotation
 SHOWN = 40
 PERTURBED, NOISE = 4, 0.02
 REPLAYED = 3
+# How the names of ensembles of normal matrices begin.
+GENERIC_OF = "generic"
 # Draws for which the nearest counterexample is searched.
 SEARCHED = 8
 
@@ -184,7 +186,7 @@ def run(parameters: Parameters, *, progress) -> Outcome:
         name: mf.gaussian.examine(mf.gaussian.KNOWN_CASES[name])
         for name in progress.over(KNOWN, 0.1)
     }
-    generic = [e for e in explorations.values() if e.ensemble.family == "normal"]
+    generic = [e for label, e in explorations.items() if label.startswith(GENERIC_OF)]
     plane = generic[0]
     for _ in progress.over(range(1), 0.1):
         paths = {draw.index: path_of(plane, draw) for draw in plane.draws[:SHOWN]}

@@ -33,7 +33,7 @@ class AbstractTrajectory(eqx.Module):
         return f"At depth {float(self.depths[-1]):.6g} {Status[self.status]}."
 
     @abc.abstractmethod
-    def to_xarray(self):
+    def to_xarray(self) -> Any:
         """Return the trajectory as a labelled `xarray.Dataset`."""
 
     @abc.abstractmethod

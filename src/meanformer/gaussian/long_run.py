@@ -57,8 +57,6 @@ OVERLAP = 5.0
 ROUNDED = 55.0
 # Share of the depth; where less is left to a blow-up, it is reached.
 RESOLVED = 1e-9
-# How often it is followed: in the axes at first, and in those at the end.
-PASSES = 2
 # Saved depths of a flow, a dozen to a decade, and its most steps between two.
 SAVED, STEPS = 120, 4096
 # Roundings of the covariance in its slope.
@@ -223,12 +221,14 @@ def limit_of(
     if mean_matters(gamma, mu):
         return growth_along(long_flow(gamma, mu, depth * unit, rtol))
     numbers = [jnp.asarray(number) for number in (unit, depth * unit, rtol)]
-    axes, run = _range_of(np.asarray(mu.root()))[1], None
-    for _ in range(PASSES):
-        walk = _first_walk(np.asarray(mu.root()), axes)
+    root = np.asarray(mu.root())
+
+    def followed(axes: np.ndarray) -> LongRun:
+        walk = _first_walk(root, axes)
         found = _follow(gamma, jnp.asarray(axes), walk, *numbers, max_steps)
-        run = _read(axes, *map(np.asarray, found))
-        axes = run.vectors
+        return _read(axes, *map(np.asarray, found))
+
+    run = followed(followed(_range_of(root)[1]).vectors)
     if run.ending != UNFINISHED or run.grows_exponentially:
         return run
     # It may turn: the flow of factors follows that.

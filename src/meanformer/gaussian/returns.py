@@ -1,6 +1,6 @@
 """Covariances that come back to where they were."""
 
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 from scipy.optimize import brentq
@@ -91,6 +91,8 @@ def _refined(gamma, path, spreads, start: int, index: int, size: float) -> Retur
     low, high = 1e-3, float(depths[index + 1] - first) / spacing
     if at(low)[0] * at(high)[0] > 0:
         return Return(float(depths[index] - depths[start]), np.inf)
-    share = brentq(lambda share: at(share)[0], low, high, xtol=1e-15, rtol=1e-14)
+    share = cast(
+        float, brentq(lambda share: at(share)[0], low, high, xtol=1e-15, rtol=1e-14)
+    )
     period = first - float(depths[start]) + spacing * share
     return Return(period, float(np.linalg.norm(at(share)[1])))
