@@ -1,5 +1,6 @@
 """Numbers that were once lost: small eigenvalues, large scales, single precision."""
 
+import jax
 import jax.numpy as jnp
 import mpmath
 import numpy as np
@@ -108,7 +109,21 @@ def test_a_contraction_that_begins_late_reaches_the_end(scale, depths):
 
 
 @pytest.mark.slow
-def test_long_depth_in_single_precision_agrees_with_double():
+@pytest.mark.parametrize(
+    "promotion",
+    [
+        "standard",
+        pytest.param(
+            "strict",
+            marks=pytest.mark.xfail(
+                raises=jax.dtypes.TypePromotionError,
+                reason="the clock is double, what it moves is single",
+                strict=True,
+            ),
+        ),
+    ],
+)
+def test_long_depth_in_single_precision_agrees_with_double(promotion):
     def solved(dtype):
         matrices = (x.astype(dtype) for x in (COVARIANCE, IDENTITY, -IDENTITY))
         return mf.solve(
@@ -119,7 +134,8 @@ def test_long_depth_in_single_precision_agrees_with_double():
             solver=mf.LongDepth(),
         )
 
-    narrow, wide = solved(np.float32), solved(np.float64)
+    with jax.numpy_dtype_promotion(promotion):
+        narrow, wide = solved(np.float32), solved(np.float64)
     assert narrow.covariances.dtype == narrow.log_volumes.dtype == np.float32
     np.testing.assert_allclose(narrow.covariances, wide.covariances, rtol=1e-5)
     inverse = np.linalg.inv(COVARIANCE) + 200 * COVARIANCE
