@@ -671,7 +671,7 @@ def test_a_trajectory_is_labelled_saved_and_read_again(tmp_path):
             np.testing.assert_array_equal(found[name], getattr(path, name))
         assert found.means.sel(depth=0.5).shape == (2,)
         assert found.status.values.tolist() == [0, 0, 0]
-    with pytest.raises(InvalidInput, match="exists"):
+    with pytest.raises(InvalidInput, match="run exists"):
         path.save(tmp_path / "run")
 
 
