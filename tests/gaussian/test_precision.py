@@ -111,17 +111,7 @@ def test_a_contraction_that_begins_late_reaches_the_end(scale, depths):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "promotion",
-    [
-        "standard",
-        pytest.param(
-            "strict",
-            marks=pytest.mark.xfail(
-                raises=jax.dtypes.TypePromotionError,
-                reason="the clock is double, what it moves is single",
-                strict=True,
-            ),
-        ),
-    ],
+    ["standard", "strict"],
 )
 def test_long_depth_in_single_precision_agrees_with_double(promotion):
     def solved(dtype):

@@ -1,7 +1,8 @@
 """One stretch of depth for a Gaussian: in depth itself, or in a clock of its own."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
+from typing import cast as typed
 
 import diffrax
 import jax
@@ -26,6 +27,7 @@ from meanformer.flows.solvers import (
 from meanformer.flows.state import kept_if_finite
 from meanformer.flows.status import AbstractStop, Moment, Status
 from meanformer.numerics.matrices import matmul
+from meanformer.numerics.precision import cast
 
 ROUNDINGS = 64
 # Roundings of the error that a method of high order estimates.
@@ -51,11 +53,12 @@ def advance_gaussian(
     running = state.status == Status.reached
     end = jnp.where(running, target, state.depth)
     if isinstance(problem.integrator, LongDepth):
-        solution, last = _in_clock(problem, state, end)
+        # Diffrax mixes no other type with the default one in its events.
+        wide = jnp.result_type(float)
+        solution, last = _in_clock(*cast((problem, state, end), wide))
         located = solution.event_mask[0]
-        depth = jnp.where(located, end, last.depth).astype(end.dtype)
+        depth = jnp.where(located, end, last.depth.astype(end.dtype))
         fired = solution.event_mask[1:]
-        # In single precision the clock makes it wider on the way.
         moved = jax.tree.map(
             lambda new, old: new.astype(old.dtype), last.carried, state.carried
         )
@@ -113,8 +116,7 @@ def _in_clock(
     covariance decays algebraically, and that of the depth left before a blow-up.
     """
     span = jnp.where(end == state.depth, 1, end - state.depth)
-    # The clock has the default type: diffrax mixes no other with events.
-    one = jnp.ones((), jnp.result_type(float))
+    one = jnp.ones_like(end)
 
     def field(s, y: Clocked, args) -> Clocked:
         slope, drift = problem.slope_and_drift(
@@ -128,7 +130,7 @@ def _in_clock(
     def missing(t, y: Clocked, args, **kwargs):
         share = (end - y.depth) / span
         near = jnp.abs(end - y.depth) <= ROUNDINGS * _rounding(end)
-        return jnp.where(near, 0, share).astype(one.dtype)
+        return jnp.where(near, 0, share)
 
     stops = _events(problem, lambda s, y: (y.depth, y.carried))
     solution = diffrax.diffeqsolve(
@@ -273,7 +275,7 @@ def _status(
     status = Status.where(successful, Status.reached, Status.solver_failed)
     budget = result == results.max_steps_reached
     status = Status.where(budget, Status.step_budget, status)
-    blows_up, *met = cast(Any, fired)
+    blows_up, *met = typed(Any, fired)
     status = Status.where(blows_up, Status.blow_up_suspected, status)
     for stop, is_met in zip(problem.stops, met, strict=True):
         status = Status.where(is_met, stop.status, status)

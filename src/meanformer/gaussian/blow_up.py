@@ -284,6 +284,8 @@ def _integrated(
             reached = min(end, horizon)
             ended = "" if run.ending == REACHED else f": {run.ending}"
             reason = f"the covariance was followed to depth {reached:.6g}{ended}"
+            if len(run.depths) < 2:
+                reason = "the covariance rests, as far as rounding lets one see"
             return dataclasses.replace(found, reason=reason)
     path = _located(gamma, mu, 2 * end, rtol)
     if bool(path.status == Status.blow_up_suspected):
