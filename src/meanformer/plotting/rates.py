@@ -33,7 +33,7 @@ def draw_rate(
 def draw_slope(
     sizes: Any, last: float, slope: float, axes: Any, *, color: str = style.GREY
 ) -> Any:
-    """Draw a dashed line of this exponent that ends at the last size.
+    """Draw a dashed line of this exponent that ends at the last size; it has a label.
 
     Args:
         sizes: the range to cover.
@@ -47,7 +47,8 @@ def draw_slope(
     """
     sizes = np.asarray(sizes, float)
     heights = last * (sizes / sizes[-1]) ** slope
-    axes.plot(sizes, heights, "--", color=color, alpha=0.55, linewidth=1.1)
+    options = {"color": color, "alpha": 0.55, "linewidth": 1.1}
+    axes.plot(sizes, heights, "--", label=f"exponent ${slope:g}$", **options)
     return axes
 
 
