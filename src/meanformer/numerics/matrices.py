@@ -9,6 +9,8 @@ from jaxtyping import Array, Float
 from meanformer.errors import PrecisionWarning, check, is_concrete, warn
 
 NEGATIVE_TOLERANCE = 1e-8
+# Beside one, the square of a matrix of this trace loses no more than four digits.
+SMALL_SQUARE = 1e4
 
 
 def matmul(left: Array, right: Array) -> Array:
@@ -50,12 +52,23 @@ def _sqrt_psd_jvp(primals, tangents):
 def sqrt_one_plus_square(matrix: Float[Array, "d d"]) -> Float[Array, "d d"]:
     r"""Return $(I + XX^\top)^{1/2}$.
 
-    Through the singular values of $X$: in its square small ones drown beside large
-    ones. The derivative is that of `sqrt_psd`.
+    Where $X$ is large through its singular values, which take longer: in the square
+    small ones drown beside large ones. The derivative is that of `sqrt_psd`.
     """
-    vectors, values, _ = jnp.linalg.svd(matrix, full_matrices=False)
+    square = matmul(matrix, matrix.T)
+
+    def by_eigenvalues():
+        squares, vectors = jnp.linalg.eigh(square)
+        return jnp.maximum(squares, 0), vectors
+
+    def by_singular_values():
+        vectors, values, _ = jnp.linalg.svd(matrix, full_matrices=False)
+        return values**2, vectors
+
+    is_small = jnp.trace(square) < SMALL_SQUARE
+    squares, vectors = lax.cond(is_small, by_eigenvalues, by_singular_values)
     identity = jnp.eye(len(matrix), dtype=matrix.dtype)
-    excess = values**2 / (1 + jnp.sqrt(1 + values**2))
+    excess = squares / (1 + jnp.sqrt(1 + squares))
     return identity + matmul(vectors * excess[None, :], vectors.T)
 
 
