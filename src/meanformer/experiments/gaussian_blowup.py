@@ -460,9 +460,10 @@ def draw_blow_ups(explicit, singular) -> Picture:
     )
     left.legend(loc="upper left")
     largest = np.asarray(explicit.statistics["eigenvalues"])[: len(LEFT), 0]
-    draw_slope(explicit_time() * LEFT[1:], 2 * largest[-1], -1, right)
+    first = explicit_time() * LEFT[1:]
+    draw_slope(first, 2 * largest[-1], -1, right, label="$(t^*-t)^{-1}$")
     largest = np.asarray(singular.statistics["eigenvalues"])[: len(LEFT), 0]
-    draw_slope(5 * LEFT[1:], 2 * largest[-1], -2, right)
+    draw_slope(5 * LEFT[1:], 2 * largest[-1], -2, right, label="$(t^*-t)^{-2}$")
     right.set(xlabel="depth left, $t^* - t$", title="eigenvalues on the way there")
     right.invert_xaxis()
     right.legend(loc="upper left")

@@ -499,7 +499,8 @@ def draw_errors(counts, errors) -> Picture:
     figure, (left, right) = style.canvas(2)
     for name, row in errors.items():
         draw_rate(counts, row, left, label=name)
-    draw_slope(counts, max(row[-1] for row in errors.values()), -0.5, left)
+    highest = max(row[-1] for row in errors.values())
+    draw_slope(counts, highest, -0.5, left, label=r"$n^{-1/2}$")
     mark_sizes(counts, left)
     left.set(
         xlabel="tokens $n$",

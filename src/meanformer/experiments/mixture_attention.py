@@ -333,11 +333,12 @@ def draw_departures(residuals, comparisons, linear, parameters) -> Picture:
     gaps = [gap for gap in sorted(residuals) if gap > 0]
     draw_rate(gaps, [residuals[gap] for gap in gaps], left, label="residual")
     small = gaps[:4]
-    draw_slope(small[::-1], residuals[small[0]], 4, left)
+    draw_slope(small[::-1], residuals[small[0]], 4, left, label="fourth power")
     left.set(
         xlabel="separation of the components",
         ylabel="share of the velocity not affine",
     )
+    left.legend()
     colours = style.depth_colours()
     shown = [gap for gap in comparisons if gap > 0]
     for index, gap in enumerate(shown):

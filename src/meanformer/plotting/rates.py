@@ -31,9 +31,15 @@ def draw_rate(
 
 
 def draw_slope(
-    sizes: Any, last: float, slope: float, axes: Any, *, color: str = style.GREY
+    sizes: Any,
+    last: float,
+    slope: float,
+    axes: Any,
+    *,
+    color: str = style.GREY,
+    label: str | None = None,
 ) -> Any:
-    """Draw a dashed line of this exponent that ends at the last size; it has a label.
+    """Draw a dashed line of this exponent that ends at the last size.
 
     Args:
         sizes: the range to cover.
@@ -41,6 +47,7 @@ def draw_slope(
         slope: the exponent.
         axes: where to draw.
         color: its colour.
+        label: its name in the legend; none by default.
 
     Returns:
         The axes.
@@ -48,7 +55,7 @@ def draw_slope(
     sizes = np.asarray(sizes, float)
     heights = last * (sizes / sizes[-1]) ** slope
     options = {"color": color, "alpha": 0.55, "linewidth": 1.1}
-    axes.plot(sizes, heights, "--", label=f"exponent ${slope:g}$", **options)
+    axes.plot(sizes, heights, "--", label=label, **options)
     return axes
 
 
