@@ -1,0 +1,96 @@
+"""Ensembles of given matrices; closed forms along depth; energies with a mean."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import meanformer as mf
+from gaussian_reference import COVARIANCE, KEY, QUERY, VALUE
+from meanformer.errors import InvalidInput, Unsupported
+from meanformer.gaussian import Ensemble, GivenHeads, explicit_solution
+
+IDENTITY = np.eye(2)
+SCORE = np.array([[-0.4, 0.3], [0.1, 0.2]])
+
+
+def test_given_heads_are_taken_in_turn_with_new_covariances():
+    ensemble = GivenHeads([(QUERY, KEY, VALUE), (KEY, VALUE, QUERY)], seed=3)
+    first, second, third = (ensemble.draw(index) for index in range(3))
+    np.testing.assert_array_equal(first.heads[0][0], QUERY)
+    np.testing.assert_array_equal(second.heads[0][2], QUERY)
+    np.testing.assert_array_equal(third.heads[0], first.heads[0])
+    assert np.abs(third.covariance - first.covariance).max() > 0.1
+    assert ensemble.dimension == 2
+
+
+def test_settings_tell_ensembles_apart():
+    one, other = (GivenHeads([(matrix, KEY, VALUE)]) for matrix in (QUERY, VALUE))
+    assert one.settings() == GivenHeads([(QUERY, KEY, VALUE)]).settings()
+    assert one.settings() != other.settings()
+    assert one.settings()["ensemble"] != Ensemble().settings()["ensemble"]
+
+
+def test_no_heads_and_unknown_kinds_are_refused():
+    with pytest.raises(InvalidInput, match="heads is empty"):
+        GivenHeads([])
+    with pytest.raises(InvalidInput, match="kind is 'sigmoid'"):
+        GivenHeads([(QUERY, KEY, VALUE)], kind="sigmoid")
+
+
+def growing(depth):
+    return mf.Softmax(SCORE, IDENTITY, (1 + depth) * IDENTITY)
+
+
+def test_a_function_of_depth_has_the_closed_form_of_its_integral():
+    found = explicit_solution(growing, mf.Gaussian(np.zeros(2), COVARIANCE), 0.3)
+    pull = (0.3 + 0.3**2 / 2) * (SCORE + SCORE.T)
+    expected = np.linalg.inv(np.linalg.inv(COVARIANCE) - pull)
+    np.testing.assert_allclose(found.covariance(), expected, rtol=1e-13)
+
+
+def test_held_layers_add_up_exactly():
+    layers = [mf.Softmax(SCORE, IDENTITY, rate * IDENTITY) for rate in (1.0, -3.0)]
+    schedule = mf.Schedule(layers, [0.0, 0.2])
+    found = explicit_solution(schedule, mf.Gaussian(np.zeros(2), COVARIANCE), 0.5)
+    pull = (0.2 - 3 * 0.3) * (SCORE + SCORE.T)
+    expected = np.linalg.inv(np.linalg.inv(COVARIANCE) - pull)
+    np.testing.assert_allclose(found.covariance(), expected, rtol=1e-13)
+
+
+def test_schedules_without_a_closed_form_are_refused():
+    start = mf.Gaussian(np.zeros(2), COVARIANCE)
+    with pytest.raises(InvalidInput, match="blows up before depth 20"):
+        explicit_solution(growing, start, 20.0)
+    with pytest.raises(Unsupported, match="no closed form under a schedule"):
+        explicit_solution(growing, mf.Gaussian(np.ones(2), COVARIANCE), 0.1)
+    distances = mf.Schedule([mf.L2(SCORE, IDENTITY, IDENTITY)])
+    with pytest.raises(Unsupported, match="softmax only"):
+        explicit_solution(distances, start, 0.1)
+
+
+def test_the_energy_of_sinkhorn_climbs_at_its_dissipation_with_a_mean_too():
+    score = np.array([[0.8, 0.3], [0.3, -0.4]]) / 2
+    gamma = mf.Sinkhorn(score, IDENTITY, 0.7 * score)
+    mean, step = jnp.array([0.4, -0.3]), 1e-4
+    start = mf.Gaussian(mean, COVARIANCE)
+    slope, drift = mf.gaussian.affine_velocity(gamma, start)
+    velocity = drift + slope @ mean
+    np.testing.assert_allclose(velocity, gamma.value @ mean, rtol=1e-12)
+
+    def energy(time):
+        layer = IDENTITY + time * slope
+        spread = layer @ COVARIANCE @ layer.T
+        moved = mf.Gaussian(mean + time * velocity, spread)
+        return float(mf.gaussian.energy(gamma, moved))
+
+    rate = (energy(step) - energy(-step)) / (2 * step)
+    found = float(mf.gaussian.dissipation(gamma, start))
+    assert found == pytest.approx(rate, rel=1e-6)
+
+
+@pytest.mark.slow
+def test_a_huge_transient_is_no_blow_up():
+    # The trace grows to 5e10 within 1e-9 of depth, and turns round.
+    case = Ensemble("normal", 3).draw(14)
+    outcome = mf.gaussian.classify(case.gamma(), case.gaussian(), depth=1e5)
+    assert outcome.kind in ("undecided", "converges")
