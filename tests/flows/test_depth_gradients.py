@@ -40,3 +40,14 @@ def test_the_derivative_of_tokens_in_depth_is_their_velocity():
     velocities = masses @ points @ VALUE.T
     expected = velocities.mean(axis=0) @ weights
     assert float(derivative) == pytest.approx(float(expected), rel=1e-7)
+
+
+def test_a_gaussian_at_long_depth_says_that_it_has_no_derivative():
+    def trace(scale):
+        start = mf.gaussian.centred(scale * jnp.eye(2))
+        flow = mf.Flow(mf.Softmax(-jnp.eye(2), jnp.eye(2), jnp.eye(2)))
+        path = mf.solve(flow, start, 1.0, save=2, solver=mf.LongDepth())
+        return jnp.trace(path.covariances[-1])
+
+    with pytest.raises(mf.errors.Unsupported, match="no derivative"):
+        jax.grad(trace)(1.0)

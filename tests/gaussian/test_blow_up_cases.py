@@ -173,3 +173,12 @@ def test_linear_attention_with_other_values_blows_up_where_scipy_does():
     exact = blow_up_of_second_moment(score, value, moment)
     assert found.depth == pytest.approx(exact, rel=1e-8)
     assert found.lower <= exact
+
+
+@pytest.mark.slow
+def test_a_point_under_linear_attention_is_classified_by_its_mean():
+    # With A = V = I the mean obeys dm = |m|^2 m, infinite at 1/(2 |m|^2).
+    point = mf.Gaussian([2.0, 0.0], np.zeros((2, 2)))
+    found = mf.gaussian.classify(mf.Linear(np.eye(2), np.eye(2), np.eye(2)), point)
+    assert found.kind == "blow-up"
+    assert found.depth == pytest.approx(1 / 8, rel=1e-8)

@@ -20,8 +20,8 @@ from meanformer.numerics.precision import widened
 MapOfPoints = AbstractInContextMap | Callable[[Array], Array]
 
 _ADVICE = (
-    "mf.gaussian.closure_residual(gamma, mu) tells how far from affine it is; a "
-    "TokenCloud, such as quadrature(mu, order), moves under every map."
+    "mf.gaussian.closure_residual(gamma, mu) tells how far from affine a map without "
+    "positions is; a TokenCloud, such as quadrature(mu, order), moves under every map."
 )
 
 # Functions whose derivative is zero although they are not constant.

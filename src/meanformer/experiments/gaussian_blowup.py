@@ -28,7 +28,7 @@ from meanformer.experiments import (
     setting,
 )
 from meanformer.gaussian import centred
-from meanformer.gaussian.quiet import quietly
+from meanformer.gaussian.quiet import quiet_solve
 from meanformer.plotting import draw_eigenvalues, draw_slope, style
 
 COVARIANCE = np.array([[1.0, 0.3], [0.3, 0.6]])
@@ -250,16 +250,15 @@ def found_depth(layer, spread: np.ndarray) -> float:
 
 def blown_up(layer, spread: np.ndarray, depths: np.ndarray) -> mf.GaussianTrajectory:
     """The flow in a clock that resolves the blow-up."""
-    with quietly():
-        path = mf.solve(
-            mf.Flow(layer),
-            centred(spread),
-            float(depths[-1]),
-            save=depths,
-            solver=mf.LongDepth(),
-            rtol=1e-11,
-            atol=1e-13,
-        )
+    path = quiet_solve(
+        layer,
+        centred(spread),
+        float(depths[-1]),
+        save=depths,
+        solver=mf.LongDepth(),
+        rtol=1e-11,
+        atol=1e-13,
+    )
     if path.blow_up is None:
         raise ArithmeticError(f"no blow-up was met. {path.message}")
     return path

@@ -568,5 +568,5 @@ experiment = Experiment(
     ),
     parameters=Parameters,
     run=run,
-    seconds=45,
+    seconds=90,
 )

@@ -30,7 +30,7 @@ from meanformer.experiments import (
     theory,
 )
 from meanformer.gaussian import centred
-from meanformer.gaussian.quiet import quietly
+from meanformer.gaussian.quiet import quiet_solve
 from meanformer.plotting import draw_cone, draw_eigenvalues, style
 
 DIMENSION = 4
@@ -244,8 +244,10 @@ def follow(kind, case: Case, parameters: Parameters) -> mf.GaussianTrajectory:
 
 def long_flow(layer, start: np.ndarray, depths: np.ndarray) -> mf.GaussianTrajectory:
     """The flow in a clock of its own, with factors that keep small eigenvalues."""
-    flow, last, solver = mf.Flow(layer), float(depths[-1]), mf.LongDepth()
-    return mf.solve(flow, centred(start), last, save=depths, solver=solver, rtol=1e-9)
+    last, solver = float(depths[-1]), mf.LongDepth()
+    return quiet_solve(
+        layer, centred(start), last, save=depths, solver=solver, rtol=1e-9
+    )
 
 
 def limit_rank(path: mf.GaussianTrajectory) -> int:
@@ -385,12 +387,11 @@ def planar_flows() -> list[mf.GaussianTrajectory]:
         for a in np.pi * np.arange(4) / 2 + 0.6
     ]
     depths = np.append(0.0, np.geomspace(1e-2, 1e4, 150))
-    with quietly():
-        return [
-            long_flow(score_layer(score), start, depths)
-            for score in scores
-            for start in starts
-        ]
+    return [
+        long_flow(score_layer(score), start, depths)
+        for score in scores
+        for start in starts
+    ]
 
 
 def outcome_in_words(path: mf.GaussianTrajectory) -> str:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PyTree
 
+from meanformer.flows.derivatives import without_derivative
 from meanformer.flows.gaussian_state import (
     Carried,
     GaussianProblem,
@@ -29,6 +30,10 @@ from meanformer.flows.status import AbstractStop, Moment, Status
 from meanformer.numerics.matrices import matmul
 from meanformer.numerics.precision import cast
 
+NO_DERIVATIVE = (
+    "LongDepth() has no derivative: it locates the end of a stretch in its clock; use "
+    "Adaptive() to differentiate."
+)
 ROUNDINGS = 64
 # Roundings of the error that a method of high order estimates.
 ESTIMATE = 1024
@@ -55,7 +60,8 @@ def advance_gaussian(
     if isinstance(problem.integrator, LongDepth):
         # Diffrax mixes no other type with the default one in its events.
         wide = jnp.result_type(float)
-        solution, last = _in_clock(*cast((problem, state, end), wide))
+        told = without_derivative((problem, state, end), NO_DERIVATIVE)
+        solution, last = _in_clock(*cast(told, wide))
         located = solution.event_mask[0]
         depth = jnp.where(located, end, last.depth.astype(end.dtype))
         fired = solution.event_mask[1:]

@@ -167,20 +167,6 @@ def check_mergeable(mu: TokenCloud, is_noisy: bool, is_forward: bool) -> None:
         )
 
 
-@jax.custom_jvp
-def without_derivative(tree):
-    """Return the arrays unchanged; raise if somebody differentiates through them."""
-    return tree
-
-
-@without_derivative.defjvp
-def _refuse(primals, tangents):
-    raise Unsupported(
-        "a solve with merge has no derivative: the joins jump; leave merge out to "
-        "differentiate."
-    )
-
-
 def initial_atoms(
     depth: Float[Array, ""], points: Float[Array, "n d"], is_long: bool
 ) -> Atoms:

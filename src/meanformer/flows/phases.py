@@ -1,18 +1,25 @@
 """One stretch of depth: in one piece, or phase by phase where tokens are joined."""
 
-from typing import cast
+from typing import cast as typed
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, PyTree
+from jaxtyping import Array, Bool, Float
 
+from meanformer.flows.derivatives import without_derivative
 from meanformer.flows.integrate import Problem, integrate
 from meanformer.flows.long_depth import long_velocity, walk_phase
-from meanformer.flows.merging import Atoms, join, without_derivative
+from meanformer.flows.merging import Atoms, join
 from meanformer.flows.solvers import LongDepth
 from meanformer.flows.state import State
 from meanformer.flows.status import Status
+from meanformer.numerics.precision import cast
+
+NO_DERIVATIVE = (
+    "a solve with merge has no derivative: the joins jump; leave merge out to "
+    "differentiate."
+)
 
 
 def advance(problem: Problem, state: State, target: Float[Array, ""]) -> State:
@@ -21,7 +28,9 @@ def advance(problem: Problem, state: State, target: Float[Array, ""]) -> State:
         return integrate(problem, state, target)
     # The event finder computes in the widest type there is, whatever the tokens are.
     wide = jnp.result_type(float)
-    problem, start, target = _without_derivative(_cast((problem, state, target), wide))
+    problem, start, target = without_derivative(
+        cast((problem, state, target), wide), NO_DERIVATIVE
+    )
 
     def is_unfinished(state: State) -> Bool[Array, ""]:
         # Every phase but the last joins two atoms at least.
@@ -35,7 +44,7 @@ def advance(problem: Problem, state: State, target: Float[Array, ""]) -> State:
     unfinished = (end.status == Status.reached) & (end.depth < target)
     status = Status.where(unfinished, Status.solver_failed, end.status)
     end = eqx.tree_at(lambda s: (s.status, s.stretch), end, (status, start.stretch + 1))
-    return _cast(end, state.points.dtype)
+    return cast(end, state.points.dtype)
 
 
 def velocities_at(problem: Problem, state: State) -> Float[Array, "n d"]:
@@ -53,7 +62,7 @@ def _phase(problem: Problem, state: State, target: Float[Array, ""]) -> State:
     else:
         moved = integrate(problem.seen_at(state), state, target)
     # Joined tokens stand where their leader does, not where rounding took them.
-    leaders = cast(Atoms, moved.atoms).leaders
+    leaders = typed(Atoms, moved.atoms).leaders
     return eqx.tree_at(lambda s: s.points, moved, moved.points[leaders])
 
 
@@ -61,7 +70,7 @@ def _joined(problem: Problem, state: State) -> State:
     """Join what is close, again and again: a new atom may be close to a third token."""
 
     def once(carry: tuple[State, Array]) -> tuple[State, Array]:
-        state, before = carry[0], cast(Atoms, carry[0].atoms)
+        state, before = carry[0], typed(Atoms, carry[0].atoms)
         cloud = problem.cloud.moved(state.points)
         points, atoms = join(problem.gap, cloud, state.depth, before)
         has_joined = jnp.any(atoms.leaders != before.leaders)
@@ -69,14 +78,3 @@ def _joined(problem: Problem, state: State) -> State:
         return joined, has_joined
 
     return jax.lax.while_loop(lambda carry: carry[1], once, (state, jnp.array(True)))[0]
-
-
-def _cast(tree: PyTree, dtype: jnp.dtype) -> PyTree:
-    """Return the same with floating-point arrays of another type."""
-    arrays, rest = eqx.partition(tree, eqx.is_inexact_array)
-    return eqx.combine(jax.tree.map(lambda leaf: leaf.astype(dtype), arrays), rest)
-
-
-def _without_derivative(tree: PyTree) -> PyTree:
-    arrays, rest = eqx.partition(tree, eqx.is_inexact_array)
-    return eqx.combine(without_derivative(arrays), rest)

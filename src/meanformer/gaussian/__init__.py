@@ -21,7 +21,7 @@ from meanformer.gaussian.explorer import Draw as Draw
 from meanformer.gaussian.explorer import Exploration as Exploration
 from meanformer.gaussian.explorer import examine as examine
 from meanformer.gaussian.explorer import explore as explore
-from meanformer.gaussian.long_run import LongRun as LongRun
+from meanformer.gaussian.exponents import LongRun as LongRun
 from meanformer.gaussian.long_run import growth_along as growth_along
 from meanformer.gaussian.long_run import limit_of as limit_of
 from meanformer.gaussian.particles import Comparison as Comparison

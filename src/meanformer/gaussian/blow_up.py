@@ -15,15 +15,9 @@ from meanformer.attention import (
     Softmax,
 )
 from meanformer.errors import check
-from meanformer.flows import (
-    Flow,
-    GaussianTrajectory,
-    LongDepth,
-    Status,
-    StepBudget,
-    solve,
-)
+from meanformer.flows import LongDepth, Status
 from meanformer.gaussian.explicit import riccati_clock, riccati_matrix
+from meanformer.gaussian.exponents import BLEW_UP, REACHED
 from meanformer.gaussian.heads import (
     Parts,
     parts_of,
@@ -34,14 +28,12 @@ from meanformer.gaussian.heads import (
     values_of,
 )
 from meanformer.gaussian.long_run import (
-    BLEW_UP,
-    REACHED,
-    as_wide,
     first_time,
+    in_double,
     limit_of,
     mean_matters,
 )
-from meanformer.gaussian.quiet import quietly
+from meanformer.gaussian.quiet import quiet_solve
 from meanformer.gaussian.velocity import check_gaussian, check_map
 from meanformer.measures import Gaussian
 from meanformer.numerics.proportions import agree, multiple_of, multiple_of_identity
@@ -109,8 +101,7 @@ def blowup_time(
     known = proved(gamma, mu)
     if known.certainty != OPEN:
         return known
-    # In the widest type there is: the tolerance is far below single precision.
-    return _integrated(*as_wide((gamma, mu)), horizon, rtol, known)
+    return _integrated(*in_double(gamma, mu), horizon, rtol, known)
 
 
 def proved(gamma: AbstractInContextMap, mu: Gaussian) -> BlowUp:
@@ -287,7 +278,9 @@ def _integrated(
             if len(run.depths) < 2:
                 reason = "the covariance rests, as far as rounding lets one see"
             return dataclasses.replace(found, reason=reason)
-    path = _located(gamma, mu, 2 * end, rtol)
+    path = quiet_solve(
+        gamma, mu, 2 * end, save=2, solver=LongDepth(), rtol=rtol, steps=STEPS
+    )
     if bool(path.status == Status.blow_up_suspected):
         end = float(path.depths[-1])
     elif mean_matters(gamma, mu):
@@ -295,19 +288,6 @@ def _integrated(
         return dataclasses.replace(found, reason=reason)
     reason = "the integration ran into it"
     return dataclasses.replace(found, depth=end, certainty="numerical", reason=reason)
-
-
-def _located(gamma, mu: Gaussian, horizon: float, rtol: float) -> GaussianTrajectory:
-    with quietly():
-        return solve(
-            Flow(gamma),
-            mu,
-            horizon,
-            save=2,
-            solver=LongDepth(),
-            rtol=rtol,
-            stop=StepBudget(STEPS),
-        )
 
 
 def _symmetric_parts(head: AbstractAttention) -> tuple[np.ndarray | None, np.ndarray]:

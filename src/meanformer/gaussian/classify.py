@@ -7,15 +7,14 @@ import numpy as np
 from meanformer.attention import AbstractInContextMap
 from meanformer.flows import Status
 from meanformer.gaussian.blow_up import blowup_time, proved
-from meanformer.gaussian.long_run import (
+from meanformer.gaussian.exponents import (
     BLEW_UP,
     ESCAPED,
     UNFINISHED,
     UNRESOLVED,
     LongRun,
-    first_time,
-    limit_of,
 )
+from meanformer.gaussian.long_run import first_time, limit_of, mean_matters
 from meanformer.gaussian.returns import early_path, find_return
 from meanformer.gaussian.velocity import affine_velocity, check_gaussian
 from meanformer.measures import Gaussian
@@ -86,8 +85,10 @@ def classify(
     """
     check_gaussian(mu)
     slope = affine_velocity(gamma, mu)[0]
-    if not np.any(np.asarray(slope @ mu.root())):
+    if not np.any(np.asarray(slope @ mu.root())) and not mean_matters(gamma, mu):
         return _at_rest(mu)
+    if not np.any(np.asarray(mu.covariance())):
+        return _of_point(gamma, mu)
     early = early_path(gamma, mu, WATCHED * first_time(gamma, mu))
     if bool(early.status == Status.reached):
         found = find_return(gamma, early)
@@ -154,6 +155,25 @@ def outcome_of(
         reason=f"eigenvalues go with the powers {powers} of depth",
         rank=run.rank,
         limit=run.limit,
+    )
+
+
+def _of_point(gamma: AbstractInContextMap, mu: Gaussian) -> Outcome:
+    """Tell whether the mean of a point blows up; its covariance rests until then."""
+    bounds, rest = blowup_time(gamma, mu), _at_rest(mu)
+    if bounds.depth is None:
+        return rest
+    return dataclasses.replace(
+        rest,
+        kind=BLOW_UP,
+        reason=f"the mean is infinite at depth {bounds.depth:.8g}",
+        depth=bounds.depth,
+        rank=None,
+        normalised_rank=None,
+        limit=None,
+        exponents=None,
+        lower=bounds.lower,
+        upper=bounds.upper,
     )
 
 

@@ -6,8 +6,8 @@ import numpy as np
 from scipy.optimize import brentq
 
 from meanformer.attention import AbstractInContextMap
-from meanformer.flows import Adaptive, Flow, GaussianTrajectory, StepBudget, solve
-from meanformer.gaussian.quiet import quietly
+from meanformer.flows import Adaptive, Flow, GaussianTrajectory, solve
+from meanformer.gaussian.quiet import quiet_solve
 from meanformer.gaussian.stationary import covariance_velocity
 from meanformer.measures import Gaussian
 
@@ -34,10 +34,7 @@ def early_path(
     gamma: AbstractInContextMap, mu: Gaussian, depth: float
 ) -> GaussianTrajectory:
     """Follow a Gaussian closely, at many depths."""
-    with quietly():
-        return solve(
-            Flow(gamma), mu, depth, save=SAVED, rtol=1e-11, stop=StepBudget(20_000)
-        )
+    return quiet_solve(gamma, mu, depth, save=SAVED, rtol=1e-11, steps=20_000)
 
 
 def find_return(gamma: AbstractInContextMap, path: GaussianTrajectory) -> Return | None:

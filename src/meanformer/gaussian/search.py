@@ -21,9 +21,8 @@ from jaxtyping import Array, Float
 
 from meanformer.attention import AbstractInContextMap
 from meanformer.errors import as_integer, check
-from meanformer.flows import Flow, StepBudget, solve
 from meanformer.gaussian.ensembles import KINDS, Case
-from meanformer.gaussian.quiet import quietly
+from meanformer.gaussian.quiet import quiet_solve
 from meanformer.gaussian.stationary import (
     certified,
     covariance_velocity,
@@ -248,15 +247,8 @@ def _admissible(near: _Near, found: _Unknowns) -> tuple[Array, Array]:
 
 def _cycle(gamma, root: Float[Array, "d r"], period: Float[Array, ""]):
     """Return the covariances half way and at the end."""
-    with quietly():
-        path = solve(
-            Flow(gamma),
-            centred(factor=root),
-            period,
-            save=3,
-            rtol=1e-10,
-            stop=StepBudget(BUDGET),
-        )
+    start = centred(factor=root)
+    path = quiet_solve(gamma, start, period, save=3, rtol=1e-10, steps=BUDGET)
     return path.covariances[1], path.covariances[2]
 
 

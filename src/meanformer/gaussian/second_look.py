@@ -4,10 +4,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from meanformer.attention import AbstractInContextMap
-from meanformer.flows import Flow, StepBudget, solve
 from meanformer.gaussian.classify import CONVERGES, PERIODIC, Outcome
-from meanformer.gaussian.long_run import STEPS, growth_along, long_flow
-from meanformer.gaussian.quiet import quietly
+from meanformer.gaussian.long_run import growth_along, long_flow
+from meanformer.gaussian.quiet import quiet_solve
 from meanformer.gaussian.stationary import certified, polished
 from meanformer.measures import Gaussian
 
@@ -48,15 +47,7 @@ def is_confirmed(gamma: AbstractInContextMap, mu: Gaussian, found: Outcome) -> b
 
 def _returns(gamma, mu: Gaussian, late: float, period: float) -> bool:
     depths = np.concatenate([[0.0], late + period * np.arange(PERIODS + 1)])
-    with quietly():
-        path = solve(
-            Flow(gamma),
-            mu,
-            float(depths[-1]),
-            save=depths,
-            rtol=PRECISE,
-            stop=StepBudget(STEPS),
-        )
+    path = quiet_solve(gamma, mu, float(depths[-1]), save=depths, rtol=PRECISE)
     if len(path) < len(depths):
         return False
     first, *later = np.asarray(path.covariances)[1:]
