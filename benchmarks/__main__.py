@@ -16,7 +16,15 @@ from rich.table import Table
 
 from benchmarks.result import Result
 
-NAMES = ("velocity", "gradient", "memory", "startup", "fast_sums", "long_depth")
+NAMES = (
+    "velocity",
+    "gradient",
+    "memory",
+    "startup",
+    "fast_sums",
+    "long_depth",
+    "phase_diagram",
+)
 VERDICTS = {True: "[green]reached[/]", False: "[red]not reached[/]", None: ""}
 
 

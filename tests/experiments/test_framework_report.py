@@ -17,7 +17,7 @@ from meanformer.experiments.framework.report.card import LARGEST_DRAWING, rerun_
 from meanformer.experiments.framework.report.overview import STATUSES
 from meanformer.plotting import style
 
-VOID = {"meta", "link", "br", "hr", "img"}
+VOID = {"meta", "link", "br", "hr", "img", "source"}
 
 
 class Page(HTMLParser):

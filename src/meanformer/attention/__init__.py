@@ -31,6 +31,7 @@ from meanformer.attention.masks import Prefix as Prefix
 from meanformer.attention.masks import StrictCausal as StrictCausal
 from meanformer.attention.masks import Window as Window
 from meanformer.attention.matrices import attention_matrix as attention_matrix
+from meanformer.attention.nearest_other import NearestOther as NearestOther
 from meanformer.attention.pointwise import LayerNorm as LayerNorm
 from meanformer.attention.pointwise import Perceptron as Perceptron
 from meanformer.attention.pointwise import PointMap as PointMap

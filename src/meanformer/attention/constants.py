@@ -157,7 +157,11 @@ def _of_linear(gamma, radius, order):
 
 @_constants.register(Unnormalised)
 def _of_unnormalised(gamma, radius, order):
-    return _kernel(gamma, radius, lambda score: (jnp.exp(score), jnp.exp(score)))
+    def largest(score):
+        kernel = jnp.exp(gamma.shifted(score))
+        return kernel, kernel
+
+    return _kernel(gamma, radius, largest)
 
 
 @_constants.register(Sigmoid)

@@ -100,18 +100,41 @@ class Linear(AbstractAttention):
 class Unnormalised(AbstractAttention):
     r"""Softmax attention without its denominator.
 
-    $$\Gamma[\mu](x) = \int e^{\beta\langle Qx,Ky\rangle}\,Vy\,\mathrm{d}\mu(y)
-      = e^{\Lambda_\mu(u)}\,V\nabla\Lambda_\mu(u), \quad u = \beta A x.$$
+    $$\Gamma[\mu](x) = \int e^{\beta\langle Qx,Ky\rangle - s}\,Vy\,\mathrm{d}\mu(y)
+      = e^{\Lambda_\mu(u) - s}\,V\nabla\Lambda_\mu(u), \quad u = \beta A x.$$
 
     For $A$ symmetric and $V = \beta A$ its flow is the Wasserstein gradient ascent of
-    $\tfrac12\iint e^{\beta y^\top A x}$. Values too large for the floating-point type
-    raise `Overflow` with the row; under `jit` they saturate, and a flow stops with the
-    status of a suspected blow-up.
+    $\tfrac12\iint e^{\beta y^\top A x - s}$. Values too large for the floating-point
+    type raise `Overflow` with the row; under `jit` they saturate, and a flow stops with
+    the status of a suspected blow-up.
+
+    A shift $s$ takes the factor $e^s$ out of the velocity, so that a flow runs on the
+    clock $e^{s}t$: with `shift=beta` on the unit sphere, where scores are at most
+    $\beta$, nothing overflows at any $\beta$, and a depth of 1 stands for
+    $e^{-\beta}$ of the unshifted flow.
+
+    Args:
+        query: as for every attention; likewise `key`, `value`, `beta` and the biases.
+        shift: the number $s$ taken off every score; none by default, that is zero.
     """
 
     bends_gaussians: ClassVar[str | None] = (
         "the velocity grows like x exp(c x^2), so that mass is lost at infinity at once"
     )
+
+    # Without a value, not zero: runs from before there was a choice keep their names.
+    shift: Float[Array, ""] | None = parameter("shift", default=None, kw_only=True)
+
+    def __check_init__(self):
+        if self.shift is not None:
+            check_shape("shift", self.shift, ())
+            check_finite("shift", self.shift)
+
+    def shifted(self, log_mass: Float[Array, "..."]) -> Float[Array, "..."]:
+        """Return logarithms of masses, or scores, less the shift."""
+        if self.shift is None:
+            return log_mass
+        return log_mass - self.shift.astype(log_mass.dtype)
 
     def attend(
         self, mu: AbstractContext, x: Float[Array, "m d"]
@@ -119,13 +142,13 @@ class Unnormalised(AbstractAttention):
         """Return the exponentially weighted values as seen from each query."""
         queries = self.temperature * self.queries(x)
         log_mass, mean = view_of(self, mu, queries, None).log_mass_and_mean()
-        mass = _bounded_exp(log_mass)
+        mass = _bounded_exp(self.shifted(log_mass))
         return self.values(mass, mass[:, None] * mean)
 
     def matrix(self, mu: AbstractCloud, x: Float[Array, "m d"]) -> Float[Array, "m n"]:
         """Return weight times exponential of the score for each pair."""
         tilts = self.tilts(x)
-        mass = _bounded_exp(mu.log_laplace(tilts))
+        mass = _bounded_exp(self.shifted(mu.log_laplace(tilts)))
         return mass[:, None] * softmax_shares(mu.pairs(tilts))
 
 
@@ -213,6 +236,7 @@ def _bounded_exp(log_mass: Float[Array, " m"]) -> Float[Array, " m"]:
         row = int(np.argmax(log_mass))
         raise Overflow(
             f"unnormalised attention overflows {log_mass.dtype} at query {row}: its "
-            f"log-mass is {float(log_mass[row]):.6g}; lower beta or use Softmax."
+            f"log-mass is {float(log_mass[row]):.6g}; lower beta, use Softmax, or take "
+            "a factor out of time with shift (on the unit sphere shift=beta)."
         )
     return jnp.exp(jnp.minimum(log_mass, ceiling))

@@ -53,7 +53,8 @@ def scaled_velocity(
 
     For values $V = cI$ the token's own value is normal to the sphere, so that
     $$v_i = c\sum_{j \ne i} p_{ij}\,P_{x_i}(x_j - x_i),$$
-    with $p_{ij} = w_j e^{s_{ij}}$, divided by $\sum_k w_k e^{s_{ik}}$ for softmax. The
+    with $p_{ij} = w_j e^{s_{ij}}$, divided by $\sum_k w_k e^{s_{ik}}$ for softmax, and
+    by the exponential of a shift. The
     largest exponent off the diagonal is taken out, so that the sum keeps its relative
     accuracy where all velocities are below the smallest number of the type. Tokens of
     weight zero rest. Derivatives in the points hold the scale fixed.
@@ -196,6 +197,8 @@ def _exponents(
         highest = exponents.max(axis=1, keepdims=True)
         total = jnp.exp(exponents - highest).sum(axis=1, keepdims=True)
         exponents = exponents - highest - jnp.log(total)
+    if isinstance(head, Unnormalised):
+        exponents = head.shifted(exponents)
     return exponents
 
 

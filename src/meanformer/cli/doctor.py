@@ -33,6 +33,7 @@ def _findings() -> Iterator[tuple[str, Any]]:
     folder = cache_directory()
     yield "cache", f"{folder} ({_size(folder)}); MEANFORMER_CACHE moves it"
     yield "sums", _choice_of_sums()
+    yield "movies", _kinds_of_movies()
     yield from _optional_parts()
 
 
@@ -60,6 +61,12 @@ def _choice_of_sums() -> str:
     origin = "default costs" if known == Costs() else "costs measured here"
     counts = [f"{smallest_fast_count(Auto(), k)} in {k}-d" for k in (1, 2, 3)]
     return f"fast from about {', '.join(counts)} ({origin})"
+
+
+def _kinds_of_movies() -> str:
+    from meanformer.plotting.movies import has_ffmpeg
+
+    return ".gif and .mp4" if has_ffmpeg() else ".gif; install ffmpeg for .mp4"
 
 
 def _size(folder: Path) -> str:

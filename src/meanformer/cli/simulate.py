@@ -66,7 +66,7 @@ def _carry_out(folder: Path, work: Any, *, is_new: bool = False) -> None:
             if not is_new:
                 _warn_of_changes(folder)
             with terminal.progress_bar("solving") as update:
-                trajectory = work(_bar(update))
+                trajectory = work(terminal.solve_progress(update))
     except KeyboardInterrupt:
         complain("interrupted" + _way_on(folder, "; go on with"))
         raise
@@ -86,24 +86,6 @@ def _way_on(folder: Path, words: str) -> str:
 
     is_there = (folder / RECORD).is_file()
     return f"{words}: meanformer resume {shlex.quote(str(folder))}" if is_there else "."
-
-
-def _bar(update: Any) -> Any:
-    import time
-
-    from meanformer.flows import AbstractProgress
-
-    class Bar(AbstractProgress):
-        """Passes the solve's progress on, with an estimate of the time left."""
-
-        start = time.perf_counter()
-
-        def update(self, done: int, total: int) -> None:
-            share = done / total
-            elapsed = time.perf_counter() - self.start
-            update(share, elapsed * (1 - share) / share if share > 0 else None)
-
-    return Bar()
 
 
 def _warn_of_changes(folder: Path) -> None:

@@ -74,6 +74,25 @@ def progress_bar(description: str) -> Iterator[Any]:
         yield update
 
 
+def solve_progress(update: Any) -> Any:
+    """What a solve reports to: a bar of ours, with an estimate of the time left."""
+    import time
+
+    from meanformer.flows import AbstractProgress
+
+    class Bar(AbstractProgress):
+        """Passes the progress on."""
+
+        start = time.perf_counter()
+
+        def update(self, done: int, total: int) -> None:
+            share = done / total
+            elapsed = time.perf_counter() - self.start
+            update(share, elapsed * (1 - share) / share if share > 0 else None)
+
+    return Bar()
+
+
 def _claim_line(record: Any, claim: Any, width: int) -> Any:
     from rich.text import Text
 

@@ -14,10 +14,14 @@ from meanformer.experiments.framework.claims import other_method as other_method
 from meanformer.experiments.framework.claims import published as published
 from meanformer.experiments.framework.claims import theory as theory
 from meanformer.experiments.framework.experiment import Experiment as Experiment
+from meanformer.experiments.framework.experiment import Movie as Movie
 from meanformer.experiments.framework.experiment import Outcome as Outcome
 from meanformer.experiments.framework.experiment import Picture as Picture
 from meanformer.experiments.framework.experiment import Table as Table
 from meanformer.experiments.framework.independent import dense_flow as dense_flow
+from meanformer.experiments.framework.independent import (
+    dense_rescaled_flow as dense_rescaled_flow,
+)
 from meanformer.experiments.framework.independent import (
     dense_velocity as dense_velocity,
 )
@@ -32,4 +36,6 @@ from meanformer.experiments.framework.reference import (
 )
 from meanformer.experiments.framework.registry import all_experiments as all_experiments
 from meanformer.experiments.framework.registry import find as find
+from meanformer.experiments.framework.settings import Movies as Movies
+from meanformer.experiments.framework.settings import movie_setting as movie_setting
 from meanformer.experiments.framework.settings import setting as setting

@@ -64,6 +64,7 @@ def append_tokens(flow: Flow, path: Trajectory, mu: TokenCloud) -> Trajectory:
         path.status,
         path.accepted_steps,
         path.rejected_steps,
+        flow=path.flow,
     )
 
 

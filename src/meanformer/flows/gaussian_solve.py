@@ -26,7 +26,7 @@ from meanformer.flows.inputs import (
     sorted_stops,
 )
 from meanformer.flows.schedule import Constant
-from meanformer.flows.solvers import Adaptive, FixedStep, LongDepth
+from meanformer.flows.solvers import Adaptive, FixedStep, LongDepth, Switching
 from meanformer.flows.state import kept_if_finite
 from meanformer.flows.status import Status
 from meanformer.flows.visits import Way
@@ -79,6 +79,11 @@ def gaussian_set_up(flow, mu: Gaussian, depth, save, solver, rtol, atol, stop):
         raise Unsupported(
             "LongDepth() needs the same map at every depth; use Adaptive() for a "
             "schedule."
+        )
+    if isinstance(integrator, Switching):
+        raise Unsupported(
+            "Switching() is for tokens; a Gaussian takes Adaptive(), Stiff() or "
+            "LongDepth()."
         )
     # Squares of covariances are formed: they must not overflow.
     budget, stops = sorted_stops(stop, dtype, power=1 / 8)

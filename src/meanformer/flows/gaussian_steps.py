@@ -21,7 +21,7 @@ from meanformer.flows.schedule import AbstractSchedule
 from meanformer.flows.solvers import (
     AbstractAdaptive,
     LongDepth,
-    Rescaled,
+    RescaledErrors,
     Splitting,
     StepSettings,
 )
@@ -214,7 +214,7 @@ def _controller(
         return moved > FARTHEST + rounding * condition
 
     settings = StepSettings(zero, one, zero, _largest, jumps)
-    return Rescaled(integrator.controller(settings), rescale, is_too_far)
+    return RescaledErrors(integrator.controller(settings), rescale, is_too_far)
 
 
 def _norm_bound(matrix: Float[Array, "d d"]) -> Float[Array, ""]:

@@ -34,6 +34,7 @@ def check_flow(flow: Flow, mu: TokenCloud) -> None:
         )
     flow.space.check(mu.points)
     check_dimensions(flow, mu.dimension)
+    flow.velocity.check(mu)
 
 
 def check_dimensions(flow: Flow, dimension: int) -> None:
@@ -58,8 +59,8 @@ def checked_solver(solver: object) -> AbstractIntegrator:
     """Return the solver, or raise if it is none."""
     if not isinstance(solver, AbstractIntegrator):
         raise InvalidInput(
-            f"solver is {solver!r}; it must be Adaptive(…), Stiff(…), FixedStep(…), "
-            "Splitting(…) or LongDepth(…)."
+            f"solver is {solver!r}; it must be Adaptive(…), Stiff(…), Switching(…), "
+            "FixedStep(…), Splitting(…) or LongDepth(…)."
         )
     return solver
 

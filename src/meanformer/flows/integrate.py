@@ -1,5 +1,6 @@
 """One stretch of depth: from one saved depth to the next."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -17,7 +18,14 @@ from meanformer.flows.merging import Atoms, Gap, Merge
 from meanformer.flows.methods import Retracted
 from meanformer.flows.rates import internal_rate, largest_rate
 from meanformer.flows.schedule import AbstractSchedule
-from meanformer.flows.solvers import AbstractIntegrator, Splitting, StepSettings
+from meanformer.flows.solvers import (
+    AbstractIntegrator,
+    Adaptive,
+    Splitting,
+    StepSettings,
+    Stiff,
+    Switching,
+)
 from meanformer.flows.state import Moving, State, kept_if_finite
 from meanformer.flows.status import AbstractStop, Status, moment_of
 from meanformer.measures import TokenCloud
@@ -86,6 +94,8 @@ def integrate(problem: Problem, state: State, target: Float[Array, ""]) -> State
 
     With `merge` it ends at the next meeting of two tokens, if that comes first.
     """
+    if isinstance(problem.integrator, Switching):
+        return _switching(problem, problem.integrator, state, target)
     running = state.status == Status.reached
     end = jnp.where(running, target, state.depth)
     solution = _diffeqsolve(problem, state, end)
@@ -102,6 +112,27 @@ def integrate(problem: Problem, state: State, target: Float[Array, ""]) -> State
         atoms,
     )
     return kept_if_finite(moved, state, running)
+
+
+def _switching(
+    problem: Problem, integrator: Switching, state: State, target: Float[Array, ""]
+) -> State:
+    """Integrate by explicit steps; by implicit ones from where those were too many."""
+    explicit = dataclasses.replace(
+        problem,
+        integrator=Adaptive(integrator.method),
+        max_steps=min(integrator.budget, problem.max_steps),
+    )
+    stiff = dataclasses.replace(problem, integrator=Stiff(integrator.stiff))
+
+    def go_on(reached: State) -> State:
+        going = eqx.tree_at(lambda s: s.status, reached, Status.reached)
+        end = integrate(stiff, going, target)
+        return eqx.tree_at(lambda s: s.stretch, end, reached.stretch)
+
+    moved = integrate(explicit, state, target)
+    ran_out = (moved.status == Status.step_budget) & (state.status == Status.reached)
+    return jax.lax.cond(ran_out, go_on, lambda reached: reached, moved)
 
 
 def _diffeqsolve(problem: Problem, state: State, end: Float[Array, ""]):

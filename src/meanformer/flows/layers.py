@@ -85,7 +85,7 @@ def run_layers(
     passive, places = checked_probes(flow, mu, probes)
     problem = Problem(flow, mu, places, FixedStep(1.0), (), 1.0, 1.0, 1)
     first = initial_state(jnp.zeros((), mu.points.dtype), mu.points, passive)
-    return as_trajectory(mu, *_run(problem, first, size, count))
+    return as_trajectory(flow, mu, *_run(problem, first, size, count))
 
 
 def _checked_step(step, count: int, dtype: jnp.dtype) -> Float[Array, ""]:
@@ -106,9 +106,10 @@ def _run(problem: Problem, first: State, size: Float[Array, ""], count: int):
         eqx.filter_checkpoint(layer), first, jnp.arange(count)
     )
     final = problem.velocity(problem.flow.velocity, last.depth, last.moving)[0]
-    return jax.tree.map(
+    states, velocities = jax.tree.map(
         lambda a, b: jnp.concatenate([a, b[None]]), (states, velocities), (last, final)
     )
+    return states, jnp.where(jnp.isfinite(velocities), velocities, 0)
 
 
 def _step(problem: Problem, state: State, velocity, depth: Float[Array, ""]) -> State:

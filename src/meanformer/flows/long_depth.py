@@ -28,7 +28,7 @@ from meanformer.flows.merging import Atoms
 from meanformer.flows.methods import Retracted
 from meanformer.flows.rates import internal_rate, largest_rate
 from meanformer.flows.schedule import Constant
-from meanformer.flows.solvers import ROUNDINGS, Rescaled, StepSettings, gap_error
+from meanformer.flows.solvers import ROUNDINGS, RescaledErrors, StepSettings, gap_error
 from meanformer.flows.state import State, choose, kept_if_finite
 from meanformer.flows.status import AbstractStop, Status, moment_of
 from meanformer.geometry import Sphere
@@ -245,7 +245,7 @@ def _diffeqsolve(problem: Problem, phase: Phase, state: State) -> diffrax.Soluti
         jnp.inf * one,
         FIRST_STEP * one,
         Walk(state.points, zero, cast(Atoms, state.atoms).arc_length),
-        stepsize_controller=Rescaled(integrator.controller(settings), rescale),
+        stepsize_controller=RescaledErrors(integrator.controller(settings), rescale),
         event=diffrax.Event(_events(problem, phase), FirstZero()),
         saveat=saved_steps(state, lambda s, y, args: y.points),
         max_steps=problem.max_steps,

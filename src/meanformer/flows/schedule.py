@@ -17,7 +17,8 @@ from meanformer.errors import (
     check_shape,
     is_concrete,
 )
-from meanformer.measures import AbstractContext
+from meanformer.flows.status import AbstractStop
+from meanformer.measures import AbstractContext, TokenCloud
 from meanformer.typing import ArrayLike
 
 
@@ -50,6 +51,14 @@ class AbstractSchedule(eqx.Module):
     @abc.abstractmethod
     def jumps(self) -> Float[Array, " j"] | None:
         """Depths at which the map jumps; a solver must not step over them."""
+
+    @property
+    def stops(self) -> tuple[AbstractStop, ...]:
+        """Conditions under which the maps lose their meaning, and a solve must end."""
+        return ()
+
+    def check(self, mu: TokenCloud) -> None:
+        """Raise if the maps are known to have no meaning for these tokens."""
 
 
 class Constant(AbstractSchedule):

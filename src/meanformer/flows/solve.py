@@ -154,7 +154,7 @@ def solve(
         flow, mu, depth, save, solver, rtol, atol, probes, merge, stop, key
     )
     states = _visited(TOKENS, problem, state, depths, progress, store)
-    return as_trajectory(mu, *states)
+    return as_trajectory(flow, mu, *states)
 
 
 def _visited(way: Way, problem, state, depths, progress, store):
@@ -203,6 +203,7 @@ def _set_up(flow, mu, depth, save, solver, rtol, atol, probes, merge, stop, key)
         check_mergeable(mu, flow.noise is not None, _is_forward(depths))
         atoms = initial_atoms(depths[0], mu.points, is_long)
     budget, stops = sorted_stops(stop, mu.points.dtype)
+    stops = (*stops, *flow.velocity.stops)
     tolerances = (jnp.asarray(tol, mu.points.dtype) for tol in (rtol, atol))
     problem = Problem(
         flow,

@@ -66,7 +66,7 @@ class StepSettings(eqx.Module):
     jumps: Float[Array, " j"] | None
 
 
-class Rescaled(diffrax.AbstractAdaptiveStepSizeController):
+class RescaledErrors(diffrax.AbstractAdaptiveStepSizeController):
     """A controller that sees errors in other units than the solver's.
 
     Args:
@@ -97,7 +97,9 @@ class Rescaled(diffrax.AbstractAdaptiveStepSizeController):
 
     def wrap(self, direction):
         """Wrap the controller."""
-        return Rescaled(self.controller.wrap(direction), self.rescale, self.is_too_far)
+        return RescaledErrors(
+            self.controller.wrap(direction), self.rescale, self.is_too_far
+        )
 
     def init(self, terms, t0, t1, y0, dt0, args, func, error_order):
         """Begin as the controller does."""
@@ -174,7 +176,7 @@ class AbstractAdaptive(AbstractIntegrator):
             factor = jnp.where(usual > 0, ratio / jnp.where(usual > 0, usual, 1), 1)
             return points * jnp.maximum(1, factor), *rest
 
-        return Rescaled(controller, rescale)
+        return RescaledErrors(controller, rescale)
 
     def first_step(self, start, end) -> None:
         """Leave the first step to the controller."""
@@ -206,6 +208,27 @@ class Stiff(AbstractAdaptive):
     """
 
     method: diffrax.AbstractSolver = diffrax.Kvaerno5()
+
+
+class Switching(AbstractAdaptive):
+    r"""Explicit steps, and implicit ones where these become too many.
+
+    Each stretch between two saved depths is begun with explicit steps. If `budget` of
+    them, tried or taken, do not reach its end, the flow is stiff there, and implicit
+    steps go on from where they came to. These cost $O((nd)^3)$ each, as with `Stiff`.
+
+    Args:
+        method: the explicit method; `Tsit5` by default.
+        stiff: the implicit one; `Kvaerno5` by default.
+        budget: explicit steps for one stretch.
+    """
+
+    method: diffrax.AbstractSolver = diffrax.Tsit5()
+    stiff: diffrax.AbstractSolver = diffrax.Kvaerno5()
+    budget: int = eqx.field(default=256, static=True)
+
+    def __check_init__(self):
+        check(self.budget > 0, f"budget is {self.budget}; it must be positive.")
 
 
 class AbstractEqualSteps(AbstractIntegrator):

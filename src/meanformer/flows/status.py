@@ -16,7 +16,7 @@ class Status(eqx.Enumeration):
     """How a solve ended; the text of each says what to do.
 
     The members are `reached`, `steady`, `condition_met`, `escaped`,
-    `blow_up_suspected`, `step_budget`, `not_finite` and `solver_failed`.
+    `blow_up_suspected`, `step_budget`, `not_finite`, `solver_failed` and `undefined`.
     """
 
     reached = "the depth asked for was reached"
@@ -43,6 +43,11 @@ class Status(eqx.Enumeration):
     solver_failed = (
         "the implicit solver did not converge; loosen rtol or use the explicit solver"
     )
+    undefined = (
+        "the velocity lost its meaning: a token reached the origin and has no "
+        "direction, or the attention that it is divided by vanished; stop before this "
+        "depth, or use PostNorm()"
+    )
 
 
 # The order is that of the codes in files: append only.
@@ -55,6 +60,7 @@ _NAMES = (
     "step_budget",
     "not_finite",
     "solver_failed",
+    "undefined",
 )
 
 #: Attributes that tell a reader of a file what the status codes mean.

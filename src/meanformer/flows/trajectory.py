@@ -5,6 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
+from meanformer.errors import is_concrete
+from meanformer.flows.flow import Flow
 from meanformer.flows.interpolation import check_in_range, hermite, place_of
 from meanformer.flows.merging import (
     ATOM_AXES,
@@ -36,6 +38,8 @@ class Trajectory(AbstractTrajectory):
         rejected_steps: steps tried and refused up to each saved depth.
         atoms: which tokens had joined at each saved depth; `None` without `merge`.
         sums: how accurate fast sums were at each saved depth; `None` without them.
+        flow: the flow that made it, where its numbers are known here and now; `None`
+            under `jit` and for a trajectory read from a file.
     """
 
     depths: Float[Array, " t"]
@@ -49,6 +53,7 @@ class Trajectory(AbstractTrajectory):
     rejected_steps: Int[Array, " t"]
     atoms: Atoms | None = None
     sums: SumSummary | None = None
+    flow: Flow | None = None
 
     def cloud(self, index: int) -> TokenCloud:
         """Return the token cloud at a saved depth, by its index."""
@@ -149,7 +154,7 @@ class Trajectory(AbstractTrajectory):
 
 
 def as_trajectory(
-    mu: TokenCloud, states: State, velocities: Float[Array, "t n d"]
+    flow: Flow, mu: TokenCloud, states: State, velocities: Float[Array, "t n d"]
 ) -> Trajectory:
     """Return stacked states as a trajectory, cut off where the solve ended.
 
@@ -167,5 +172,6 @@ def as_trajectory(
         states.rejected_steps,
         states.atoms,
         states.sums,
+        flow if is_concrete(states.depth) else None,
     )
     return cut_off(trajectory)

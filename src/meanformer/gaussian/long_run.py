@@ -17,7 +17,7 @@ from meanformer.attention import AbstractInContextMap
 from meanformer.attention.affine import slope_and_drift
 from meanformer.errors import PrecisionWarning, check, warn
 from meanformer.flows import GaussianTrajectory, LongDepth, Status
-from meanformer.flows.solvers import Rescaled
+from meanformer.flows.solvers import RescaledErrors
 from meanformer.gaussian.exponents import (
     BLEW_UP,
     ENDINGS,
@@ -312,7 +312,7 @@ def _follow(
         1e-3 * one,
         first,
         saveat=diffrax.SaveAt(t0=True, steps=True),
-        stepsize_controller=Rescaled(controller, rescale),
+        stepsize_controller=RescaledErrors(controller, rescale),
         event=diffrax.Event([arrived, blows_up, escaped, unresolved]),
         max_steps=max_steps,
         throw=False,

@@ -57,7 +57,7 @@ def merge(cloud: TokenCloud, tolerance: float = 0.0) -> TokenCloud:
     masses = np.asarray(cloud.weights, np.float64)[kept]
     points = np.asarray(cloud.points, np.float64)[kept]
     places = None if cloud.positions is None else np.asarray(cloud.positions)[kept]
-    labels = _group_labels(points, places, tolerance)
+    labels = group_labels(points, places, tolerance)
     first = np.unique(labels, return_index=True)[1]
     totals = np.bincount(labels, masses)
     # Deviations from the first member: equal points stay what they are, exactly.
@@ -208,10 +208,13 @@ def _check_placed(clouds: Sequence[TokenCloud]) -> None:
     )
 
 
-def _group_labels(
+def group_labels(
     points: np.ndarray, places: np.ndarray | None, tolerance: float
 ) -> np.ndarray:
-    """Label each point by its group, numbered by first appearance."""
+    """Label each point by its group, numbered by first appearance.
+
+    Groups are linked by steps no longer than the tolerance, between equal places.
+    """
     if tolerance == 0:
         rows = points if places is None else np.column_stack([places, points])
         _, labels = np.unique(rows, axis=0, return_inverse=True)

@@ -30,7 +30,7 @@ def closest_pair(
     def squares_to_others(index, rows, is_row):
         others = index[:, None] != jnp.arange(len(points))[None, :]
         pairs = others & is_row[:, None] & present[None, :]
-        return jnp.where(pairs, _squares(rows, points), jnp.inf)
+        return jnp.where(pairs, squared_distances(rows, points), jnp.inf)
 
     def of_block(block):
         return squares_to_others(*block).min(axis=1)
@@ -58,7 +58,7 @@ def chain_labels(
 
         def of_block(block):
             rows, is_row, own = block
-            close = _squares(rows, points) <= distance**2
+            close = squared_distances(rows, points) <= distance**2
             linked = close & is_row[:, None] & present[None, :]
             return jnp.where(linked, labels[None, :], own[:, None]).min(axis=1)
 
@@ -92,15 +92,15 @@ def largest_relative_change(
 
     def of_block(block):
         rows, moves, is_row = block
-        allowed = relative * jnp.sqrt(_squares(rows, points)) + absolute
-        ratios = jnp.sqrt(_squares(moves, changes)) / allowed
+        allowed = relative * jnp.sqrt(squared_distances(rows, points)) + absolute
+        ratios = jnp.sqrt(squared_distances(moves, changes)) / allowed
         pairs = is_row[:, None] & present[None, :]
         return jnp.where(pairs, ratios, 0).max(axis=1)
 
     return jnp.max(_by_rows(of_block, (points, changes, present)))
 
 
-def _squares(
+def squared_distances(
     rows: Float[Array, "m d"], points: Float[Array, "n d"]
 ) -> Float[Array, "m n"]:
     """Return squared distances; coordinate by coordinate, so that it vectorises."""

@@ -29,7 +29,8 @@ def energy(layer: AbstractInContextMap, mu: AbstractMeasure) -> Float[Array, ""]
     - Sinkhorn: $E_B = \max_\pi \int y^\top B x\,\mathrm{d}\pi
       - \mathrm{KL}(\pi | \mu\otimes\mu) = -\int (f + g)\,\mathrm{d}\mu$ over the
       couplings of $\mu$ with itself, with the Sinkhorn potentials $f, g$;
-    - unnormalised and softmax: $\frac{1}{2\beta}\iint e^{\beta y^\top A x}$;
+    - unnormalised and softmax: $\frac{1}{2\beta}\iint e^{\beta y^\top A x - s}$, with
+      the `shift` $s$ of the former;
     - sigmoid: $\frac{1}{2\beta}\iint \log(1 + e^{\beta y^\top A x + b})$;
     - linear: $\frac{\beta}{4}\iint (y^\top A x)^2$,
 
@@ -64,15 +65,23 @@ def _of_sinkhorn(layer, mu):
 @_energy.register(Unnormalised)
 @_energy.register(Softmax)
 def _of_exponential(layer, mu):
-    log_mass = _cloud(mu).log_laplace(_tilts(layer, mu))
+    log_mass = log_kernel_mass(layer, _cloud(mu), mu.points)
     top = jnp.max(jnp.where(mu.weights > 0, log_mass, -jnp.inf))
     if is_concrete(top) and float(top) > float(jnp.log(jnp.finfo(top.dtype).max)):
         raise Overflow(
             f"the energy overflows {top.dtype}: its logarithm is about "
-            f"{float(top):.6g}; lower beta."
+            f"{float(top):.6g}; lower beta, or look at Unnormalised with a shift."
         )
     # An absent token may see more than all others: its value must stay finite.
     return _interaction(layer, mu, jnp.exp(jnp.minimum(log_mass, top)))
+
+
+def log_kernel_mass(
+    layer: Unnormalised | Softmax, mu: TokenCloud, x: Float[Array, "m d"]
+) -> Float[Array, " m"]:
+    r"""Return $\log\int e^{\beta y^\top A x - s}\,\mathrm{d}\mu(y)$ at each point."""
+    log_mass = mu.log_laplace(layer.tilts(x))
+    return layer.shifted(log_mass) if isinstance(layer, Unnormalised) else log_mass
 
 
 @_energy.register(Sigmoid)
@@ -174,7 +183,7 @@ def _rate(flow, layer, structure: GradientStructure, mu: TokenCloud) -> Array:
     velocity = flow.field(start, mu, mu.points, mu.positions)
     squares = jnp.sum(velocity * structure.covector(velocity), axis=1)
     if structure.divides_by_mass:
-        squares = squares * jnp.exp(mu.log_laplace(layer.tilts(mu.points)))
+        squares = squares * jnp.exp(log_kernel_mass(layer, mu, mu.points))
     total = jnp.dot(mu.weights, squares)
     factor = structure.factor.astype(total.dtype)
     return jnp.where(factor == 0, 0, total / jnp.where(factor == 0, 1, factor))

@@ -1,11 +1,17 @@
-"""Attention matrices as pictures."""
+"""Attention matrices: heat maps with leaders marked, graphs of who follows whom."""
 
 from typing import Any
 
 import numpy as np
 from jaxtyping import Array, Float
 
+from meanformer.errors import check
 from meanformer.plotting import style
+from meanformer.plotting.strips import check_dimension, strip_of
+
+ROOM_FOR_TICKS = 20
+WIDEST_ARROW = 2.6  # points
+TIED = 1e-6  # relative; tokens that have met are attended to alike
 
 
 def draw_matrix(
@@ -42,3 +48,185 @@ def draw_matrix(
     axes.set(xlabel="token $j$", ylabel="query $i$")
     axes.grid(False)
     return axes
+
+
+def draw_attention(
+    matrix: Float[Array, "n n"],
+    axes: Any,
+    *,
+    leaders: Any = None,
+    order: Any = "leader",
+    rank: int | None = None,
+    largest: float | None = None,
+) -> Any:
+    """Draw a self-attention matrix with its leaders marked, followers side by side.
+
+    A triangle above a column marks a leader. Rows are grouped by the leader that they
+    attend to most, with a thin line between the groups.
+
+    Args:
+        matrix: attention of each query (row) to each token (column).
+        axes: where to draw.
+        leaders: the tokens to mark; by default those that some row attends to most.
+        order: rows from top to bottom; `"leader"` groups them, `None` leaves them.
+        rank: the numerical rank, shown as title; none by default.
+        largest: the entry of full colour; the largest one by default.
+
+    Returns:
+        The axes.
+    """
+    entries = np.asarray(matrix)
+    chosen = leaders_of(entries) if leaders is None else np.asarray(leaders, int)
+    rows = _row_order(entries, chosen, order)
+    draw_matrix(matrix[rows], axes, largest=largest)
+    if isinstance(order, str):
+        followed = _followed(entries, chosen)[rows]
+        for place in np.flatnonzero(np.diff(followed)):
+            axes.axhline(place + 0.5, color=style.INK, linewidth=0.6, alpha=0.6)
+    axes.plot(
+        chosen,
+        np.full(len(chosen), 1.02),
+        "v",
+        color=style.ORANGE,
+        markersize=6 if len(rows) <= ROOM_FOR_TICKS else 4,
+        transform=axes.get_xaxis_transform(),
+        clip_on=False,
+    )
+    _number_rows_and_leaders(axes, rows, chosen)
+    if rank is not None:
+        axes.set_title(f"rank {rank}", loc="left", pad=12)
+    return axes
+
+
+def leaders_of(matrix: Any) -> np.ndarray:
+    """The tokens that some row attends to most, in order; of equal ones the first."""
+    entries = np.asarray(matrix)
+    is_most = entries >= (1 - TIED) * entries.max(axis=1, keepdims=True)
+    return np.unique(is_most.argmax(axis=1))
+
+
+def draw_leader_graph(
+    points: Any,
+    matrix: Float[Array, "n n"],
+    axes: Any,
+    *,
+    leaders: Any = None,
+    least: float = 0.02,
+    numbers: bool = True,
+) -> Any:
+    """Draw who attends to whom: arrows between tokens of the plane, as wide as heavy.
+
+    An arrow goes from a query to each other token that it gives at least the weight
+    `least`; its width and its opacity are the weight. Leaders are larger and orange.
+
+    Args:
+        points: tokens of the plane, as a cloud or as rows.
+        matrix: attention of each query (row) to each token (column).
+        axes: where to draw.
+        leaders: the tokens to mark; by default those that some row attends to most.
+        least: the smallest weight that is drawn.
+        numbers: write the leaders' numbers beside them, from one on.
+
+    Returns:
+        The axes.
+    """
+    strip, entries = strip_of(points), np.asarray(matrix)
+    check_dimension(strip, 2)
+    tokens, count = strip.points[-1], len(strip.weights)
+    check(
+        entries.shape == (count, count),
+        f"the matrix has shape {entries.shape} for {count} tokens; it must be square, "
+        "with a row for each.",
+    )
+    chosen = leaders_of(entries) if leaders is None else np.asarray(leaders, int)
+    _set_room(axes, tokens)
+    for query, token in np.argwhere((entries >= least) & ~np.eye(count, dtype=bool)):
+        if np.any(tokens[query] != tokens[token]):
+            _add_arrow(axes, tokens[query], tokens[token], entries[query, token])
+    axes.scatter(*tokens.T, s=22, color=style.BLUE, zorder=3, linewidths=0)
+    axes.scatter(*tokens[chosen].T, s=70, color=style.ORANGE, zorder=4, linewidths=0)
+    if numbers:
+        for leader in chosen:
+            axes.annotate(
+                str(leader + 1),
+                tokens[leader],
+                xytext=(6, 6),
+                textcoords="offset points",
+                color=style.ORANGE,
+                zorder=5,
+            )
+    return axes
+
+
+def _row_order(entries: np.ndarray, chosen: np.ndarray, order: Any) -> np.ndarray:
+    count = len(entries)
+    if order is None:
+        return np.arange(count)
+    if isinstance(order, str):
+        check(
+            order == "leader",
+            f'order is {order!r}; it must be "leader", None or a list of rows.',
+        )
+        return np.argsort(_followed(entries, chosen), kind="stable")
+    rows = np.asarray(order, int)
+    check(
+        sorted(rows) == list(range(count)),
+        f"order is {list(rows)}; it must name each of the {count} rows once.",
+    )
+    return rows
+
+
+def _followed(entries: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+    """The leader that each row attends to most, by its place among the leaders."""
+    check(len(chosen) > 0, "leaders is empty; name a token, or leave it out.")
+    return entries[:, chosen].argmax(axis=1)
+
+
+def _number_rows_and_leaders(axes: Any, rows: np.ndarray, chosen: np.ndarray) -> None:
+    if len(rows) <= ROOM_FOR_TICKS:
+        axes.set_yticks(range(len(rows)), [str(row + 1) for row in rows])
+    else:
+        axes.set_yticks([])
+    columns = np.arange(len(rows)) if len(rows) <= ROOM_FOR_TICKS else chosen
+    axes.set_xticks(columns, _legible(columns, len(rows)))
+
+
+def _legible(columns: np.ndarray, count: int) -> list[str]:
+    """The numbers of columns from one on, without those that would overlap."""
+    labels, last = [], -count
+    for column in columns:
+        has_room = column - last >= count / ROOM_FOR_TICKS
+        labels.append(str(column + 1) if has_room else "")
+        last = column if has_room else last
+    return labels
+
+
+def _set_room(axes: Any, tokens: np.ndarray) -> None:
+    low, high = tokens.min(axis=0), tokens.max(axis=0)
+    margin = 0.08 * max(float((high - low).max()), 1e-9)
+    axes.set(
+        aspect="equal",
+        xlim=(low[0] - margin, high[0] + margin),
+        ylim=(low[1] - margin, high[1] + margin),
+        xlabel="$x_1$",
+        ylabel="$x_2$",
+    )
+
+
+def _add_arrow(axes: Any, start: np.ndarray, end: np.ndarray, weight: float) -> None:
+    from matplotlib.patches import FancyArrowPatch
+
+    arrow = FancyArrowPatch(
+        start,
+        end,
+        arrowstyle="-|>",
+        connectionstyle="arc3,rad=0.12",
+        mutation_scale=5 + 6 * weight,
+        shrinkA=3,
+        shrinkB=5,
+        linewidth=max(WIDEST_ARROW * weight, 0.15),
+        color=style.INK,
+        alpha=0.25 + 0.6 * min(float(weight), 1.0),
+        zorder=2,
+    )
+    axes.add_patch(arrow)

@@ -1,4 +1,4 @@
-"""Tokens on the sphere: how densely they lie, on a map that keeps areas."""
+"""Tokens on the sphere: seen from outside, and their density on a flat map."""
 
 from typing import Any
 
@@ -7,8 +7,176 @@ import numpy as np
 from meanformer.errors import check
 from meanformer.measures import TokenCloud
 from meanformer.plotting import style
+from meanformer.plotting.space import cluster_colours
+from meanformer.plotting.strips import (
+    Strip,
+    check_dimension,
+    colour_at,
+    disc_areas,
+    faded,
+    fading_pieces,
+    strip_of,
+)
 
 LARGEST_CONTRAST = 100.0
+HIDDEN = 0.28  # opacity of what lies behind the sphere, relative to what is in front
+FAR_FROM_ONE = 0.1
+
+
+def draw_sphere(
+    subject: Any,
+    axes: Any,
+    *,
+    index: int = -1,
+    tail: int = 12,
+    view: tuple[float, float] = (18.0, -50.0),
+    labels: Any = None,
+) -> Any:
+    """Draw tokens on the unit sphere, with tails that fade into the past.
+
+    What lies on the hidden side is paler. The colour is that of the depth, from blue
+    at the first to gold at the last, or that of the token's cluster.
+
+    Args:
+        subject: a trajectory; or a cloud or points, which have no tails.
+        axes: where to draw, with `projection="3d"`.
+        index: which of the saved depths.
+        tail: how many saved depths before it the tails reach back.
+        view: elevation and azimuth of the eye, in degrees.
+        labels: the cluster of each token of positive weight; colours by depth if left
+            out.
+
+    Returns:
+        The axes.
+    """
+    from mpl_toolkits.mplot3d.art3d import Line3DCollection
+
+    strip = on_sphere(strip_of(subject), 3)
+    eye = _look(axes, view)
+    _draw_globe(axes, eye)
+    colours = token_colours(strip, index, labels)
+    pieces, youth = fading_pieces(strip.tail(index, tail))
+    opacity = np.where(pieces.mean(axis=1) @ eye >= 0, 1.0, HIDDEN)
+    shades = faded(np.tile(colours, (len(pieces) // len(colours), 1)), youth, opacity)
+    for is_front, order in ((False, 2), (True, 5)):
+        mine = (opacity == 1) == is_front
+        lines = Line3DCollection(
+            pieces[mine],
+            colors=shades[mine],
+            linewidths=0.5 + 1.6 * youth[mine],
+            zorder=order,
+        )
+        axes.add_collection(lines, autolim=False)
+    _draw_discs(strip, index, colours, eye, axes)
+    return axes
+
+
+def on_sphere(strip: Strip, *dimensions: int) -> Strip:
+    """Tokens put exactly on the unit sphere; raise if they are far from it."""
+    check_dimension(strip, *dimensions)
+    norms = np.linalg.norm(strip.points, axis=2, keepdims=True)
+    gap = float(np.abs(norms - 1).max())
+    check(
+        gap <= FAR_FROM_ONE,
+        f"a token is {gap:.2g} away from the unit sphere; draw_sphere and draw_circle "
+        "are for tokens on it.",
+    )
+    return Strip(strip.depths, strip.points / norms, strip.weights)
+
+
+def token_colours(strip: Strip, index: int, labels: Any) -> np.ndarray:
+    """A colour for each token: that of the depth, or that of its cluster."""
+    from matplotlib.colors import to_rgb
+
+    count = len(strip.weights)
+    if labels is None:
+        return np.tile(colour_at(strip, index)[:3], (count, 1))
+    check(
+        len(labels) == count,
+        f"there are {len(labels)} labels for {count} tokens of positive weight; give "
+        "one for each.",
+    )
+    return np.array([to_rgb(colour) for colour in cluster_colours(labels)])
+
+
+def _look(axes: Any, view: tuple[float, float]) -> np.ndarray:
+    """Look at the sphere without perspective; return the direction of the eye."""
+    elevation, azimuth = np.deg2rad(view)
+    axes.view_init(*view)
+    axes.set_proj_type("ortho")
+    axes.computed_zorder = False
+    axes.set(xlim=(-1, 1), ylim=(-1, 1), zlim=(-1, 1))
+    axes.set_box_aspect((1, 1, 1), zoom=1.55)
+    axes.set_axis_off()
+    level = np.cos(elevation) * np.array([np.cos(azimuth), np.sin(azimuth), 0])
+    return level + np.array([0, 0, np.sin(elevation)])
+
+
+def _draw_globe(axes: Any, eye: np.ndarray) -> None:
+    """A translucent ball: its outline, and a net of meridians and parallels."""
+    from matplotlib.colors import to_rgba
+    from mpl_toolkits.mplot3d.art3d import Line3DCollection, Poly3DCollection
+
+    turn = np.linspace(0, 2 * np.pi, 121)
+    across = np.cross(eye, [0.0, 0.0, 1.0] if abs(eye[2]) < 0.9 else [1.0, 0.0, 0.0])
+    across /= np.linalg.norm(across)
+    outline = np.outer(np.cos(turn), across)
+    outline += np.outer(np.sin(turn), np.cross(eye, across))
+    disc = Poly3DCollection(
+        [outline],
+        facecolors=[to_rgba(style.BLUE, 0.05)],
+        edgecolors=[to_rgba(style.GREY, 0.8)],
+        linewidths=0.9,
+        zorder=3,
+    )
+    axes.add_collection(disc, autolim=False)
+    for is_front, opacity, order in ((False, 0.13, 1), (True, 0.4, 4)):
+        pieces = [p for curve in _net() for p in _seen(curve, eye, is_front)]
+        shade = to_rgba(style.GREY, opacity)
+        net = Line3DCollection(pieces, colors=shade, linewidths=0.45, zorder=order)
+        axes.add_collection(net, autolim=False)
+
+
+def _net() -> list[np.ndarray]:
+    """Meridians and parallels, thirty degrees apart."""
+    turn = np.linspace(0, 2 * np.pi, 73)
+    across, along = np.cos(turn), np.sin(turn)
+    meridians = [
+        np.stack([across * np.cos(a), across * np.sin(a), along], axis=1)
+        for a in np.deg2rad(np.arange(0, 180, 30))
+    ]
+    level = np.ones_like(turn)
+    parallels = [
+        np.stack([across * np.cos(a), along * np.cos(a), level * np.sin(a)], axis=1)
+        for a in np.deg2rad(np.arange(-60, 90, 30))
+    ]
+    return meridians + parallels
+
+
+def _seen(curve: np.ndarray, eye: np.ndarray, is_front: bool) -> list[np.ndarray]:
+    """The parts of a curve on the side of the eye, or on the other."""
+    mine = (curve @ eye >= 0) == is_front
+    ends = np.flatnonzero(np.diff(mine)) + 1
+    parts = np.split(np.arange(len(curve)), ends)
+    # One point more, so that the parts of both sides meet.
+    return [curve[part[0] : part[-1] + 2] for part in parts if mine[part[0]]]
+
+
+def _draw_discs(
+    strip: Strip, index: int, colours: np.ndarray, eye: np.ndarray, axes: Any
+) -> None:
+    points, areas = strip.points[index], disc_areas(strip.weights, 34.0)
+    is_front = points @ eye >= 0
+    for mine, opacity, order in ((~is_front, HIDDEN, 2.5), (is_front, 1.0, 6)):
+        axes.scatter(
+            *points[mine].T,
+            s=areas[mine],
+            c=colours[mine],
+            alpha=opacity,
+            zorder=order,
+            linewidths=0,
+            depthshade=False,
+        )
 
 
 def draw_sphere_density(cloud: TokenCloud, axes: Any, *, cells: int = 72) -> Any:

@@ -34,10 +34,12 @@ from meanformer.flows import (
     Flow,
     LongDepth,
     Merge,
+    Rescaled,
     Splitting,
     SteadyState,
     StepBudget,
     Stiff,
+    Switching,
 )
 from meanformer.geometry import Euclidean, Sphere
 from meanformer.measures import Gaussian, TokenCloud, UniformBox, UniformSphere
@@ -48,7 +50,7 @@ MOST_DEPTHS = 10**6
 SPACES = {"euclidean": Euclidean, "sphere": Sphere}
 LAWS = ("gaussian", "sphere", "box")
 MASKS = ("causal", "strict", "window", "prefix", "blocks")
-SOLVERS = ("adaptive", "stiff", "fixed", "lie", "strang", "long-depth")
+SOLVERS = ("adaptive", "stiff", "switching", "fixed", "lie", "strang", "long-depth")
 ACTIVATIONS = {
     "gelu": jax.nn.gelu,
     "relu": jax.nn.relu,
@@ -275,7 +277,9 @@ def _flow(section: Section, velocity: AbstractInContextMap):
     space = SPACES[section.choose("space", SPACES, "euclidean")]()
     noise, seed = section.take("noise", float), section.take_seed("seed", 0)
     key = None if noise is None else jr.key(seed)
-    return Flow(velocity, space=space, noise=noise), key
+    is_rescaled = section.take("rescaled", bool, False)
+    moved = Rescaled(velocity) if is_rescaled else velocity
+    return Flow(moved, space=space, noise=noise), key
 
 
 def _solve(section: Section, dtype) -> tuple[Float[Array, " t"], dict[str, Any]]:
@@ -366,7 +370,13 @@ def _solver(section: Section) -> AbstractIntegrator:
         return FixedStep(step)
     if needs_step:
         return Splitting(step, order=1 if name == "lie" else 2)
-    return {"adaptive": Adaptive, "stiff": Stiff, "long-depth": LongDepth}[name]()
+    kinds: dict[str, type[AbstractIntegrator]] = {
+        "adaptive": Adaptive,
+        "stiff": Stiff,
+        "switching": Switching,
+        "long-depth": LongDepth,
+    }
+    return kinds[name]()
 
 
 def _merge(section: Section) -> Merge | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from meanformer.errors import InvalidInput
 from meanformer.experiments.framework import environment
 from meanformer.experiments.framework.experiment import Experiment
+from meanformer.experiments.framework.filming import gif_name
 from meanformer.experiments.framework.records import Record
 from meanformer.experiments.framework.report import Atlas, render
 from meanformer.experiments.framework.settings import Profile
@@ -89,11 +90,16 @@ def numbers(atlas: Atlas) -> dict:
 
 
 def write_figures(record: Record, folder: Path) -> None:
-    """Write the figures of a run as SVG and PNG files."""
+    """Write the figures of a run as SVG and PNG files, its movies as GIF and MP4."""
     for index, one in enumerate(record.prints, start=1):
         stem = folder / "figures" / f"{record.experiment}-{index}"
         write_atomically(stem.with_suffix(".svg"), _standing_alone(one.svg))
         write_atomically(stem.with_suffix(".png"), one.png)
+    for index, reel in enumerate(record.reels, start=1):
+        path = folder / gif_name(record.experiment, index)
+        write_atomically(path, reel.gif)
+        if reel.mp4:
+            write_atomically(path.with_suffix(".mp4"), reel.mp4)
 
 
 def remember(record: Record) -> None:

@@ -30,6 +30,34 @@ class Picture:
 
 
 @dataclasses.dataclass(frozen=True)
+class Movie:
+    """Tokens along depth with a caption, made into a movie if the run makes any.
+
+    Nothing is drawn before: it costs nothing to return one. `movie_setting` gives the
+    experiment a parameter that decides; without, the full profile makes movies.
+
+    Args:
+        trajectory: the tokens along depth.
+        caption: what is to be seen, formulas between dollar signs.
+        alt: the same for a reader who cannot see it; the caption if left out.
+        draw: draws one frame; as for `plotting.movie`, like all that follows.
+        frames: how many.
+        depths: the depths of the frames; equally spaced ones if left out.
+        fps: frames per second.
+        size: width and height in inches.
+    """
+
+    trajectory: Any
+    caption: str
+    alt: str = ""
+    draw: Callable[[Any, Any], Any] | None = None
+    frames: int = 80
+    depths: Any = None
+    fps: float = 20
+    size: tuple[float, float] = (4.4, 4.4)
+
+
+@dataclasses.dataclass(frozen=True)
 class Table:
     """A small table of numbers and words, with a caption.
 
@@ -62,6 +90,7 @@ class Outcome:
     pictures: Sequence[Picture] = ()
     tables: Sequence[Table] = ()
     notes: Sequence[str] = ()
+    movies: Sequence[Movie] = ()
 
 
 @dataclasses.dataclass(frozen=True)

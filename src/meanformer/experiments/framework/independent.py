@@ -30,6 +30,36 @@ def dense_velocity(
     return masses @ tokens @ value.T / masses.sum(axis=1, keepdims=True)
 
 
+def dense_rescaled_flow(
+    attention: Softmax, cloud: TokenCloud, depth: float, *, method: str = "DOP853"
+) -> np.ndarray:
+    r"""Return the tokens $z = e^{-tV}x$ at a depth, by SciPy at tolerance 1e-11.
+
+    $\dot z_i = \sum_jP_{ij}V(z_j - z_i)$ with scores of $e^{tV}z$, by eigenvectors of
+    $V$. With `method="LSODA"` where it is stiff.
+    """
+    weights, points = np.asarray(cloud.weights), np.asarray(cloud.points)
+    query, key, value = (
+        np.asarray(matrix)
+        for matrix in (attention.query, attention.key, attention.value)
+    )
+    values, vectors = np.linalg.eig(value)
+    dual = np.linalg.inv(vectors)
+
+    def velocity(t, flat):
+        rescaled = flat.reshape(points.shape)
+        tokens = rescaled @ ((vectors * np.exp(t * values)) @ dual).real.T
+        scores = float(attention.beta) * (tokens @ query.T) @ (tokens @ key.T).T
+        masses = weights * np.exp(scores - scores.max(axis=1, keepdims=True))
+        means = masses @ rescaled / masses.sum(axis=1, keepdims=True)
+        return ((means - rescaled) @ value.T).ravel()
+
+    solution = scipy.integrate.solve_ivp(
+        velocity, (0, depth), points.ravel(), method=method, rtol=1e-11, atol=1e-12
+    )
+    return solution.y[:, -1].reshape(points.shape)
+
+
 def dense_flow(attention: Softmax, cloud: TokenCloud, depth: float) -> np.ndarray:
     """Return the tokens at a depth, by SciPy's DOP853 at tolerance 1e-12."""
     weights, points = np.asarray(cloud.weights), np.asarray(cloud.points)

@@ -14,6 +14,7 @@ from meanformer.errors import InvalidInput, Overflow
 from meanformer.experiments.framework import environment, registry, settings
 from meanformer.experiments.framework.claims import Claim, Finding
 from meanformer.experiments.framework.experiment import Experiment, Picture, Table
+from meanformer.experiments.framework.filming import Reel, check_possible, film
 from meanformer.experiments.framework.progress import Progress
 from meanformer.experiments.framework.settings import Profile
 
@@ -49,6 +50,7 @@ class Record:
     error: str = ""
     trace: str = ""
     path: str = ""
+    reels: Sequence[Reel] = ()
 
     @property
     def holds(self) -> bool:
@@ -98,10 +100,13 @@ def perform(
     from meanformer.plotting import style
 
     start = time.perf_counter()
+    wanted = settings.movies_of(parameters, profile)
+    check_possible(wanted)
     with environment.computing(), style.applied(), _overheard() as heard:
         outcome = experiment.run(parameters, progress=progress or Progress())
         experiment.check_complete(outcome)
         prints = tuple(map(_printed, outcome.pictures))
+        reels = film(outcome.movies, wanted)
     return Record(
         experiment=experiment.name,
         profile=profile,
@@ -113,6 +118,7 @@ def perform(
         tables=tuple(outcome.tables),
         notes=tuple(outcome.notes),
         warnings=_sentences(heard),
+        reels=reels,
     )
 
 

@@ -11,6 +11,7 @@ from meanformer.experiments.framework.claims import InvalidExperiment
 from meanformer.experiments.framework.names import unknown
 
 Profile = Literal["quick", "full"]
+Movies = Literal["none", "gif", "mp4"]
 
 
 def setting(
@@ -42,6 +43,20 @@ def setting(
             "above": above,
         },
     )
+
+
+def movie_setting() -> Any:
+    """The field `movie: Movies` of an experiment that returns movies."""
+    return setting(
+        "none",
+        full="gif",
+        help="movies to make: none, gif, or mp4 files besides (which need ffmpeg)",
+    )
+
+
+def movies_of(settings: Any, profile: Profile) -> Movies:
+    """Which movies a run makes: as its settings say, or else by its profile."""
+    return as_json(settings).get("movie", "gif" if profile == "full" else "none")
 
 
 def check_declaration(settings: type) -> None:

@@ -18,6 +18,7 @@ from meanformer.experiments.framework.report.html import (
     prose,
     tag,
 )
+from meanformer.experiments.framework.report.moving import moving_figures
 from meanformer.experiments.framework.report.verdicts import (
     State,
     Verdict,
@@ -123,9 +124,10 @@ def _results(experiment: Experiment, record: Record) -> list[Any]:
 
 
 def _figures(record: Record) -> Markup | None:
-    if not record.prints:
+    if not record.prints and not record.reels:
         return None
-    return tag("div", [_figure(one) for one in record.prints], class_="figures")
+    figures = [_figure(one) for one in record.prints]
+    return tag("div", figures, moving_figures(record), class_="figures")
 
 
 def _waiting(state: State) -> Markup:

@@ -7,7 +7,7 @@ from typing import Any
 from meanformer.experiments.framework import text
 from meanformer.experiments.framework.numbers import parts
 
-VOID = {"meta", "link", "br", "hr", "img"}
+VOID = {"meta", "link", "br", "hr", "img", "source"}
 
 
 class Markup(str):

@@ -91,7 +91,7 @@ def _footer(command: str) -> Markup:
         tag("code", "results.json"),
         " (every number) and ",
         tag("code", "figures/"),
-        " (SVG and PNG).",
+        " (SVG and PNG; movies as GIF).",
     )
     return tag("footer", how, what)
 

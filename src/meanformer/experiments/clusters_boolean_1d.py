@@ -1,0 +1,280 @@
+r"""On the line, attention becomes Boolean.
+
+For tokens on the line with $V > 0$ and $QK > 0$ the attention matrix tends to one whose
+rows are basis vectors: every token ends up attending to the leftmost or to the
+rightmost one alone, but for at most one exceptional row. So its rank is one or two.
+The rescaled tokens $z = e^{-tV}x$ tend to their leader. Which of the two it is depends
+on the whole context, not on a token's sign; where the choice tips over, a token stays
+near zero with a row that is not Boolean. It is unstable, and found by bisection.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+import meanformer as mf
+from meanformer.experiments import (
+    Claim,
+    Experiment,
+    Outcome,
+    Picture,
+    dense_rescaled_flow,
+    other_method,
+    setting,
+    theory,
+)
+from meanformer.observables import find_leaders, find_limit
+from meanformer.plotting import draw_attention, style
+
+FIVE = (-1.0, -0.3, 0.1, 0.4, 1.2)
+FIVE_AT_8 = (-0.7020423162, -0.7014797633, 0.9828397078, 0.9831251823, 0.9835792313)
+ALL_RIGHT = (0.2, 0.5, 0.9)
+ALL_LEFT = (-0.8, -0.5, 0.05, 0.07)
+TIPPING = -0.0583721166105  # of the middle token between -1 and 1.2
+EXCEPTIONAL_ROW = (0.38, 0.34, 0.28)
+EXACT = {"rtol": 1e-12, "atol": 1e-14}
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """How many starts."""
+
+    tokens: int = setting(20, full=40, help="tokens of a random start", at_least=2)
+    starts: int = setting(12, full=300, help="random starts", at_least=2)
+    bisections: int = setting(
+        40, full=48, help="bisections of the tipping point", at_least=20, at_most=50
+    )
+    seed: int = setting(0, help="seed of the random starts", at_least=0)
+
+
+ROWS = Claim(
+    id="rows",
+    statement=r"The tokens $(-1, -0.3, 0.1, 0.4, 1.2)$ end with the rows $e_1, e_1, "
+    r"e_5, e_5, e_5$; $(0.2, 0.5, 0.9)$ all with $e_3$; $(-0.8, -0.5, 0.05, 0.07)$ all "
+    r"with $e_1$, though two of them are positive.",
+    status="observation",
+)
+POSITIONS = Claim(
+    id="positions",
+    statement=r"At depth $8$ the five tokens are, rescaled, at $-0.7020423162, "
+    r"-0.7014797633, 0.9828397078, 0.9831251823, 0.9835792313$.",
+    status="observation",
+)
+DENSE = Claim(
+    id="dense",
+    statement=r"They are where a dense program with SciPy's integrator finds them.",
+    status="observation",
+)
+RANK = Claim(
+    id="rank",
+    statement=r"From random starts the attention matrix tends to rank one or two.",
+    status="theorem",
+    reference="GLPR23b, Theorem on the line: limit of the attention matrix",
+)
+EXTREMES = Claim(
+    id="extremes",
+    statement=r"The leaders are the leftmost or the rightmost token, never another: "
+    r"share of random starts.",
+    status="theorem",
+    reference="GLPR23b, Theorem on the line: limit of the attention matrix",
+)
+TIPS = Claim(
+    id="tipping-point",
+    statement=r"A token between $-1$ and $1.2$ goes left or right according to which "
+    r"side of $a = -0.0583721166105$ it starts on.",
+    status="observation",
+)
+EXCEPTIONAL = Claim(
+    id="exceptional-row",
+    statement=r"Started there its row at depth $2$ is still $(0.38, 0.34, 0.28)$.",
+    status="observation",
+)
+
+
+def run(parameters: Parameters, *, progress) -> Outcome:
+    """Follow given and random tokens to their leaders, bisect the tipping point."""
+    reports = [limit(starts) for starts in progress.over(named_starts(), 0.3)]
+    random = [
+        limit(starts) for starts in progress.over(random_starts(parameters), 0.4)
+    ]
+    tipping = bisect(progress.over(range(parameters.bisections), 0.3))
+    return Outcome(
+        findings=[
+            *named_findings(reports),
+            *random_findings(random),
+            TIPS.close_to(
+                tipping,
+                TIPPING,
+                tolerance=1e-10,
+                source=other_method("tabulated beforehand"),
+            ),
+            EXCEPTIONAL.close_to(
+                row_at_tipping(),
+                EXCEPTIONAL_ROW,
+                tolerance=6e-3,
+                source=other_method("tabulated beforehand, two digits"),
+            ),
+        ],
+        pictures=[draw_lines(reports[0], tipping), draw_matrices(reports[0])],
+    )
+
+
+def layer() -> mf.Softmax:
+    """The attention of the line, with query, key and value one."""
+    return mf.Softmax(np.eye(1), np.eye(1), np.eye(1))
+
+
+def padded(starts, count: int) -> mf.TokenCloud:
+    """Tokens of the line; padded, so that one program serves all."""
+    missing = count - len(starts)
+    points = np.append(starts, np.zeros(missing))[:, None]
+    weights = np.append(np.full(len(starts), 1 / len(starts)), np.zeros(missing))
+    return mf.TokenCloud(points, weights)
+
+
+def limit(starts):
+    """Prediction, limit and path of tokens on the line."""
+    return find_limit(layer(), padded(starts, max(len(starts), 5)))
+
+
+def named_starts() -> list[tuple[float, ...]]:
+    """The three tabulated starts."""
+    return [FIVE, ALL_RIGHT, ALL_LEFT]
+
+
+def random_starts(parameters: Parameters) -> np.ndarray:
+    """Normally distributed tokens."""
+    rng = np.random.default_rng(parameters.seed)
+    return rng.normal(size=(parameters.starts, parameters.tokens))
+
+
+def named_findings(reports):
+    """Rows, positions and the dense program."""
+    follows = [
+        report.detection.follows[: len(starts)]
+        for report, starts in zip(reports, named_starts(), strict=True)
+    ]
+    late = reports[0].detection.phase.at(8.0)[:, 0]
+    dense = dense_rescaled_flow(layer(), padded(FIVE, 5), 8.0)[:, 0]
+    expected = [0, 0, 4, 4, 4, 2, 2, 2, 0, 0, 0, 0]
+    return (
+        ROWS.close_to(
+            np.concatenate(follows),
+            expected,
+            tolerance=0,
+            source=other_method("tabulated beforehand; tokens counted from zero"),
+        ),
+        POSITIONS.close_to(
+            late,
+            FIVE_AT_8,
+            tolerance=1e-9,
+            source=other_method("tabulated beforehand"),
+        ),
+        DENSE.close_to(
+            late, dense, tolerance=1e-8, source=other_method("SciPy's DOP853")
+        ),
+    )
+
+
+def random_findings(reports):
+    """Ranks and leaders of random starts."""
+    found = [report.detection for report in reports]
+    reached = [detection for detection in found if detection.verdict == "reached"]
+    extremes = []
+    for report in reports:
+        if report.detection.verdict != "reached":
+            continue
+        first = np.asarray(report.trajectory.points[0, :, 0])
+        ends = {int(first.argmin()), int(first.argmax())}
+        extremes.append(set(report.detection.leaders.tolist()) <= ends)
+    return (
+        RANK.inside(
+            [detection.following.rank for detection in reached],
+            1,
+            2,
+            source=theory("one for each leader"),
+        ),
+        EXTREMES.close_to(
+            np.mean(extremes), 1.0, tolerance=0, source=theory("all of them")
+        ),
+    )
+
+
+def bisect(rounds) -> float:
+    """The start of a middle token that goes neither left nor right."""
+    left, right = -1.0, 1.2
+    for _ in rounds:
+        middle = (left + right) / 2
+        found = limit((-1.0, middle, 1.2)).detection
+        goes_left = found.leaders.size > 0 and found.follows[1] == 0
+        left, right = (middle, right) if goes_left else (left, middle)
+    return (left + right) / 2
+
+
+def row_at_tipping() -> np.ndarray:
+    """What the middle token attends to at depth 2."""
+    schedule = mf.Rescaled(layer())
+    cloud = mf.TokenCloud(np.array([-1.0, TIPPING, 1.2])[:, None])
+    path = mf.solve(mf.Flow(schedule), cloud, 2.0, save=2, **EXACT)
+    matrix = mf.attention_matrix(schedule.attention_at(2.0), path.cloud(-1))
+    return np.asarray(matrix)[1]
+
+
+def draw_lines(report, tipping: float) -> Picture:
+    """Rescaled tokens against depth, and where a middle token goes."""
+    figure, (left, right) = style.canvas(2, panel=(4.4, 3.4))
+    depths = np.linspace(0, 6, 121)
+    path = np.asarray(report.continued(depths).points)[:, :, 0]
+    follows = report.detection.follows
+    for token, line in enumerate(path.T):
+        colour = style.BLUE if follows[token] == 0 else style.ORANGE
+        is_leader = follows[token] == token
+        left.plot(depths, line, color=colour, linewidth=2.2 if is_leader else 1.2)
+    left.set(xlabel="depth $t$", ylabel="rescaled tokens $z_i(t)$")
+    left.set_title("five tokens and their two leaders")
+    shown = np.linspace(0, 3, 61)
+    for distance in (1e-1, 1e-2, 1e-3, 1e-4):
+        for side, colour in ((-1, style.BLUE), (1, style.ORANGE)):
+            start = tipping + side * distance
+            middle = limit((-1.0, start, 1.2)).continued(shown).points[:, 1, 0]
+            right.plot(shown, middle, color=colour, linewidth=1.2)
+    right.set(xlabel="depth $t$", ylabel="middle token $z_2(t)$")
+    right.set_title("either side of the tipping point")
+    return Picture(
+        figure,
+        r"Left: the rescaled tokens of the first start; leaders, drawn thick, attract "
+        r"the tokens of their colour. Right: a token between $-1$ and $1.2$, started "
+        r"$10^{-1}$ to $10^{-4}$ left (blue) and right (orange) of the tipping point: "
+        "the closer, the longer it hesitates.",
+    )
+
+
+def draw_matrices(report) -> Picture:
+    """The attention matrix along depth."""
+    figure, panels = style.canvas(3, panel=(3.2, 3.2))
+    depths = np.array([0.0, 1.5, 5.0])
+    path = report.continued(depths)
+    schedule = mf.Rescaled(layer())
+    for axes, depth, index in zip(panels, depths, range(3), strict=True):
+        attention = schedule.attention_at(depth)
+        matrix = mf.attention_matrix(attention, path.cloud(index))
+        rank = find_leaders(matrix).rank
+        draw_attention(matrix, axes, order=None, rank=rank)
+        axes.set_title(f"depth {depth:g}, rank {rank}", pad=16)
+    return Picture(
+        figure,
+        "The attention matrix of the first start: full rank at first, Boolean of rank "
+        "two at the end. The rank counts singular values above $10^{-6}$.",
+    )
+
+
+experiment = Experiment(
+    name="clusters-boolean-1d",
+    title="On the line attention becomes Boolean",
+    room="observables",
+    about=__doc__,
+    claims=(ROWS, POSITIONS, DENSE, RANK, EXTREMES, TIPS, EXCEPTIONAL),
+    parameters=Parameters,
+    run=run,
+    seconds=8,
+)

@@ -1,0 +1,455 @@
+r"""The leading eigenvector of $V$ sorts tokens onto parallel hyperplanes.
+
+If the eigenvalue $\lambda_1$ of $V$ of largest modulus is real, simple and positive, and
+$\langle Q\varphi_1, K\varphi_1\rangle > 0$ for its eigenvector, then the rescaled tokens
+$z = e^{-tV}x$ tend to at most three parallel hyperplanes $\{\varphi_1^*(z) = c\}$, one on
+each side of zero and perhaps one through it. In the other coordinates nothing is said:
+along eigenvectors with negative eigenvalues tokens drift apart. The flow itself is hard
+to follow by brute force: in these coordinates errors are amplified like
+$e^{2\lambda_1t}$. Here it is solved until attention is Boolean and goes on in closed
+form. Two defects of a published script show beside it: its classical Runge-Kutta method
+is Euler's, and the step to prove that is taken here.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+import meanformer as mf
+from meanformer.experiments import (
+    Claim,
+    Experiment,
+    Movie,
+    Movies,
+    Outcome,
+    Picture,
+    Table,
+    dense_rescaled_flow,
+    dense_velocity,
+    movie_setting,
+    other_method,
+    setting,
+    theory,
+)
+from meanformer.observables import find_limit, predict_limit
+from meanformer.observables.prediction import leading_positive
+from meanformer.plotting import (
+    PlaneFrames,
+    SpaceFrames,
+    draw_direction,
+    draw_hyperplanes,
+    draw_paths,
+    draw_paths_3d,
+    style,
+)
+
+SIX = ((1, 0.2), (-0.6, 0.8), (0.3, -1.1), (0.1, 0.15), (-0.4, -0.3), (0.7, 0.6))
+PLANE = ((0.64709742, 0.81911926), (0.61210449, 0.63263484))
+FIRST_SPACE = (
+    (0.2362413, 0.0599536, 0.40506019),
+    (0.81321448, 0.49948705, 0.33754772),
+    (0.2160645, 0.38505272, 0.14588075),
+)
+SECOND_SPACE = (
+    (0.18608476, 0.34391026, 0.13905949),
+    (0.35244288, 0.6694859, 0.39992145),
+    (0.46685606, 0.17094454, 0.42092308),
+)
+CODIMENSION = (
+    (0.92761287, 0.94333073, 0.3827744),
+    (0.94333073, 0.59991396, 0.47825472),
+    (0.3827744, 0.47825472, 0.46668605),
+)
+EIGENVALUES = (1.3479896139, -0.0682573539)
+VECTOR, FUNCTIONAL = (0.7598109326, 0.6501440969), (0.6647784745, 0.7612067074)
+OFFSETS = (-0.2391782389, 0.6517280994)
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Sizes of the random clouds."""
+
+    tokens: int = setting(20, full=40, help="tokens of the movies", at_least=4)
+    wide: int = setting(24, full=128, help="tokens and dimension", at_least=8)
+    density: float = setting(
+        0.1, help="share of entries of the wide value matrix", above=0, at_most=1
+    )
+    seed: int = setting(1, help="seed of all that is random", at_least=0)
+    movie: Movies = movie_setting()
+
+
+SPECTRUM = Claim(
+    id="spectrum",
+    statement=r"The published $V$ of the plane has the eigenvalues $1.3479896139$ and "
+    r"$-0.0682573539$, with $\varphi_1 = (0.7598109326, 0.6501440969)$ and $\varphi_1^* "
+    r"= (0.6647784745, 0.7612067074)$.",
+    status="observation",
+)
+TWO = Claim(
+    id="offsets",
+    statement=r"The six tokens end on the hyperplanes $\varphi_1^*(z) = "
+    r"-0.2391782389$ (token three) and $0.6517280994$ (all others, led by the sixth).",
+    status="observation",
+)
+DENSE = Claim(
+    id="dense",
+    statement=r"At depth $8$, far behind the hand-over to the closed form, they are "
+    r"where an implicit dense program finds them.",
+    status="observation",
+)
+THREE = Claim(
+    id="at-most-three",
+    statement=r"Under all four published matrices and in high dimension there are at "
+    r"most three hyperplanes.",
+    status="theorem",
+    reference="GLPR23b, Theorem on hyperplanes",
+)
+AGREES = Claim(
+    id="agrees",
+    statement=r"Each of these runs reaches the predicted limit.",
+    status="theorem",
+    reference="GLPR23b, Theorem on hyperplanes",
+)
+COORDINATES = Claim(
+    id="coordinates",
+    statement=r"In high dimension the coordinates of $z$ along positive eigenvalues "
+    r"settle on the leaders and those along negative ones spread: with $n = d$ tokens, "
+    r"the largest standard deviation within a group among the former and the smallest "
+    r"among the latter, at depth $15$.",
+    status="observation",
+)
+CODIM = Claim(
+    id="codimension-two",
+    statement=r"For the published symmetric $V$ with two positive eigenvalues tokens "
+    r"settle in two coordinates: largest distance to the leader in both at depth $15$, "
+    r"relative to the diameter.",
+    status="conjecture",
+    reference="GLPR23b, conjecture on several leading eigenvalues",
+)
+EULER = Claim(
+    id="published-step",
+    statement=r"A classical Runge-Kutta step whose stages move all tokens by the same "
+    r"vector, as in a published script, is Euler's: largest difference of the two.",
+    status="observation",
+)
+
+
+def run(parameters: Parameters, *, progress) -> Outcome:
+    """Follow tokens under the published matrices and in high dimension."""
+    rng = np.random.default_rng(parameters.seed)
+    six = find_limit(layer(PLANE), mf.TokenCloud(np.array(SIX)))
+    shown = {
+        name: find_limit(layer(value), cloud_for(rng, value, parameters))
+        for name, value in progress.over(list(matrices().items()), 0.6)
+    }
+    for _ in progress.over(range(1), 0.4):
+        wide = find_limit(layer(sparse_value(rng, parameters)), wide_cloud(rng, parameters))
+    return Outcome(
+        findings=[
+            *six_findings(six),
+            *general_findings([six, *shown.values(), wide]),
+            coordinates_finding(wide),
+            codimension_finding(shown["codimension two"]),
+            euler_finding(),
+        ],
+        pictures=[draw_plane(six, shown["plane"]), draw_space(shown), draw_wide(wide)],
+        tables=[table({"six tokens": six, **shown, "wide": wide})],
+        movies=movies_of(shown),
+    )
+
+
+def layer(value) -> mf.Softmax:
+    """Attention with query and key the identity."""
+    value = np.asarray(value, float)
+    return mf.Softmax(np.eye(len(value)), np.eye(len(value)), value)
+
+
+def matrices() -> dict[str, tuple]:
+    """The published value matrices."""
+    return {
+        "plane": PLANE,
+        "space": FIRST_SPACE,
+        "space, second": SECOND_SPACE,
+        "codimension two": CODIMENSION,
+    }
+
+
+def cloud_for(rng, value, parameters: Parameters) -> mf.TokenCloud:
+    """Uniform tokens of a box, as published."""
+    size = (parameters.tokens, len(value))
+    return mf.TokenCloud(rng.uniform(-5, 5, size=size))
+
+
+def sparse_value(rng, parameters: Parameters) -> np.ndarray:
+    """A sparse symmetric matrix with eigenvalues of modulus one to two."""
+    size = (parameters.wide, parameters.wide)
+    entries = rng.normal(size=size) * (rng.random(size) < parameters.density)
+    values, vectors = np.linalg.eigh(entries + entries.T)
+    moduli = np.abs(values)
+    pushed = 1 + (moduli - moduli.min()) / max(np.ptp(moduli), 1e-12)
+    signs = np.where(values >= 0, 1.0, -1.0)
+    # The leading eigenvalue is positive, so that the theorem applies.
+    signs[moduli.argmax()] = 1.0
+    return (vectors * signs * pushed) @ vectors.T
+
+
+def wide_cloud(rng, parameters: Parameters) -> mf.TokenCloud:
+    """As many tokens as dimensions."""
+    return mf.TokenCloud(rng.normal(size=(parameters.wide, parameters.wide)))
+
+
+def six_findings(six):
+    """Spectrum, offsets and the dense program."""
+    found = predict_limit(layer(PLANE))
+    tabulated = other_method("tabulated beforehand")
+    cloud = mf.TokenCloud(np.array(SIX))
+    dense = dense_rescaled_flow(layer(PLANE), cloud, 8.0, method="LSODA")
+    return (
+        SPECTRUM.close_to(
+            np.concatenate(
+                [
+                    found.spectrum.eigenvalues.real,
+                    found.spectrum.vectors[0],
+                    found.functionals[0],
+                ]
+            ),
+            [*EIGENVALUES, *VECTOR, *FUNCTIONAL],
+            tolerance=1e-10,
+            source=tabulated,
+        ),
+        TWO.close_to(six.detection.offsets, OFFSETS, tolerance=1e-9, source=tabulated),
+        DENSE.close_to(
+            six.detection.phase.at(8.0),
+            dense,
+            tolerance=1e-6,
+            source=other_method("SciPy's LSODA on the rescaled flow"),
+        ),
+    )
+
+
+def general_findings(reports):
+    """At most three hyperplanes, and agreement with the prediction."""
+    offsets = [report.detection.offsets for report in reports]
+    counts = [0 if found is None else len(found) for found in offsets]
+    return (
+        THREE.inside(counts, 1, 3, source=theory()),
+        AGREES.close_to(
+            np.mean([report.agrees is True for report in reports]),
+            1.0,
+            tolerance=0,
+            source=theory("all of them"),
+        ),
+    )
+
+
+def spreads(report, depth: float) -> tuple[np.ndarray, np.ndarray]:
+    """Eigenvalues, and the deviation of each eigencoordinate from the leaders."""
+    value = np.asarray(report.trajectory.flow.velocity.attention.value)
+    values, vectors = np.linalg.eigh(value)
+    found = report.detection
+    if depth > found.phase.depth:
+        gaps = found.phase.distances(depth, vectors.T, values)
+    else:
+        tokens = np.asarray(report.trajectory.at(depth).points) @ vectors
+        gaps = tokens - tokens[found.follows]
+    return values, np.sqrt(np.mean(gaps**2, axis=0))
+
+
+def coordinates_finding(wide):
+    """Settled and free coordinates in high dimension."""
+    values, deviations = spreads(wide, 15.0)
+    settled, free = deviations[values > 0].max(), deviations[values < 0].min()
+    return COORDINATES.at_most(
+        [settled, 1 / free],
+        1e-2,
+        source=theory(r"$e^{-\lambda t}$ with $|\lambda| \ge 1$; the second inverted"),
+    )
+
+
+def codimension_finding(report):
+    """Two settled coordinates."""
+    _, functionals, values = leading_positive(np.array(CODIMENSION))
+    end = np.asarray(report.continued(np.array([15.0])).points[0])
+    settled = end @ functionals.T
+    distance = np.abs(settled - settled[report.detection.follows]).max()
+    bound = np.exp(-values[-1] * (15.0 - report.detection.depth))
+    return CODIM.at_most(
+        distance / np.ptp(settled, axis=0).max(),
+        bound,
+        source=theory(r"$e^{-\lambda_2(t - t_0)}$ from the hand-over at $t_0$ on"),
+    )
+
+
+def euler_finding():
+    """The published scheme against Euler's, over fifty steps."""
+    attention, step = layer(PLANE), 0.1
+    ours = theirs = np.array(SIX, float)
+    largest = 0.0
+    for _ in range(50):
+        ours = ours + step * dense_rescaled_velocity(attention, ours, ours)
+        theirs = published_step(attention, theirs, step)
+        largest = max(largest, np.abs(ours - theirs).max())
+    return EULER.at_most(largest, 1e-13, source=theory("only differences enter"))
+
+
+def dense_rescaled_velocity(attention, tokens, frozen) -> np.ndarray:
+    """Attention among frozen tokens applied to differences of others."""
+    weights = np.full(len(tokens), 1 / len(tokens))
+    mixed = dense_velocity(attention, weights, tokens, frozen)
+    return mixed - tokens @ np.asarray(attention.value).T
+
+
+def published_step(attention, tokens, step: float) -> np.ndarray:
+    """Four stages, in each of which all tokens are moved by the same vector.
+
+    Attention is that of the first stage, and only differences of tokens enter: the
+    shift drops out, and the four slopes are equal.
+    """
+    moved, slopes = np.empty_like(tokens), []
+    scores = (tokens @ np.asarray(attention.query).T) @ (
+        tokens @ np.asarray(attention.key).T
+    ).T
+    shares = np.exp(scores - scores.max(1, keepdims=True))
+    shares /= shares.sum(1, keepdims=True)
+    value = np.asarray(attention.value)
+    for token in range(len(tokens)):
+        slopes, shift = [], 0.0
+        for weight in (0.5, 0.5, 1.0, 0.0):
+            shifted = tokens + shift
+            slope = shares[token] @ (shifted - shifted[token]) @ value.T
+            slopes.append(slope)
+            shift = weight * step * slope
+        total = slopes[0] + 2 * slopes[1] + 2 * slopes[2] + slopes[3]
+        moved[token] = tokens[token] + step / 6 * total
+    return moved
+
+
+def table(reports) -> Table:
+    """What was found under each matrix."""
+    rows = [
+        [
+            name,
+            report.prediction.spectrum.leading.real,
+            report.prediction.gap,
+            len(report.detection.offsets),
+            report.detection.following.rank,
+            report.detection.depth,
+        ]
+        for name, report in reports.items()
+    ]
+    columns = [
+        "run",
+        r"$\lambda_1$",
+        r"$\lambda_1 - |\lambda_2|$",
+        "hyperplanes",
+        "rank",
+        "handed over at",
+    ]
+    return Table(columns, rows, "Leading eigenvalue, its gap, and what was found.")
+
+
+def draw_plane(six, planar) -> Picture:
+    """Paths in the plane, and the leading coordinate against depth."""
+    figure, (left, right) = style.canvas(2, panel=(4.6, 3.8))
+    path = six.continued(np.linspace(0, 6, 121))
+    draw_paths(path, left)
+    found = six.prediction
+    draw_hyperplanes(found.functionals[0], six.detection.offsets, left)
+    draw_direction(found.spectrum.vectors[0], left, label=r"$\varphi_1$")
+    left.set(xlabel="$z_1$", ylabel="$z_2$")
+    depths = np.linspace(0, 6 / found.spectrum.leading.real, 161)
+    heights = planar.continued(depths).points @ found.functionals[0]
+    colours = np.where(planar.detection.follows == planar.detection.leaders[0], 0, 1)
+    for token, line in enumerate(np.asarray(heights).T):
+        right.plot(depths, line, color=style.PALETTE[colours[token]], linewidth=1.1)
+    right.set(xlabel="depth $t$", ylabel=r"$\varphi_1^*(z_i(t))$")
+    return Picture(
+        figure,
+        "Left: the six tokens, the two lines they tend to, and the leading "
+        rf"eigenvector. Right: the leading coordinate of {heights.shape[1]} tokens that "
+        r"start uniformly in $[-5, 5]^2$; colours tell the leader.",
+    )
+
+
+def draw_space(shown) -> Picture:
+    """Paths in space with their planes; and codimension two."""
+    names = ["space", "space, second", "codimension two"]
+    figure, panels = style.canvas(
+        3, panel=(4.2, 4.0), subplot_kw={"projection": "3d"}
+    )
+    for axes, name in zip(panels, names, strict=True):
+        report = shown[name]
+        rate = report.prediction.spectrum.leading.real
+        path = report.continued(np.linspace(0, 5 / rate, 81))
+        draw_paths_3d(path, axes, is_labelled=False)
+        draw_hyperplanes(
+            report.prediction.functionals[0], report.detection.offsets, axes
+        )
+        axes.set(xlabel="$z_1$", ylabel="$z_2$", zlabel="$z_3$")
+        axes.set_title(name)
+    return Picture(
+        figure,
+        "Rescaled tokens under the three published matrices of space, from blue to "
+        "gold, with the planes they tend to. In the last one a second eigenvalue is "
+        "positive, and tokens gather on lines in the planes.",
+    )
+
+
+def draw_wide(wide) -> Picture:
+    """Settled and free coordinates in high dimension."""
+    figure, axes = style.canvas(panel=(6.0, 3.8))
+    depths = np.linspace(0, 15, 61)
+    along = [spreads(wide, depth) for depth in depths]
+    values, deviations = along[0][0], np.stack([part for _, part in along])
+    for mine, colour, label in (
+        (values > 0, style.BLUE, r"$\lambda > 0$: settled"),
+        (values < 0, style.ORANGE, r"$\lambda < 0$: free"),
+    ):
+        middle = np.median(deviations[:, mine], axis=1)
+        low, high = np.quantile(deviations[:, mine], (0.05, 0.95), axis=1)
+        axes.fill_between(depths, low, high, color=colour, alpha=0.2, linewidth=0)
+        axes.plot(depths, middle, color=colour, label=label)
+    axes.set(
+        yscale="log",
+        xlabel="depth $t$",
+        ylabel="distance to the leader",
+    )
+    axes.legend()
+    return Picture(
+        figure,
+        f"{len(wide.trajectory.weights)} tokens in as many dimensions under a sparse "
+        "symmetric $V$ with eigenvalues of modulus one to two: root mean square "
+        "distance of tokens to their leader in each eigencoordinate, median and 90% of "
+        "the coordinates.",
+    )
+
+
+def movies_of(shown) -> list[Movie]:
+    """The plane with its lines, and space with its planes."""
+    plane, space = shown["plane"], shown["space"]
+    lines = (plane.prediction.functionals[0], plane.detection.offsets)
+    planes = (space.prediction.functionals[0], space.detection.offsets)
+    return [
+        Movie(
+            plane.continued(np.linspace(0, 3, 121)),
+            "Rescaled tokens of the plane on their way to two parallel lines.",
+            draw=PlaneFrames(hyperplanes=lines),
+        ),
+        Movie(
+            space.continued(np.linspace(0, 4, 121)),
+            "Rescaled tokens of space on their way to two parallel planes.",
+            draw=SpaceFrames(hyperplanes=planes),
+        ),
+    ]
+
+
+experiment = Experiment(
+    name="clusters-hyperplanes",
+    title="The leading eigenvector of V sorts tokens onto hyperplanes",
+    room="observables",
+    about=__doc__,
+    claims=(SPECTRUM, TWO, DENSE, THREE, AGREES, COORDINATES, CODIM, EULER),
+    parameters=Parameters,
+    run=run,
+    seconds=15,
+)

@@ -1,0 +1,230 @@
+r"""A polytope in some coordinates, freedom in the others.
+
+If $V$ is $\lambda I$ on an invariant subspace $F$, with a smaller spectral radius on a
+complement $G$, and $\langle Qx, Kx\rangle > 0$, then the $F$-part of the rescaled tokens
+$z = e^{-tV}x$ tends to a polytope as for $V = I$, and the $G$-part is free. For
+$V = \mathrm{diag}(1, 1, -\tfrac12)$ leaders rest in all three coordinates, while
+followers stand above their leader in the first two and drift off like $e^{t/2}$ in the
+third: a polytope times a line.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+import meanformer as mf
+from meanformer.experiments import (
+    Claim,
+    Experiment,
+    Movie,
+    Movies,
+    Outcome,
+    Picture,
+    dense_rescaled_flow,
+    movie_setting,
+    other_method,
+    setting,
+    theory,
+)
+from meanformer.observables import find_limit
+from meanformer.plotting import SpaceFrames, draw_hull, draw_paths_3d, style
+
+SIX = ((1, 0.2), (-0.6, 0.8), (0.3, -1.1), (0.1, 0.15), (-0.4, -0.3), (0.7, 0.6))
+THIRD = (0.3, -0.2, 0.5, -0.4, 0.1, 0.2)
+VALUE = np.diag([1.0, 1.0, -0.5])
+VERTICES = (
+    (0.7050803714, 0.2364623656, 0.3935763653),
+    (-0.2711699970, 0.5589052422, -0.2475000816),
+    (0.2953193951, -0.8403148713, 0.5542206269),
+)
+FOURTH = {6.0: -11.678, 8.0: -32.421}
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Sizes of the random clouds."""
+
+    tokens: int = setting(20, full=40, help="tokens of the random cloud", at_least=4)
+    layers: int = setting(6, full=100, help="random layers of space", at_least=2)
+    seed: int = setting(2, help="seed of all that is random", at_least=0)
+    movie: Movies = movie_setting()
+
+
+LEADERS = Claim(
+    id="leaders",
+    statement=r"The leaders rest at $(0.7050803714, 0.2364623656, 0.3935763653)$, "
+    r"$(-0.2711699970, 0.5589052422, -0.2475000816)$ and $(0.2953193951, "
+    r"-0.8403148713, 0.5542206269)$.",
+    status="observation",
+)
+DRIFT = Claim(
+    id="drift",
+    statement=r"The third coordinate of token four is $-11.678$ at depth $6$ and "
+    r"$-32.421$ at depth $8$.",
+    status="observation",
+)
+EXPONENT = Claim(
+    id="exponent",
+    statement=r"Followers drift off in the free coordinate like $e^{t/2}$: exponents of "
+    r"their distances to the leader, between depths $8$ and $12$.",
+    status="theorem",
+    reference="GLPR23b, Theorem on polytopes times subspaces",
+)
+DENSE = Claim(
+    id="dense",
+    statement=r"At depth $8$ all tokens are where a dense program finds them.",
+    status="observation",
+)
+AGREES = Claim(
+    id="agrees",
+    statement=r"Random layers with a double leading eigenvalue and a third one of "
+    r"either sign reach the predicted limit: share.",
+    status="theorem",
+    reference="GLPR23b, Theorem on polytopes times subspaces",
+)
+FREE = Claim(
+    id="free",
+    statement=r"In each of them one coordinate is free: the detector looks at the "
+    r"leading ones only.",
+    status="theorem",
+    reference="GLPR23b, Theorem on polytopes times subspaces",
+)
+
+
+def run(parameters: Parameters, *, progress) -> Outcome:
+    """Follow the tabulated tokens, a random cloud, and random layers."""
+    rng = np.random.default_rng(parameters.seed)
+    six = find_limit(layer(), cloud_of_six())
+    for _ in progress.over(range(1), 0.4):
+        cloud = mf.TokenCloud(rng.uniform(-1.2, 1.2, size=(parameters.tokens, 3)))
+        shown = find_limit(layer(), cloud)
+    random = [random_limit(rng) for _ in progress.over(range(parameters.layers), 0.6)]
+    return Outcome(
+        findings=[*six_findings(six), *random_findings(random)],
+        pictures=[draw(shown, six)],
+        movies=[line_movie(shown)],
+    )
+
+
+def layer() -> mf.Softmax:
+    """The published value matrix, query and key the identity."""
+    return mf.Softmax(np.eye(3), np.eye(3), VALUE)
+
+
+def cloud_of_six() -> mf.TokenCloud:
+    """The six tokens of the plane, with third coordinates."""
+    return mf.TokenCloud(np.column_stack([np.array(SIX), THIRD]))
+
+
+def random_limit(rng):
+    """A random layer with a double leading eigenvalue."""
+    leading = rng.uniform(0.5, 2)
+    values = leading * np.array([1, 1, rng.uniform(-0.7, 0.7)])
+    vectors = np.linalg.qr(rng.normal(size=(3, 3)))[0] + 0.2 * rng.normal(size=(3, 3))
+    value = (vectors * values) @ np.linalg.inv(vectors)
+    factor = rng.normal(size=(3, 3))
+    query = factor @ factor.T / 3 + 0.3 * np.eye(3)
+    attention = mf.Softmax(query, np.eye(3), value)
+    return find_limit(attention, mf.TokenCloud(rng.normal(size=(6, 3))))
+
+
+def six_findings(six):
+    """Leaders, drift, exponents and the dense program."""
+    found, tabulated = six.detection, other_method("tabulated beforehand")
+    fourth = [found.phase.at(depth)[3, 2] for depth in FOURTH]
+    functional, value = np.eye(3)[2:], np.array([-0.5])
+    far = [found.phase.distances(depth, functional, value) for depth in (8.0, 12.0)]
+    followers = np.setdiff1d(np.arange(6), found.leaders)
+    exponents = np.log(far[1][followers] / far[0][followers]) / 4
+    return (
+        LEADERS.close_to(found.vertices, VERTICES, tolerance=1e-8, source=tabulated),
+        DRIFT.close_to(
+            fourth, list(FOURTH.values()), tolerance=1e-3, source=tabulated
+        ),
+        EXPONENT.close_to(
+            exponents, 0.5, tolerance=1e-6, source=theory("the third eigenvalue")
+        ),
+        DENSE.close_to(
+            found.phase.at(8.0),
+            dense_rescaled_flow(layer(), cloud_of_six(), 8.0),
+            tolerance=1e-6,
+            source=other_method("SciPy's DOP853 on the rescaled flow"),
+        ),
+    )
+
+
+def random_findings(reports):
+    """Agreement, and what is free."""
+    return (
+        AGREES.close_to(
+            np.mean([report.agrees is True for report in reports]),
+            1.0,
+            tolerance=0,
+            source=theory("all of them"),
+        ),
+        FREE.close_to(
+            [report.detection.free_dimension for report in reports],
+            1,
+            tolerance=0,
+            source=theory("the dimension of $G$"),
+        ),
+    )
+
+
+def draw(shown, six) -> Picture:
+    """Paths in space over the polytope, and the free coordinate against depth."""
+    figure, _ = style.canvas(2, panel=(4.6, 4.0))
+    figure.clear()
+    with style.applied():
+        left = figure.add_subplot(1, 2, 1, projection="3d")
+        right = figure.add_subplot(1, 2, 2)
+    draw_paths_3d(shown.continued(np.linspace(0, 5, 121)), left)
+    left.set(xlabel="$z_1$", ylabel="$z_2$", zlabel="$z_3$")
+    left.set_box_aspect((1, 1, 1.1), zoom=0.9)
+    depths = np.linspace(0, 8, 121)
+    heights = np.asarray(six.continued(depths).points)[:, :, 2]
+    leaders = set(six.detection.leaders.tolist())
+    for token, line in enumerate(heights.T):
+        is_leader = token in leaders
+        colour = style.ORANGE if is_leader else style.BLUE
+        name = {0: "leaders", 3: "followers"}.get(token)
+        right.plot(depths, line, color=colour, linewidth=1.6, label=name)
+    right.set(xlabel="depth $t$", ylabel="free coordinate $z_3$")
+    right.set_yscale("symlog", linthresh=1)
+    right.legend(loc="lower left")
+    return Picture(
+        figure,
+        r"Left: random tokens under $V = \mathrm{diag}(1, 1, -\tfrac12)$, rescaled: in "
+        "the horizontal plane they gather on the vertices of a polygon, vertically they "
+        "drift off, on lines over the vertices. Right: the third coordinate of the six "
+        "tabulated tokens; leaders rest, followers leave like $e^{t/2}$.",
+    )
+
+
+def line_movie(shown) -> Movie:
+    """Tokens of space on their way to lines over a polygon."""
+    return Movie(
+        shown.continued(np.linspace(0, 5, 121)),
+        "Rescaled tokens on their way to the lines over the vertices of a polygon.",
+        draw=SpaceFrames(follows=True, decorate=shade_polygon),
+    )
+
+
+def shade_polygon(axes, frame) -> None:
+    """The hull of the tokens, seen from above, on the floor of the room."""
+    axes.set_box_aspect((1, 1, 1.1), zoom=0.9)
+    points = np.array(frame.cloud.points)
+    points[:, 2] = axes.get_zlim()[0]
+    draw_hull(points, axes)
+
+
+experiment = Experiment(
+    name="clusters-mixed",
+    title="A polytope in some coordinates, freedom in the others",
+    room="observables",
+    about=__doc__,
+    claims=(LEADERS, DRIFT, EXPONENT, DENSE, AGREES, FREE),
+    parameters=Parameters,
+    run=run,
+    seconds=10,
+)

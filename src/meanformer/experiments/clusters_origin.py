@@ -1,0 +1,333 @@
+r"""Drawn inwards, tokens collapse slowly, and into a ball.
+
+For $V = -I$ and $K^\top Q = I$ all tokens tend to the origin. The covariance $C$ obeys
+$\dot C \approx -2\beta C^2$ once it is small, so that $C(t) \approx I/(2\beta t)$ on the
+span of the centred tokens: whatever the start, the cloud becomes round and shrinks like
+$t^{-1/2}$. The mean $m$ goes faster, but not exponentially: attention averaged over the
+cloud is $m + \tfrac{\beta^2}2\kappa_3{:}C$ to leading order, with the third central
+moment $\kappa_3$, so that $m \approx -\tfrac{\beta^2}2\kappa_3{:}C$, which falls like
+$t^{-5/2}$ unless the cloud is symmetric. Two opposite tokens $\pm a$ of the line follow
+$\dot a = -a\tanh(\beta a^2)$ exactly. The laws of $C$ and $m$ are derived for small
+covariances and observed here; that all tokens tend to the origin is a theorem.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import scipy.integrate
+
+import meanformer as mf
+from meanformer.experiments import (
+    Claim,
+    Experiment,
+    Outcome,
+    Picture,
+    closed_form,
+    dense_flow,
+    other_method,
+    setting,
+    theory,
+)
+from meanformer.observables import find_limit
+from meanformer.plotting import draw_paths, draw_slope, style
+
+SIX = ((1, 0.2), (-0.6, 0.8), (0.3, -1.1), (0.1, 0.15), (-0.4, -0.3), (0.7, 0.6))
+AT_1000 = ((0.49899, -5e-5), (-5e-5, 0.49897))
+MEAN_AT_1000 = 6e-10
+PAIR = {10.0: 0.2198477216, 100.0: 0.0705915953, 1000.0: 0.0223569138}
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Random clouds."""
+
+    tokens: int = setting(12, full=60, help="tokens of a random cloud", at_least=4)
+    depth: float = setting(1e3, full=1e4, help="last depth", at_least=1e3)
+    seed: int = setting(0, help="seed of the random clouds", at_least=0)
+
+
+ROUND = Claim(
+    id="round",
+    statement=r"For the six tokens $tC(t)$ at depth $1000$ is $0.49899$ and $0.49897$ "
+    r"on the diagonal, $-5\cdot 10^{-5}$ off it.",
+    status="observation",
+)
+CENTRED = Claim(
+    id="centred",
+    statement=r"Their mean is $6\cdot 10^{-10}$ by then.",
+    status="observation",
+)
+SLOPE = Claim(
+    id="slope",
+    statement=r"The variance of every cloud falls like $1/t$: fitted exponents over the "
+    r"last decade of depth.",
+    status="observation",
+)
+CONSTANT = Claim(
+    id="constant",
+    statement=r"Random clouds of the plane and of space, $\beta = \tfrac12, 1, 2$, tend "
+    r"to the same $2\beta tC \to I$: largest entry of the difference at the last depth.",
+    status="observation",
+)
+MEAN = Claim(
+    id="mean",
+    statement=r"The mean of the six tokens at depth $1000$ is $-\tfrac12\sum_{jk}"
+    r"\kappa_{ijk}C_{jk}$, with their third central moment $\kappa$.",
+    status="observation",
+)
+MEAN_SLOPE = Claim(
+    id="mean-slope",
+    statement=r"So the mean of a cloud without symmetry falls like $t^{-5/2}$, not "
+    r"exponentially: fitted exponents over the last decade of depth.",
+    status="observation",
+)
+SCALAR = Claim(
+    id="two-tokens",
+    statement=r"Two tokens $\pm a$ follow $\dot a = -a\tanh(a^2)$; from $a = 1$ they "
+    r"are at $0.2198477216$, $0.0705915953$, $0.0223569138$ at depths $10$, $100$, "
+    r"$1000$.",
+    status="observation",
+)
+DENSE = Claim(
+    id="dense",
+    statement=r"The six tokens at depth $20$ are where a dense program finds them.",
+    status="observation",
+)
+AGREES = Claim(
+    id="agrees",
+    statement=r"All clouds reach the predicted limit, the origin.",
+    status="theorem",
+    reference="GLPR23b, Theorem on V = -I",
+)
+
+
+def run(parameters: Parameters, *, progress) -> Outcome:
+    """Follow the six tokens, random clouds and two tokens for a long depth."""
+    six = find_limit(layer(2), mf.TokenCloud(np.array(SIX)))
+    rng = np.random.default_rng(parameters.seed)
+    clouds = {
+        (dimension, beta): random_limit(rng, dimension, beta, parameters)
+        for dimension, beta in progress.over(cases(), 0.8)
+    }
+    pair = two_tokens()
+    return Outcome(
+        findings=[
+            *six_findings(six),
+            *cloud_findings(six, clouds),
+            scalar_finding(pair),
+        ],
+        pictures=[draw_decay(six, clouds), draw_clouds(six)],
+    )
+
+
+def layer(dimension: int, beta: float = 1.0) -> mf.Softmax:
+    """Attention with V = -I."""
+    identity = np.eye(dimension)
+    return mf.Softmax(identity, identity, -identity, beta=beta)
+
+
+def cases() -> list[tuple[int, float]]:
+    """Dimensions and temperatures of the random clouds."""
+    return [(2, 0.5), (2, 1.0), (2, 2.0), (3, 1.0)]
+
+
+def random_limit(rng, dimension: int, beta: float, parameters: Parameters):
+    """A random cloud, stretched in the first coordinate and off the centre."""
+    points = rng.normal(size=(parameters.tokens, dimension)) + 0.5
+    points[:, 0] *= 2
+    return find_limit(
+        layer(dimension, beta), mf.TokenCloud(points), depth=parameters.depth
+    )
+
+
+def scaled_covariance(report, beta: float) -> np.ndarray:
+    """The covariance at the last depth, times that depth and twice beta."""
+    path = report.trajectory
+    return 2 * beta * float(path.depths[-1]) * np.asarray(path.cloud(-1).covariance())
+
+
+def six_findings(six):
+    """Covariance, mean and the dense program."""
+    last, tabulated = six.trajectory.cloud(-1), other_method("tabulated beforehand")
+    flow = mf.Flow(layer(2))
+    start = mf.TokenCloud(np.array(SIX))
+    near = mf.solve(flow, start, 20.0, save=2, rtol=1e-10, atol=1e-12)
+    return (
+        ROUND.close_to(
+            scaled_covariance(six, 0.5), AT_1000, tolerance=1e-5, source=tabulated
+        ),
+        CENTRED.close_to(
+            np.linalg.norm(last.mean()),
+            MEAN_AT_1000,
+            tolerance=1e-10,
+            source=tabulated,
+        ),
+        MEAN.close_to(
+            np.asarray(last.mean()) / np.linalg.norm(last.mean()),
+            slaved_mean(last) / np.linalg.norm(last.mean()),
+            tolerance=0.02,
+            source=theory("quasi-static mean; both over the norm of the mean"),
+        ),
+        DENSE.close_to(
+            near.points[-1],
+            dense_flow(layer(2), start, 20.0),
+            tolerance=1e-8,
+            source=other_method("SciPy's DOP853"),
+        ),
+    )
+
+
+def slaved_mean(cloud: mf.TokenCloud) -> np.ndarray:
+    """The mean at which the third moment balances the attraction."""
+    centred = np.asarray(cloud.points - cloud.mean()[None, :])
+    weights = np.asarray(cloud.weights)
+    third = np.einsum("n,ni,nj,nk->ijk", weights, centred, centred, centred)
+    return -np.einsum("ijk,jk->i", third, np.asarray(cloud.covariance())) / 2
+
+
+def mean_exponent(path: mf.Trajectory) -> float:
+    """The power of depth in the norm of the mean, over the last decade."""
+    depths = np.asarray(path.depths)
+    late = depths >= depths[-1] / 10
+    means = np.linalg.norm(path.statistics["mean"], axis=1)[late]
+    return float(np.polyfit(np.log(depths[late]), np.log(means), 1)[0])
+
+
+def cloud_findings(six, clouds):
+    """Exponents, constants and agreement."""
+    reports = [six, *clouds.values()]
+    errors = [
+        np.abs(scaled_covariance(report, beta) - np.eye(dimension)).max()
+        for (dimension, beta), report in clouds.items()
+    ]
+    return (
+        SLOPE.close_to(
+            [report.detection.exponent for report in reports],
+            -1.0,
+            tolerance=0.02,
+            source=theory(r"$\dot C \approx -2\beta C^2$"),
+        ),
+        MEAN_SLOPE.close_to(
+            [mean_exponent(report.trajectory) for report in reports],
+            -2.5,
+            tolerance=0.05,
+            source=theory(r"$\kappa_3 \sim t^{-3/2}$ times $C \sim t^{-1}$"),
+        ),
+        CONSTANT.at_most(
+            errors, 0.03, source=theory(r"$C(t) \approx I/(2\beta t)$, for small $C$")
+        ),
+        AGREES.close_to(
+            np.mean([report.agrees is True for report in reports]),
+            1.0,
+            tolerance=0,
+            source=theory("all of them"),
+        ),
+    )
+
+
+def two_tokens() -> mf.Trajectory:
+    """Two opposite tokens of the line."""
+    depths = np.array([0.0, *PAIR])
+    cloud = mf.TokenCloud(np.array([[1.0], [-1.0]]))
+    return mf.solve(
+        mf.Flow(layer(1)), cloud, 1000.0, save=depths, rtol=1e-11, atol=1e-13
+    )
+
+
+def scalar_finding(pair: mf.Trajectory):
+    """Against the scalar law, and the tabulated digits."""
+    depths = list(PAIR)
+    solution = scipy.integrate.solve_ivp(
+        lambda _, a: -a * np.tanh(a**2),
+        (0, depths[-1]),
+        [1.0],
+        t_eval=depths,
+        method="DOP853",
+        rtol=1e-12,
+        atol=1e-14,
+    )
+    found = np.asarray(pair.points)[1:, 0, 0]
+    return SCALAR.close_to(
+        [*found, *found],
+        [*solution.y[0], *PAIR.values()],
+        tolerance=1e-9,
+        source=closed_form("the scalar law, by SciPy; and tabulated beforehand"),
+    )
+
+
+def draw_decay(six, clouds) -> Picture:
+    """Eigenvalues of the covariance against depth."""
+    figure, (left, right) = style.canvas(2, panel=(4.4, 3.5))
+    for axes, (dimension, beta), report in (
+        (left, (2, 1.0), six),
+        (right, (3, 1.0), clouds[3, 1.0]),
+    ):
+        path = report.trajectory
+        depths = np.asarray(path.depths)[1:]
+        spectra = [
+            np.linalg.eigvalsh(path.cloud(index).covariance())
+            for index in range(1, len(path))
+        ]
+        for number, line in enumerate(np.array(spectra).T):
+            name = "eigenvalues of $C(t)$" if number == 0 else None
+            axes.plot(depths, line, color=style.BLUE, label=name)
+        means = [float(np.linalg.norm(path.cloud(i).mean())) for i in range(1, len(path))]
+        axes.plot(depths, means, color=style.ORANGE, label="norm of the mean")
+        late = depths[depths > 1]
+        draw_slope(
+            late, 1 / (2 * beta * late[-1]), -1, axes, label=r"$1/(2\beta t)$"
+        )
+        draw_slope(
+            late, means[-1] / 3, -2.5, axes, color=style.ORANGE, label=r"$t^{-5/2}$"
+        )
+        axes.set(xscale="log", yscale="log", xlabel="depth $t$")
+        axes.set_title(f"dimension {dimension}")
+    left.legend(loc="lower left")
+    return Picture(
+        figure,
+        r"Covariance and mean of tokens drawn inwards, $V = -I$: all eigenvalues "
+        r"approach $1/(2\beta t)$, while the mean falls like $t^{-5/2}$ (dashed, a little below).",
+    )
+
+
+def draw_clouds(six) -> Picture:
+    """The six tokens as they are, and blown up by the square root of depth."""
+    figure, (left, right) = style.canvas(2, panel=(4.4, 3.7))
+    draw_paths(six.trajectory, left)
+    left.set_title("tokens")
+    path = six.trajectory
+    for token in range(6):
+        scale = np.sqrt(2 * np.asarray(path.depths))[:, None]
+        line = scale * np.asarray(path.points)[:, token]
+        right.plot(*line.T, linewidth=1.3)
+        right.plot(*line[-1], "o", color=style.GOLD)
+    right.set(aspect="equal", xlabel=r"$\sqrt{2t}\,x_1$", ylabel=r"$\sqrt{2t}\,x_2$")
+    right.set_title("blown up")
+    return Picture(
+        figure,
+        r"Left: the six tokens on their way to the origin. Right: the same times "
+        r"$\sqrt{2\beta t}$ come to rest: what is left has the identity as covariance, "
+        "and keeps a shape of its own.",
+    )
+
+
+experiment = Experiment(
+    name="clusters-origin",
+    title="Drawn inwards, tokens collapse slowly and become round",
+    room="observables",
+    about=__doc__,
+    claims=(
+        ROUND,
+        CENTRED,
+        MEAN,
+        SLOPE,
+        MEAN_SLOPE,
+        CONSTANT,
+        SCALAR,
+        DENSE,
+        AGREES,
+    ),
+    parameters=Parameters,
+    run=run,
+    seconds=12,
+)

@@ -1,0 +1,349 @@
+r"""For $V = I$ tokens tend to the vertices of a polytope.
+
+With $V = I$ and $\langle Qx, Kx\rangle > 0$ the rescaled tokens $z = e^{-t}x$ move
+inside a convex hull that never grows, and each tends to 0 or to a point of the boundary
+of a polytope: generically to a vertex. The vertices are leaders, tokens that attend to
+themselves alone; every other token attends to one leader and comes closer to it like
+$e^{-t}$. The attention matrix is then Boolean, and its rank is the number of leaders.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+import meanformer as mf
+from meanformer.experiments import (
+    Claim,
+    Experiment,
+    Movie,
+    Movies,
+    Outcome,
+    Picture,
+    Table,
+    dense_rescaled_flow,
+    movie_setting,
+    other_method,
+    setting,
+    theory,
+)
+from meanformer.observables import find_limit
+from meanformer.plotting import (
+    SpaceFrames,
+    draw_attention,
+    draw_hull,
+    draw_leader_graph,
+    draw_paths,
+    draw_paths_3d,
+    style,
+)
+from meanformer.plotting.space import furnish
+
+SIX = ((1, 0.2), (-0.6, 0.8), (0.3, -1.1), (0.1, 0.15), (-0.4, -0.3), (0.7, 0.6))
+VERTICES = (
+    (0.6894063404, 0.2438104845),
+    (-0.2505749778, 0.5482364297),
+    (0.2876146812, -0.7921953869),
+)
+FOLLOWS = (0, 1, 2, 0, 2, 0)
+COMMON = 4  # dimensions in which tokens of a high dimension differ most
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Sizes of the random clouds."""
+
+    cloud: int = setting(24, full=40, help="tokens in space", at_least=4)
+    heat: int = setting(20, full=40, help="tokens of the heat map", at_least=4)
+    dimension: int = setting(32, full=80, help="their dimension", at_least=2)
+    graph: int = setting(20, help="tokens of the graph of leaders", at_least=3)
+    starts: int = setting(8, full=100, help="random layers in the plane", at_least=2)
+    seed: int = setting(3, help="seed of all that is random", at_least=0)
+    movie: Movies = movie_setting()
+
+
+LEADERS = Claim(
+    id="leaders",
+    statement=r"Of the six tokens the first three lead; four and six follow the first, "
+    r"five the third.",
+    status="observation",
+)
+POINTS = Claim(
+    id="vertices",
+    statement=r"The leaders rest at $(0.6894063404, 0.2438104845)$, "
+    r"$(-0.2505749778, 0.5482364297)$ and $(0.2876146812, -0.7921953869)$.",
+    status="observation",
+)
+DENSE = Claim(
+    id="dense",
+    statement=r"All six are, at depth $15$, where a dense program with SciPy's "
+    r"integrator finds them.",
+    status="observation",
+)
+HULL = Claim(
+    id="hull",
+    statement=r"The hull of the rescaled tokens never grows: its support function in "
+    r"256 directions does not increase along depth.",
+    status="theorem",
+    reference="GLPR23b, convex hull of the rescaled tokens",
+)
+MAXIMUM = Claim(
+    id="maximum",
+    statement=r"At every vertex $p$ found from random starts and layers, $\langle Qp, "
+    r"Kp\rangle = \max_v\langle Qp, Kv\rangle$ over all vertices $v$.",
+    status="theorem",
+    reference="GLPR23b, Theorem on V = I: the possible limits",
+)
+RATE = Claim(
+    id="rate",
+    statement=r"Followers come closer to their leader like $e^{-t}$: the exponent "
+    r"between depths $5$ and $10$.",
+    status="observation",
+)
+RANK = Claim(
+    id="rank",
+    statement=r"The rank of the attention matrix is the number of leaders, in every "
+    r"dimension that was tried.",
+    status="theorem",
+    reference="GLPR23b, Theorem on V = I",
+)
+AGREES = Claim(
+    id="agrees",
+    statement=r"Random layers with $V = \lambda I$ reach the predicted limit: share.",
+    status="theorem",
+    reference="GLPR23b, Theorem on V = I",
+)
+
+
+def run(parameters: Parameters, *, progress) -> Outcome:
+    """Follow tokens to the vertices, in the plane, in space and in high dimension."""
+    rng = np.random.default_rng(parameters.seed)
+    six = find_limit(layer(2), mf.TokenCloud(np.array(SIX)))
+    random = [
+        random_limit(rng, parameters)
+        for _ in progress.over(range(parameters.starts), 0.3)
+    ]
+    for _ in progress.over(range(1), 0.4):
+        space = find_limit(layer(3), cloud_in_space(rng, parameters))
+    for _ in progress.over(range(1), 0.3):
+        heat = high_dimension(rng, parameters)
+    reports = [six, space, heat, *random]
+    return Outcome(
+        findings=[*six_findings(six), *random_findings(reports, random)],
+        pictures=[
+            draw_plane(six),
+            draw_space(space),
+            draw_heat(heat, random[0]),
+        ],
+        tables=[table(six, space, heat)],
+        movies=[polytope_movie(space)],
+    )
+
+
+def layer(dimension: int) -> mf.Softmax:
+    """Attention with query, key and value the identity."""
+    identity = np.eye(dimension)
+    return mf.Softmax(identity, identity, identity)
+
+
+def cloud_in_space(rng, parameters: Parameters) -> mf.TokenCloud:
+    """Uniform tokens of a cube."""
+    return mf.TokenCloud(rng.uniform(-1.2, 1.2, size=(parameters.cloud, 3)))
+
+
+def definite(rng, dimension: int) -> np.ndarray:
+    """A random positive definite form, not symmetric."""
+    factor, twist = rng.normal(size=(2, dimension, dimension))
+    symmetric = factor @ factor.T / dimension + 0.3 * np.eye(dimension)
+    return symmetric + 0.3 * (twist - twist.T)
+
+
+def random_limit(rng, parameters: Parameters):
+    """A random layer of the plane with V a multiple of the identity."""
+    value = rng.uniform(0.5, 2) * np.eye(2)
+    attention = mf.Softmax(definite(rng, 2).T, np.eye(2), value)
+    return find_limit(attention, mf.TokenCloud(rng.normal(size=(parameters.graph, 2))))
+
+
+def high_dimension(rng, parameters: Parameters):
+    """Tokens in a high dimension, whose scores are of order one."""
+    dimension = parameters.dimension
+    points = rng.normal(size=(parameters.heat, dimension)) / np.sqrt(dimension)
+    # In high dimension tokens are nearly orthogonal, and most would lead: a common
+    # part makes them compete.
+    common = rng.normal(size=(COMMON, dimension)) / np.sqrt(dimension)
+    points = 0.35 * points + rng.normal(size=(parameters.heat, COMMON)) @ common
+    return find_limit(layer(dimension), mf.TokenCloud(points))
+
+
+def six_findings(six):
+    """Leaders, positions, the dense program, the hull and the rate."""
+    found = six.detection
+    tabulated = other_method("tabulated beforehand")
+    cloud = mf.TokenCloud(np.array(SIX))
+    dense = dense_rescaled_flow(layer(2), cloud, 15.0)
+    angles = np.linspace(0, 2 * np.pi, 256, endpoint=False)
+    directions = np.stack([np.cos(angles), np.sin(angles)])
+    support = (np.asarray(six.trajectory.points) @ directions).max(axis=1)
+    goals = np.array(VERTICES)[list(FOLLOWS)]
+    early, late = (np.abs(found.phase.at(t) - goals).max() for t in (5.2, 10.2))
+    return (
+        LEADERS.close_to(found.follows, FOLLOWS, tolerance=0, source=tabulated),
+        POINTS.close_to(found.vertices, VERTICES, tolerance=1e-8, source=tabulated),
+        DENSE.close_to(
+            found.phase.at(15.0),
+            dense,
+            tolerance=1e-8,
+            source=other_method("SciPy's DOP853 on the rescaled flow"),
+        ),
+        HULL.at_most(np.diff(support, axis=0), 0.0, tolerance=1e-9, source=theory()),
+        RATE.close_to(
+            np.log(early / late) / 5,
+            1.0,
+            tolerance=1e-4,
+            source=theory("the eigenvalue of $V$"),
+        ),
+    )
+
+
+def random_findings(reports, random):
+    """Ranks, maxima and agreement."""
+    excess = []
+    for report in reports:
+        vertices = report.detection.vertices
+        if vertices is None:
+            continue
+        scores = np.asarray(report.trajectory.flow.velocity.attention.score)
+        pairs = vertices @ scores.T @ vertices.T  # of each p with every v
+        excess.append((pairs.max(axis=1) - np.diag(pairs)).max())
+    return (
+        MAXIMUM.close_to(np.max(excess), 0.0, tolerance=1e-9, source=theory()),
+        RANK.close_to(
+            [report.detection.following.rank for report in reports],
+            [len(report.detection.leaders) for report in reports],
+            tolerance=0,
+            source=theory("one for each leader"),
+        ),
+        AGREES.close_to(
+            np.mean([report.agrees is True for report in random]),
+            1.0,
+            tolerance=0,
+            source=theory("all of them"),
+        ),
+    )
+
+
+def table(*reports) -> Table:
+    """Sizes and what was found."""
+    rows = [
+        [
+            report.trajectory.points.shape[1],
+            report.trajectory.points.shape[2],
+            len(report.detection.leaders),
+            report.detection.following.rank,
+            report.detection.depth,
+            report.detection.verdict,
+        ]
+        for report in reports
+    ]
+    columns = ["tokens", "dimension", "leaders", "rank", "handed over at", "verdict"]
+    caption = "From the depth in the fifth column on the flow is in closed form."
+    return Table(columns, rows, caption)
+
+
+def draw_plane(six) -> Picture:
+    """Paths of the six tokens, and who attends to whom."""
+    figure, (left, right) = style.canvas(2, panel=(4.6, 3.9))
+    path = six.continued(np.linspace(0, 8, 161))
+    draw_hull(path.cloud(0), left)
+    draw_hull(path.cloud(-1), left)
+    draw_paths(path, left)
+    left.set(xlabel="$z_1$", ylabel="$z_2$")
+    left.set_title("rescaled tokens")
+    matrix = mf.attention_matrix(
+        mf.Rescaled(layer(2)).attention_at(6.0), six.continued(np.array([6.0])).cloud(0)
+    )
+    draw_attention(
+        matrix, right, leaders=six.detection.leaders, rank=six.detection.following.rank
+    )
+    return Picture(
+        figure,
+        "Six tokens in the plane. Left: their rescaled paths, with the hull at the "
+        "beginning and at the end, a triangle. Right: the attention matrix at depth 6, "
+        "ordered by leader.",
+    )
+
+
+def draw_space(space) -> Picture:
+    """Tokens of space, and the polytope they tend to."""
+    figure, panels = style.canvas(
+        2, panel=(4.6, 4.2), subplot_kw={"projection": "3d"}
+    )
+    path = space.continued(np.linspace(0, 8, 121))
+    draw_paths_3d(path, panels[0])
+    furnish(panels[1], np.asarray(path.points).reshape(-1, 3))
+    draw_hull(space.detection.vertices, panels[1])
+    panels[1].scatter(*np.asarray(path.points[-1]).T, s=14, color=style.GOLD, zorder=5)
+    for axes in panels:
+        axes.set(xlabel="$z_1$", ylabel="$z_2$", zlabel="$z_3$")
+    panels[0].set_title("rescaled paths")
+    panels[1].set_title("the polytope of the leaders")
+    return Picture(
+        figure,
+        f"{path.points.shape[1]} tokens of a cube under $V = I$: their rescaled paths, "
+        f"and the polytope with {len(space.detection.leaders)} vertices they end on.",
+    )
+
+
+def draw_heat(heat, planar) -> Picture:
+    """The attention matrix in high dimension, and a graph of leaders in the plane."""
+    figure, (left, right) = style.canvas(2, panel=(4.6, 4.2))
+    path = heat.trajectory
+    depth = float(path.depths[-1])
+    matrix = mf.attention_matrix(
+        path.flow.velocity.attention_at(depth), path.cloud(-1)
+    )
+    draw_attention(
+        matrix,
+        left,
+        leaders=heat.detection.leaders,
+        rank=heat.detection.following.rank,
+    )
+    end = planar.trajectory
+    scores = end.flow.velocity.attention_at(float(end.depths[-1]))
+    draw_leader_graph(
+        planar.trajectory.points[0],
+        mf.attention_matrix(scores, end.cloud(-1)),
+        right,
+        leaders=planar.detection.leaders,
+    )
+    right.set_title("who follows whom, at the first positions")
+    return Picture(
+        figure,
+        f"Left: attention of {path.points.shape[1]} tokens in dimension "
+        f"{path.points.shape[2]} at depth {depth:.3g}, ordered by leader. Right: the "
+        "leaders of random tokens under a random layer of the plane, drawn where the "
+        "tokens started.",
+    )
+
+
+def polytope_movie(space) -> Movie:
+    """Tokens of space on their way to the polytope."""
+    path = space.continued(np.linspace(0, 8, 161))
+    return Movie(
+        path,
+        "Rescaled tokens of a cube under $V = I$, with their convex hull: it never "
+        "grows, and ends as the polytope of the leaders.",
+        draw=SpaceFrames(hull=True),
+    )
+
+
+experiment = Experiment(
+    name="clusters-polytope",
+    title="With V = I tokens tend to the vertices of a polytope",
+    room="observables",
+    about=__doc__,
+    claims=(LEADERS, POINTS, DENSE, HULL, MAXIMUM, RATE, RANK, AGREES),
+    parameters=Parameters,
+    run=run,
+    seconds=12,
+)

@@ -1,0 +1,315 @@
+r"""The matrices of a layer tell the limit of its tokens, before any simulation.
+
+Query, key and value alone decide what tokens tend to: Boolean attention on the line, a
+polytope, parallel hyperplanes, a polytope times a subspace, the origin, or something no
+theorem knows. Layers of every kind are drawn at random, their limit is predicted from
+the spectrum of $V$ and the sign of $\langle Q\varphi, K\varphi\rangle$, tokens are
+followed, and a detector says what they did. Where either cannot tell it must say so: a
+wrong answer is a failure, an open one is not.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+import meanformer as mf
+from meanformer.experiments import (
+    Claim,
+    Experiment,
+    Outcome,
+    Picture,
+    Table,
+    setting,
+    theory,
+)
+from meanformer.observables import find_limit
+from meanformer.plotting import style
+
+TOKENS = 8
+Matrices = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """How many layers."""
+
+    cases: int = setting(
+        5, full=63, help="random layers of each of the eight kinds", at_least=2
+    )
+    seed: int = setting(0, help="seed of the first layer", at_least=0)
+
+
+PREDICTED = Claim(
+    id="never-wrong-prediction",
+    statement=r"No prediction is wrong: layers whose prediction is neither the limit "
+    r"they were made for nor open.",
+    status="theorem",
+    reference="GLPR23b, limits for one, simple and multiple leading eigenvalues",
+)
+DETECTED = Claim(
+    id="never-wrong-verdict",
+    statement=r"No verdict is wrong: runs declared to have reached another limit than "
+    r"the one that the layer was made for.",
+    status="theorem",
+    reference="GLPR23b, limits for one, simple and multiple leading eigenvalues",
+)
+DECIDED = Claim(
+    id="decided",
+    statement=r"Most are decided: share of the layers with a known limit that are "
+    r"predicted and found.",
+    status="observation",
+)
+OPEN = Claim(
+    id="open",
+    statement=r"Of layers that no theorem covers none is declared to have a limit.",
+    status="observation",
+)
+
+
+def run(parameters: Parameters, *, progress) -> Outcome:
+    """Draw layers, predict, follow, detect, compare."""
+    seeds = range(parameters.seed, parameters.seed + parameters.cases)
+    cases = [(kind, seed) for kind in KINDS for seed in seeds]
+    results = [(kind, compare(kind, seed)) for kind, seed in progress.over(cases, 1.0)]
+    known = [result for kind, result in results if is_known(kind)]
+    unknown = [result for kind, result in results if not is_known(kind)]
+    every = [result for _, result in results]
+    return Outcome(
+        findings=[
+            PREDICTED.close_to(
+                sum(result.is_prediction_wrong for result in every),
+                0,
+                tolerance=0,
+                source=theory(f"in {len(every)} layers"),
+            ),
+            DETECTED.close_to(
+                sum(result.is_verdict_wrong for result in every),
+                0,
+                tolerance=0,
+                source=theory(f"in {len(every)} runs"),
+            ),
+            DECIDED.at_least(
+                np.mean([result.agrees for result in known]),
+                0.9,
+                source=theory("generically all of them"),
+            ),
+            OPEN.close_to(
+                sum(result.verdict == "reached" for result in unknown),
+                0,
+                tolerance=0,
+                source=theory("open, or a guess"),
+            ),
+        ],
+        pictures=[draw(results)],
+        tables=[table(results)],
+    )
+
+
+@dataclass(frozen=True)
+class Result:
+    """One layer: what it was made for, what was said and what was found."""
+
+    made_for: str
+    predicted: str
+    found: str
+    verdict: str
+
+    @property
+    def is_prediction_wrong(self) -> bool:
+        """Whether the prediction is another limit than the right one."""
+        return self.predicted not in (self.made_for, "unknown")
+
+    @property
+    def is_verdict_wrong(self) -> bool:
+        """Whether tokens are said to have reached another limit."""
+        return self.verdict == "reached" and self.found != self.made_for
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the right limit was predicted and found."""
+        return self.predicted == self.found == self.made_for
+
+
+def is_known(kind: str) -> bool:
+    """Whether a theorem covers the kind."""
+    return KINDS[kind][1] != "unknown"
+
+
+def compare(kind: str, seed: int) -> Result:
+    """Predict, follow and detect one random layer."""
+    attention, cloud, made_for = random_case(kind, seed)
+    report = find_limit(attention, cloud, depth=None if is_known(kind) else 6.0)
+    found = report.detection
+    return Result(made_for, report.prediction.geometry, found.geometry, found.verdict)
+
+
+def random_case(kind: str, seed: int) -> tuple[mf.Softmax, mf.TokenCloud, str]:
+    """Return a random layer of a kind, tokens, and the limit that theory gives."""
+    rng = np.random.default_rng(seed)
+    make, geometry = KINDS[kind]
+    query, key, value = make(rng)
+    cloud = mf.TokenCloud(rng.normal(size=(TOKENS, len(value))))
+    return mf.Softmax(query, key, value), cloud, geometry
+
+
+def basis(rng) -> np.ndarray:
+    """A random basis of space that is not too skew."""
+    while True:
+        matrix = rng.normal(size=(3, 3))
+        if np.linalg.cond(matrix) < 10:
+            return matrix
+
+
+def definite(rng) -> np.ndarray:
+    """A random form, positive definite and not symmetric."""
+    factor, twist = rng.normal(size=(2, 3, 3))
+    return factor @ factor.T / 3 + 0.3 * np.eye(3) + 0.3 * (twist - twist.T)
+
+
+def projections(rng, form: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    r"""Query and key with $Q^\top K$ a given form."""
+    query = basis(rng)
+    return query, np.linalg.solve(query.T, form)
+
+
+def with_blocks(rng, blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A matrix that has these blocks in a random basis, and the basis."""
+    vectors = basis(rng)
+    return vectors @ blocks @ np.linalg.inv(vectors), vectors
+
+
+def turn(angle: float) -> np.ndarray:
+    """A rotation of the plane."""
+    return np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
+
+
+def on_the_line(rng) -> Matrices:
+    """Three positive numbers."""
+    query, key, value = rng.uniform(0.3, 2, size=(3, 1, 1))
+    return query, key, value
+
+
+def multiple_of_identity(rng) -> Matrices:
+    """A positive multiple of the identity, a definite form."""
+    return *projections(rng, definite(rng)), rng.uniform(0.5, 2) * np.eye(3)
+
+
+def simple_leading(rng) -> Matrices:
+    """A simple positive leading eigenvalue, others real or a complex pair."""
+    leading = rng.uniform(0.5, 2)
+    rest = leading * rng.uniform(-0.8, 0.8, size=2)
+    blocks = np.diag([leading, *rest])
+    if rng.random() < 0.4:
+        blocks[1:, 1:] = rest[0] * turn(rng.uniform(0, 6))
+    value, vectors = with_blocks(rng, blocks)
+    first = vectors[:, 0] / np.linalg.norm(vectors[:, 0])
+    form = rng.normal(size=(3, 3))
+    form += (rng.uniform(0.2, 1.5) - first @ form @ first) * np.outer(first, first)
+    return *projections(rng, form), value
+
+
+def double_leading(rng) -> Matrices:
+    """A double positive leading eigenvalue, a definite form."""
+    leading = rng.uniform(0.5, 2)
+    blocks = np.diag([leading, leading, leading * rng.uniform(-0.7, 0.7)])
+    return *projections(rng, definite(rng)), with_blocks(rng, blocks)[0]
+
+
+def inwards(rng) -> Matrices:
+    """A negative multiple of the identity, scores a positive multiple of its form."""
+    query, key = projections(rng, rng.uniform(0.3, 2) * np.eye(3))
+    return query, key, -rng.uniform(0.5, 2) * np.eye(3)
+
+
+def rotating(rng) -> Matrices:
+    """A complex pair of leading eigenvalues."""
+    leading = rng.uniform(0.5, 2)
+    blocks = np.diag(leading * rng.uniform(-0.8, 0.8, size=3))
+    blocks[:2, :2] = leading * turn(rng.uniform(0.3, 2.8))
+    return *projections(rng, definite(rng)), with_blocks(rng, blocks)[0]
+
+
+def shrinking(rng) -> Matrices:
+    """A negative leading eigenvalue."""
+    leading = rng.uniform(0.5, 2)
+    blocks = np.diag([-leading, *(leading * rng.uniform(-0.8, 0.8, size=2))])
+    return *projections(rng, definite(rng)), with_blocks(rng, blocks)[0]
+
+
+def turned_away(rng) -> Matrices:
+    """A positive leading eigenvalue, scores of the wrong sign."""
+    leading = rng.uniform(0.5, 2)
+    blocks = np.diag([leading, *(leading * rng.uniform(-0.8, -0.1, size=2))])
+    return *projections(rng, -definite(rng)), with_blocks(rng, blocks)[0]
+
+
+KINDS: dict[str, tuple[Callable[..., Matrices], str]] = {
+    "line": (on_the_line, "boolean-1d"),
+    "multiple of I": (multiple_of_identity, "polytope"),
+    "simple leading": (simple_leading, "hyperplanes"),
+    "double leading": (double_leading, "polytope x subspace"),
+    "inwards": (inwards, "origin"),
+    "rotating": (rotating, "unknown"),
+    "shrinking": (shrinking, "unknown"),
+    "turned away": (turned_away, "unknown"),
+}
+
+
+def table(results) -> Table:
+    """What was said and found of each kind."""
+    rows = []
+    for kind in KINDS:
+        mine = [result for name, result in results if name == kind]
+        verdicts = Counter(result.verdict for result in mine)
+        rows.append(
+            [
+                kind,
+                mine[0].made_for,
+                sum(result.predicted == result.made_for for result in mine),
+                verdicts["reached"],
+                verdicts["not reached"],
+                verdicts["undecided"],
+            ]
+        )
+    columns = ["$V$", "limit", "predicted", "reached", "not reached", "undecided"]
+    return Table(columns, rows, f"Of {len(results) // len(KINDS)} layers of each kind.")
+
+
+def draw(results) -> Picture:
+    """What layers were made for against what was found."""
+    shapes = ["boolean-1d", "polytope", "hyperplanes", "polytope x subspace", "origin"]
+    names = [*shapes, "unknown"]
+    counts = np.zeros((len(names), len(names)), int)
+    for _, result in results:
+        found = result.found if result.verdict == "reached" else "unknown"
+        counts[names.index(result.made_for), names.index(found)] += 1
+    figure, axes = style.canvas(panel=(6.2, 4.6))
+    colours = style.density_colours()
+    axes.imshow(counts, cmap=colours, vmin=-counts.max(), vmax=counts.max())
+    for (row, column), count in np.ndenumerate(counts):
+        if count:
+            axes.text(column, row, str(count), ha="center", va="center", color="#ffffff")
+    axes.set_xticks(range(len(names)), [*shapes, "open"], rotation=30, ha="right")
+    axes.set_yticks(range(len(names)), [*shapes, "no theorem"])
+    axes.set(xlabel="found in the trajectory", ylabel="made for")
+    axes.grid(visible=False)
+    return Picture(
+        figure,
+        "Random layers by the limit that they were made for, and by what the detector "
+        "found. Off the diagonal only the last column, where the detector stays open, "
+        "is allowed.",
+    )
+
+
+experiment = Experiment(
+    name="clusters-predicted",
+    title="The matrices of a layer tell the limit of its tokens",
+    room="observables",
+    about=__doc__,
+    claims=(PREDICTED, DETECTED, DECIDED, OPEN),
+    parameters=Parameters,
+    run=run,
+    seconds=15,
+)

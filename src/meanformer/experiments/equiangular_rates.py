@@ -1,0 +1,377 @@
+r"""Tokens at equal angles cluster in a time that is an integral.
+
+If all tokens on the sphere have one inner product $\rho$ with each other, they keep
+having one, and attention is an equation for a single number,
+$\dot\rho = 2e^{\beta\rho}(1-\rho)\bigl((n-1)\rho+1\bigr)/\bigl(e^\beta +
+(n-1)e^{\beta\rho}\bigr)$
+for softmax. The time to a level is an integral, its inverse in $\beta$ the boundary of
+the clustered phase, and independent tokens in high dimension, which are nearly
+orthogonal, follow the same curve. The network that is usually simulated, an Euler step
+and a division by the norm, runs on a slow clock.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import scipy.integrate
+import scipy.optimize
+import scipy.special
+
+import meanformer as mf
+from meanformer.experiments import (
+    Claim,
+    Experiment,
+    Outcome,
+    Picture,
+    Table,
+    closed_form,
+    other_method,
+    setting,
+    theory,
+)
+from meanformer.flows import run_normalised_layers
+from meanformer.observables import (
+    Equiangular,
+    critical_beta,
+    mean_cosine,
+    phase_curve,
+)
+from meanformer.plotting import style
+
+LEVEL = 0.999
+TIMES = {  # count, beta: softmax, unnormalised; tabulated
+    (2, 1.0): (4.2710676803, 1.7444601011),
+    (2, 9.0): (466.7106529100, 0.1147243584),
+    (32, 0.1): (5.1920631182, 4.8607226982),
+    (32, 1.0): (5.2702839076, 2.8970486230),
+    (32, 5.0): (9.5443292035, 0.9746065980),
+    (32, 9.0): (178.7309295190, 0.6859876689),
+    (128, 1.0): (5.9090203968, 3.5578591959),
+    (128, 9.0): (82.5933575020, 1.2125342032),
+}
+CURVE = {
+    32: (5.1099043, 6.3447397, 6.9064586),
+    128: (5.9123957, 7.2198280, 7.7848773),
+}
+SAVED = 41
+EULER = {0.1: 5.60, 0.05: 5.45, 0.01: 5.30}
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Sizes of the random start."""
+
+    count: int = setting(32, help="random tokens", at_least=8)
+    dimension: int = setting(256, full=1024, help="their dimension", at_least=32)
+    clouds: int = setting(4, full=32, help="independent clouds", at_least=2)
+    seed: int = setting(0, help="seed of the clouds", at_least=0)
+
+
+DIGITS = Claim(
+    id="digits",
+    statement=r"The times from $\rho = 0$ to $0.999$ of softmax and unnormalised "
+    r"attention, for eight choices of $n$ and $\beta$, are those tabulated.",
+    status="observation",
+)
+INTEGRALS = Claim(
+    id="exponential-integrals",
+    statement=r"The times of softmax attention are a sum of exponential integrals and "
+    r"logarithms, up to $\beta = 300$.",
+    status="observation",
+)
+FULL = Claim(
+    id="full-flow",
+    statement=r"Orthonormal tokens under the full flow reach the level at the time of "
+    r"the integral, all pairs at once: softmax and unnormalised, $n = 32$.",
+    status="theorem",
+    reference="GLPR23, the equation of orthogonal tokens",
+)
+INVERSE = Claim(
+    id="phase-curve",
+    statement=r"The boundary of the clustered phase passes through the tabulated "
+    r"points, and is the inverse of the time found by bracketing.",
+    status="observation",
+)
+EMPTY = Claim(
+    id="no-curve",
+    statement=r"For $n = 32$ softmax attention has no curve before the depth "
+    r"$\frac12\log\frac{(n-1)0.999+1}{0.001}$ of $\beta = 0$, and unnormalised "
+    r"attention none after it: so many depths of $200$ are on the curves.",
+    status="observation",
+)
+RATES = Claim(
+    id="rates",
+    statement=r"In the end the gap $1 - \rho$ falls like $e^{-2t}$ under softmax and "
+    r"like $e^{-2te^\beta}$ under unnormalised attention.",
+    status="theorem",
+    reference="GLPR23, exponential rate of clustering in a hemisphere",
+)
+RANDOM = Claim(
+    id="random-tokens",
+    statement=r"Independent uniform tokens in high dimension have average cosines that "
+    r"follow the curve of orthogonal tokens, for $\beta = 1$ and $4$.",
+    status="observation",
+    reference="GLPR23, the high-dimensional case",
+)
+CLOCK = Claim(
+    id="slow-clock",
+    statement=r"Euler steps followed by division by the norm are late: they arrive at "
+    r"$5.60$, $5.45$ and $5.30$ with steps $0.1$, $0.05$ and $0.01$ instead of $5.27$ "
+    r"($n = 32$, $\beta = 1$).",
+    status="observation",
+)
+
+
+def run(parameters: Parameters, *, progress) -> Outcome:
+    """Compare integrals, curves, full flows and networks."""
+    full = [full_gap(kind) for kind in progress.over(("softmax", "unnormalised"), 0.3)]
+    paths = {
+        beta: random_paths(beta, parameters) for beta in progress.over((1.0, 4.0), 0.4)
+    }
+    clock = {step: euler_time(step) for step in progress.over(EULER, 0.2)}
+    for _ in progress.over(range(1), 0.1):
+        findings = [
+            *time_findings(),
+            *curve_findings(),
+            rate_finding(),
+        ]
+    return Outcome(
+        findings=[
+            *findings,
+            FULL.close_to(
+                np.array(full) / (1 - LEVEL),
+                1.0,
+                tolerance=1e-7,
+                source=closed_form("the integral of the time, at its end"),
+            ),
+            random_finding(paths, parameters),
+            CLOCK.close_to(
+                list(clock.values()),
+                list(EULER.values()),
+                tolerance=1e-9,
+                source=other_method("tabulated beforehand"),
+            ),
+        ],
+        pictures=[draw_curves(), draw_paths(paths, parameters)],
+        tables=[time_table()],
+    )
+
+
+def full_gap(kind: str) -> np.ndarray:
+    """Gaps of all pairs of 32 orthonormal tokens at the time of the integral."""
+    attention = mf.identity_attention(kind, 32, 1.0)
+    flow = mf.Flow(attention, space=mf.Sphere())
+    time = Equiangular(32, 1.0, kind=kind).time_to(LEVEL)
+    path = mf.solve(
+        flow, mf.TokenCloud(jnp.eye(32)), time, save=2, rtol=1e-11, atol=1e-13
+    )
+    points = np.asarray(path.points[-1])
+    return (1 - points @ points.T)[np.triu_indices(32, 1)]
+
+
+def time_findings():
+    """Times against the table and against exponential integrals."""
+    found, tabulated = [], []
+    for (count, beta), times in TIMES.items():
+        for kind, time in zip(("softmax", "unnormalised"), times, strict=True):
+            found.append(Equiangular(count, beta, kind=kind).time_to(LEVEL))
+            tabulated.append(time)
+    cases = [(2, 3.0), (32, 1.0), (32, 30.0), (1000, 100.0), (5, 300.0)]
+    return (
+        DIGITS.close_to(
+            found,
+            tabulated,
+            relative_tolerance=1e-9,
+            source=other_method("tabulated beforehand"),
+        ),
+        INTEGRALS.close_to(
+            [Equiangular(*case).time_to(LEVEL) for case in cases],
+            [exponential_integrals(*case) for case in cases],
+            relative_tolerance=1e-11,
+            source=closed_form(r"partial fractions: $\mathrm{Ei}$, $E_1$ of SciPy"),
+        ),
+    )
+
+
+def exponential_integrals(count: int, beta: float) -> float:
+    """The time from orthogonal tokens to the level, by partial fractions in the gap."""
+    ratio, low = count / (count - 1), 1 - LEVEL
+    integral, far = scipy.special.expi, scipy.special.exp1
+    near = integral(beta) - integral(beta * low) - (count - 1) * np.log(low)
+    rest = far(beta * (ratio - 1)) - far(beta * (ratio - low))
+    logarithm = (count - 1) * np.log((ratio - low) / (ratio - 1))
+    return (near + np.exp(beta * ratio) * rest + logarithm) / (2 * count)
+
+
+def curve_findings():
+    """The curve at tabulated points and by bracketing, and where it exists."""
+    found = [critical_beta(n, t) for n in CURVE for t in (10, 20, 30)]
+    bracketed = [
+        scipy.optimize.brentq(
+            lambda beta, n=n, t=t: exponential_integrals(n, beta) - t, 0.1, 20
+        )
+        for n in CURVE
+        for t in (10, 20, 30)
+    ]
+    tabulated = [beta for betas in CURVE.values() for beta in betas]
+    end = 0.5 * np.log((31 * LEVEL + 1) / (1 - LEVEL))
+    depths = np.linspace(0.1, 30, 200)
+    exists = [
+        len(phase_curve(32, depths, kind=kind).betas)
+        for kind in ("softmax", "unnormalised")
+    ]
+    return (
+        INVERSE.close_to(
+            [*found, *found],
+            [*tabulated, *bracketed],
+            tolerance=6e-8,
+            source=other_method("tabulated beforehand, and Brent's method of SciPy"),
+        ),
+        EMPTY.close_to(
+            exists,
+            [(depths >= end).sum(), (depths <= end).sum()],
+            tolerance=0,
+            source=closed_form(r"the time at $\beta = 0$"),
+        ),
+    )
+
+
+def rate_finding():
+    """Rates at the end, from two gaps far below rounding of the inner product."""
+    rates = []
+    for kind, depth in (("softmax", 40.0), ("unnormalised", 15.0)):
+        depths = depth + np.linspace(0, 1, SAVED)
+        gaps = np.asarray(Equiangular(32, 1.0, kind=kind).gap(depths))
+        rates.append(np.log(gaps[0] / gaps[-1]))
+    return RATES.close_to(
+        rates, [2, 2 * np.e], relative_tolerance=1e-8, source=theory(r"$2$, $2e^\beta$")
+    )
+
+
+def random_paths(beta: float, parameters: Parameters):
+    """Average cosines of random clouds along depth, and the curve of the model."""
+    model = Equiangular(parameters.count, beta)
+    depths = np.linspace(0, 2 * model.time_to(0.5), SAVED)
+    keys = jr.split(jr.key(parameters.seed), parameters.clouds)
+    paths = [random_path(key, jnp.asarray(beta), depths, parameters) for key in keys]
+    return depths, np.stack(paths), np.asarray(model.solve(depths))
+
+
+@partial(jax.jit, static_argnums=3)
+def random_path(key, beta, depths, parameters: Parameters):
+    """Average cosine of one random cloud along depth."""
+    dimension = parameters.dimension
+    attention = mf.identity_attention("softmax", dimension, beta)
+    flow = mf.Flow(attention, space=mf.Sphere())
+    cloud = mf.TokenCloud(mf.UniformSphere(dimension).sample(parameters.count, key=key))
+    path = mf.solve(flow, cloud, depths[-1], save=depths)
+    return jax.vmap(lambda points: mean_cosine(points, cloud.weights))(path.points)
+
+
+def random_finding(paths, parameters: Parameters):
+    """Means over clouds against the curve."""
+    apart = [np.abs(cosines.mean(0) - curve) for _, cosines, curve in paths.values()]
+    return RANDOM.at_most(
+        np.max(apart),
+        2 / np.sqrt(parameters.dimension),
+        source=theory(r"inner products fluctuate by $d^{-1/2}$; twice that is allowed"),
+    )
+
+
+def euler_time(step: float) -> float:
+    """The first depth at which a network of Euler steps has reached the level."""
+    # As many layers for every step: one program serves them all.
+    count = round(6 / min(EULER))
+    attention = mf.identity_attention("softmax", 32, 1.0)
+    path = run_normalised_layers(
+        attention, mf.PostNorm(), mf.TokenCloud(jnp.eye(32)), count, step=step
+    )
+    cosines = np.einsum("td,td->t", path.points[:, 0], path.points[:, 1])
+    # Between two layers the level is passed; the later one counts.
+    return float(path.depths[np.argmax(cosines >= LEVEL)])
+
+
+def time_table() -> Table:
+    """Times of both kinds."""
+    rows = [
+        [
+            n,
+            beta,
+            *[
+                Equiangular(n, beta, kind=kind).time_to(LEVEL)
+                for kind in ("softmax", "unnormalised")
+            ],
+        ]
+        for n, beta in TIMES
+    ]
+    return Table(
+        ["$n$", r"$\beta$", "softmax", "unnormalised"],
+        rows,
+        r"Depth at which orthogonal tokens reach $\rho = 0.999$. At small $\beta$ it "
+        "grows with the number of tokens, at large $\\beta$ it falls under softmax.",
+    )
+
+
+def draw_curves() -> Picture:
+    """Boundaries of the clustered phase, and times against temperature."""
+    figure, (left, right) = style.canvas(2, panel=(4.6, 3.6))
+    betas = np.linspace(0, 12, 121)
+    for count in (2, 8, 32, 128, 1024):
+        first = Equiangular(count, 0.0).time_to(LEVEL)
+        curve = phase_curve(count, first * np.geomspace(1 + 1e-12, 200, 400))
+        left.plot(curve.depths, curve.betas, label=f"$n = {count}$")
+        times = [Equiangular(count, b, kind="unnormalised").time_to() for b in betas]
+        right.plot(times, betas, label=f"$n = {count}$")
+    for tabulated in CURVE.values():
+        left.plot((10, 20, 30), tabulated, "o", color=style.INK, markersize=3.5)
+    left.plot([], [], "o", color=style.INK, markersize=3.5, label="tabulated")
+    left.set(xscale="log", xlabel="depth $t$", ylabel=r"$\beta$", title="softmax")
+    right.set(xscale="log", xlabel="depth $t$", title="unnormalised", ylim=(0, 12))
+    left.text(130, 6.0, "one cluster", fontsize=10)
+    right.text(4.0, 9.0, "one\ncluster", fontsize=10)
+    left.legend(loc="lower right", ncols=2)
+    return Picture(
+        figure,
+        r"The curves on which orthogonal tokens reach $\rho = 0.999$. Softmax "
+        r"attention (left) has clustered below and to the right of its curve, and the "
+        r"depth grows exponentially with $\beta$; unnormalised attention (right) "
+        r"above. Both meet $\beta = 0$ at the depth "
+        r"$\frac12\log\frac{(n-1)\rho+1}{1-\rho}$.",
+    )
+
+
+def draw_paths(paths, parameters: Parameters) -> Picture:
+    """Average cosines of random clouds with the curve of the model."""
+    figure, axes = style.canvas(panel=(5.6, 3.8))
+    colours = (style.BLUE, style.ORANGE)
+    for colour, (beta, (depths, cosines, curve)) in zip(
+        colours, paths.items(), strict=True
+    ):
+        axes.plot(depths, cosines.T, color=colour, alpha=0.35, linewidth=1)
+        axes.plot(depths, curve, "--", color=style.INK, linewidth=1.4)
+        axes.plot([], [], color=colour, label=rf"random tokens, $\beta = {beta:g}$")
+    axes.plot([], [], "--", color=style.INK, label="orthogonal tokens, one equation")
+    axes.set(xlabel="depth $t$", ylabel="average cosine of two tokens")
+    axes.legend(loc="lower right")
+    return Picture(
+        figure,
+        f"Average cosine of {parameters.count} independent tokens in dimension "
+        f"{parameters.dimension}, one line for each cloud, and the curve that starts "
+        r"at $\rho = 0$ (dashed).",
+    )
+
+
+experiment = Experiment(
+    name="equiangular-rates",
+    title="Orthogonal tokens cluster at a time given by an integral",
+    room="observables",
+    about=__doc__,
+    claims=(DIGITS, INTEGRALS, FULL, INVERSE, EMPTY, RATES, RANDOM, CLOCK),
+    parameters=Parameters,
+    run=run,
+    seconds=12,
+)

@@ -1,0 +1,507 @@
+r"""Hardmax attention as Frank and Wolfe's method, over the cells of a hull.
+
+At zero temperature a token moves towards the vertex of the tokens' hull that its score
+$\langle Bx, v\rangle$ likes best, which is a step of Frank and Wolfe's method. The hull
+falls into cells, one for each vertex. If every vertex lies in its own cell, tokens stay
+in their cells and go straight to their vertices; if one does not, it moves and the hull
+shrinks; for negative $B$ all tokens collapse to one point, which is not the origin in
+general. The published figures show cells on a grid of pixels and no dynamics; here the
+cells are polygons, exact up to rounding, and tokens move over them.
+"""
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+
+import meanformer as mf
+from meanformer.experiments import (
+    Claim,
+    Experiment,
+    Outcome,
+    Picture,
+    Table,
+    closed_form,
+    other_method,
+    setting,
+    theory,
+)
+from meanformer.geometry import Cells, Polytope
+from meanformer.plotting import (
+    draw_cells,
+    draw_form,
+    draw_leaders,
+    draw_polytope,
+    style,
+)
+
+SEED, TRIES = 42, 500
+# The published settings: vertices, norms, hull, scores; the most different ones first.
+SETTINGS = (
+    (5, "var", "bij", "raw"),
+    (5, "eq", "bij", "unit"),
+    (6, "var", "bij", "unit"),
+    (7, "var", "free", "raw"),
+    (9, "var", "bij", "raw"),
+    (10, "var", "free", "unit"),
+    (16, "eq", "bij", "unit"),
+    (18, "var", "free", "raw"),
+    *((k, norms, "bij", "unit") for k in (3, 4) for norms in ("eq", "var")),
+    *((k, "var", "bij", "unit") for k in (5, 7, 9, 10)),
+    *((k, "eq", "bij", "unit") for k in (6, 7, 9, 10, 25)),
+    *((k, "var", "free", "raw") for k in (5, 6, 9, 10, 16)),
+    *((k, "var", "free", "unit") for k in (15, 18)),
+)
+AREAS = {
+    "unit": (0.28031875, 0.31174743, 0.27476068, 0.20394601, 0.26689277, 0.34687950),
+    "raw": (0.24492750, 0.26606200, 0.23714874, 0.10595056, 0.39754369, 0.43291265),
+}
+SQUARE = ((1.0, 1.0), (1.0, -1.0), (-1.0, -1.0), (-1.0, 1.0))
+EXTRA = ((0.2, 0.1), (-0.3, 0.25), (0.05, -0.4), (-0.2, -0.1))
+SHRINKING = ((2.0, 0.9), (-2.0, 0.9), (0.0, -3.0), (0.2, 0.95))
+STEP = 0.3
+DIAGONAL = r"\mathrm{diag}(1, 2)"
+MARGIN, EROSION, TARGET = 0.05, 0.03, 2
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """How many of the published settings, and how many tokens move over them."""
+
+    settings: int = setting(
+        8,
+        full=len(SETTINGS),
+        help="published settings of vertices",
+        at_least=3,
+        at_most=len(SETTINGS),
+    )
+    tokens: int = setting(40, full=400, help="tokens that move over the cells")
+
+
+TABULATED = Claim(
+    id="areas",
+    statement=r"The cells of the six vertices of seed 42 have the areas "
+    r"$0.28031875, \dots$ for unit directions and $0.24492750, \dots$ for raw scores.",
+    status="observation",
+)
+PARTITION = Claim(
+    id="partition",
+    statement=r"The cells cover the hull without overlap: their areas, or volumes in "
+    r"three dimensions, add up to that of the hull.",
+    status="theorem",
+    reference="AGR25, cells of the hull",
+)
+QHULL = Claim(
+    id="other-areas",
+    statement=r"Areas by clipping are those that Qhull finds from the lists of "
+    r"half-planes, in all settings.",
+    status="observation",
+)
+VORONOI = Claim(
+    id="voronoi",
+    statement=r"Where all $\lvert v_i\rvert$ are equal, the cell of a point is that of "
+    r"its nearest vertex.",
+    status="theorem",
+    reference="AGR25, cells are a Voronoi diagram for equal norms",
+)
+STAYS = Claim(
+    id="stay-in-cells",
+    statement=r"If every vertex lies in its own cell, tokens never leave the cell that "
+    r"they start in: the largest number of cells that a token sees is one.",
+    status="theorem",
+    reference="AGR25, invariance of the cells",
+)
+STRAIGHT = Claim(
+    id="straight",
+    statement=r"They go straight to their vertex, $z(k) = v + (1-\gamma)^k(z(0) - v)$.",
+    status="theorem",
+    reference="AGR25, invariance of the cells",
+)
+SHRINKS = Claim(
+    id="hull-shrinks",
+    statement=r"The vertex $(0.2, 0.95)$ of the hull of $(2, 0.9)$, $(-2, 0.9)$, "
+    r"$(0, -3)$ and itself is not in its own cell: it goes to $(2, 0.9)$, and the area "
+    r"of the hull falls from $7.9$ to $7.8$.",
+    status="observation",
+)
+CONTRACTION = Claim(
+    id="contraction",
+    statement=r"For $B = -I$ and the symmetric square the largest norm is "
+    r"$0.5656854249$ after one step of $\gamma = 0.3$, and then falls by the factor "
+    r"$\lvert 1 - 2\gamma\rvert = 0.4$ in each of $40$ steps.",
+    status="observation",
+)
+NOT_ZERO = Claim(
+    id="not-to-zero",
+    statement=r"For $B = -1$ and constant steps $\gamma = 0.3$ the tokens $-1$ and $2$ "
+    r"both tend to $0.26$, not to $0$ as the first version of the paper says.",
+    status="observation",
+    reference="AGR25, negative semi-definite forms",
+)
+CONE = Claim(
+    id="cone-areas",
+    statement=r"The polygon $P$ where a vertex wins by $\eta = 0.05$, eroded by "
+    r"$\varepsilon = 0.03$, has the area "
+    r"$\lvert P\rvert - \varepsilon\ell + \varepsilon^2\sum_i\cot(\theta_i/2)$, with "
+    r"the perimeter $\ell$ and the angles $\theta_i$ of $P$.",
+    status="observation",
+)
+
+
+def run(parameters: Parameters, *, progress) -> Outcome:
+    """Cells of all settings, then tokens that move over them."""
+    chosen = {name: cells_of(*name) for name in SETTINGS[: parameters.settings]}
+    generator = np.random.default_rng(SEED)
+    own = [mf.Cells(cells.vertices) for cells in chosen.values()]
+    paths = [
+        walk(cells, generator, parameters.tokens)
+        for cells in progress.over(own, 0.5)
+        if cells.keeps_vertex.all()
+    ]
+    return Outcome(
+        findings=[
+            *area_findings(chosen, progress),
+            voronoi_finding(generator, parameters.tokens),
+            *path_findings(paths),
+            shrinking_finding(),
+            contraction_finding(),
+            counterexample_finding(),
+            cone_finding(),
+        ],
+        pictures=[
+            picture_of_settings(chosen),
+            picture_of_paths(paths),
+            picture_of_moving_hulls(),
+            picture_of_cones(),
+            picture_of_forms(),
+        ],
+        tables=[table_of(chosen)],
+    )
+
+
+def draw_vertices(k: int, norms: str, hull: str) -> np.ndarray:
+    """Random vertices as in the published figures, hull vertices only."""
+    generator = np.random.default_rng(SEED)
+    for _ in range(TRIES):
+        angles = generator.uniform(0, 2 * np.pi, k)
+        lengths = generator.uniform(0.4, 1.0, k) if norms == "var" else np.ones(k)
+        points = lengths[:, None] * np.stack([np.cos(angles), np.sin(angles)], axis=1)
+        corners = mf.Cells(points).hull.frame
+        if hull == "free":
+            return corners
+        if len(corners) == k:
+            return points
+    raise RuntimeError(f"no {k} points in convex position in {TRIES} draws")
+
+
+def cells_of(k: int, norms: str, hull: str, scores: str) -> Cells:
+    """The cells of a published setting."""
+    return mf.Cells(draw_vertices(k, norms, hull), scores=scores)
+
+
+def uniform_in(cells: Cells, generator, count: int) -> np.ndarray:
+    """Random points of the hull, by rejection."""
+    corners = cells.hull.frame
+    points = generator.uniform(corners.min(0), corners.max(0), (40 * count, 2))
+    return points[cells.hull.contains(points)][:count]
+
+
+def walk(cells: Cells, generator, count: int) -> tuple[Cells, mf.HardmaxRun]:
+    """Tokens of no weight that start anywhere in the hull, and its vertices."""
+    tokens = uniform_in(cells, generator, count)
+    weights = np.append(np.full(len(cells), 1 / len(cells)), np.zeros(len(tokens)))
+    cloud = mf.TokenCloud(np.concatenate([cells.vertices, tokens]), weights)
+    return cells, mf.run_hardmax(cloud, 30, step=STEP)
+
+
+def area_findings(chosen, progress):
+    """Areas against the table, against the hull, and against Qhull."""
+    six = [cells_of(6, "var", "bij", scores) for scores in AREAS]
+    solid = mf.Cells(np.random.default_rng(SEED).normal(size=(12, 3)))
+    spaces = [*chosen.values(), solid]
+    clipped, met = [], []
+    for cells in progress.over(chosen.values(), 0.5):
+        clipped.extend(cells.volumes)
+        met.extend(area_by_qhull(cells.cell(index)) for index in range(len(cells)))
+    return (
+        TABULATED.close_to(
+            np.concatenate([cells.volumes for cells in six]),
+            np.concatenate(list(AREAS.values())),
+            tolerance=1e-7,
+            source=other_method("tabulated beforehand"),
+        ),
+        PARTITION.close_to(
+            [cells.volumes.sum() for cells in spaces],
+            [area_of_hull(cells.vertices) for cells in spaces],
+            relative_tolerance=1e-12,
+            source=other_method("the hull, by Qhull"),
+        ),
+        QHULL.close_to(
+            clipped, met, tolerance=1e-12, source=other_method("Qhull, by duality")
+        ),
+    )
+
+
+def area_of_hull(points) -> float:
+    """Volume of a convex hull, by Qhull."""
+    from scipy.spatial import ConvexHull
+
+    return ConvexHull(points).volume
+
+
+def area_by_qhull(polytope: Polytope) -> float:
+    """Area from the list of half-planes by duality, seen from an inner point."""
+    from scipy.spatial import HalfspaceIntersection
+
+    if len(polytope.corners) == 0:
+        return 0.0
+    centre = polytope.corners.mean(axis=0)
+    meets = HalfspaceIntersection(polytope.halfspaces, centre)
+    return area_of_hull(meets.intersections)
+
+
+def voronoi_finding(generator, count: int):
+    """Owners of random points against their nearest vertices."""
+    wrong = []
+    for k in (5, 9, 16):
+        cells = cells_of(k, "eq", "bij", "raw")
+        points = uniform_in(cells, generator, 20 * count)
+        gaps = np.linalg.norm(points[:, None] - cells.vertices[None], axis=2)
+        wrong.append(np.mean(cells.owner(points) != gaps.argmin(axis=1)))
+    return VORONOI.close_to(
+        wrong, 0.0, tolerance=0.0, source=other_method("distances to the vertices")
+    )
+
+
+def path_findings(paths):
+    """How many cells each token visits, and how far it is from its segment."""
+    visited, distances = [], []
+    for cells, path in paths:
+        tokens = path.points[:, len(cells) :]
+        owners = np.stack([cells.owner(points) for points in tokens])
+        visited.append(max(len(set(column)) for column in owners.T))
+        goals = cells.vertices[owners[0]]
+        shrunk = (1 - STEP) ** np.arange(len(path))[:, None, None]
+        distances.append(np.abs(tokens - goals - shrunk * (tokens[0] - goals)).max())
+    return (
+        STAYS.close_to(visited, 1, tolerance=0, source=theory()),
+        STRAIGHT.close_to(
+            distances, 0.0, tolerance=1e-14, source=closed_form("the segment")
+        ),
+    )
+
+
+def shrinking_finding():
+    """Limits and areas of the hull that loses a vertex."""
+    path = mf.run_hardmax(mf.TokenCloud(SHRINKING), 60, step=STEP)
+    last = area_of_hull(path.limits)
+    return SHRINKS.close_to(
+        [*path.limits[3], area_of_hull(SHRINKING), last],
+        [2.0, 0.9, 7.9, 7.8],
+        tolerance=1e-12,
+        source=closed_form("areas of triangles"),
+    )
+
+
+def contracted() -> mf.HardmaxRun:
+    """The square and four more tokens under a negative form."""
+    cloud = mf.TokenCloud(SQUARE + EXTRA)
+    return mf.run_hardmax(cloud, 40, step=STEP, score=-np.eye(2))
+
+
+def contraction_finding():
+    """Largest norms against powers of the factor."""
+    norms = np.linalg.norm(contracted().points, axis=2).max(axis=1)[1:]
+    factor = abs(1 - 2 * STEP)
+    return CONTRACTION.close_to(
+        norms,
+        np.sqrt(2) * factor ** np.arange(1, 41),
+        relative_tolerance=1e-12,
+        source=closed_form(r"$\sqrt 2\,\lvert 1-2\gamma\rvert^k$"),
+    )
+
+
+def counterexample_finding():
+    """Two tokens on the line."""
+    cloud = mf.TokenCloud([[-1.0], [2.0]])
+    path = mf.run_hardmax(cloud, 100, step=STEP, score=-np.eye(1))
+    return NOT_ZERO.close_to(
+        path.points[-1],
+        0.26,
+        tolerance=1e-12,
+        source=closed_form("after two steps the first token is at 0.26 and leads"),
+    )
+
+
+def dominant(k: int) -> tuple[Cells, Polytope]:
+    """Cells of equal norms, in the order around the hull, and the cone of the third."""
+    cells = mf.Cells(mf.Cells(draw_vertices(k, "eq", "bij")).hull.frame)
+    return cells, cells.cone(TARGET, MARGIN)
+
+
+def cone_finding():
+    """Areas of eroded cones against the formula of erosion."""
+    found, expected = [], []
+    for k in (5, 7):
+        cone = dominant(k)[1]
+        found.append(cone.eroded(EROSION).volume)
+        expected.append(eroded_area(cone.corners, EROSION))
+    return CONE.close_to(
+        found, expected, tolerance=1e-13, source=closed_form("area of an inner polygon")
+    )
+
+
+def eroded_area(corners: np.ndarray, distance: float) -> float:
+    """Area of a convex polygon without a rim that takes no edge away."""
+    sides = np.roll(corners, -1, axis=0) - corners
+    lengths = np.linalg.norm(sides, axis=1)
+    headings = np.arctan2(*sides.T[::-1])
+    turns = (headings - np.roll(headings, 1)) % (2 * np.pi)
+    rim = distance * lengths.sum() - distance**2 * np.tan(turns / 2).sum()
+    x, y = corners.T
+    return float((x * np.roll(y, -1) - y * np.roll(x, -1)).sum() / 2 - rim)
+
+
+def table_of(chosen) -> Table:
+    """Areas of the settings."""
+    rows = [
+        [
+            f"{k}, {norms}, {hull}, {scores}",
+            len(cells),
+            int((~cells.keeps_vertex).sum()),
+            cells.volumes.min(),
+            cells.volumes.max(),
+            cells.hull.volume,
+        ]
+        for (k, norms, hull, scores), cells in chosen.items()
+    ]
+    columns = ["setting", "cells", "vertices that move", "smallest", "largest", "hull"]
+    return Table(
+        columns,
+        rows,
+        "Areas of cells in the published settings: number of points, equal or varying "
+        "norms, all points on the hull or not, scores with unit directions or not.",
+    )
+
+
+def picture_of_settings(chosen) -> Picture:
+    """Cells of all settings."""
+    columns = 4 if len(chosen) <= 12 else 7
+    rows = -(-len(chosen) // columns)
+    figure, axes = style.canvas(columns, rows, panel=(2.3, 2.45), squeeze=False)
+    for panel, item in itertools.zip_longest(axes.ravel(), chosen.items()):
+        if item is None:
+            panel.set_axis_off()
+            continue
+        (k, norms, hull, scores), cells = item
+        draw_cells(cells, panel, is_labelled=False)
+        title = f"{k} {'equal' if norms == 'eq' else 'varying'}, {scores}"
+        panel.set_title(title + (", free" if hull == "free" else ""), fontsize=9.5)
+    return Picture(
+        figure,
+        "Cells of random vertices with equal or varying norms, scored by the vertices "
+        "(raw) or by their directions (unit); free: points inside the hull were left "
+        "out. A cell is a cone from the origin ($+$). A crossed ring is a vertex "
+        "outside its own cell: it moves.",
+    )
+
+
+def picture_of_paths(paths) -> Picture:
+    """Tokens over the cells."""
+    shown = paths[:3]
+    figure, axes = style.canvas(len(shown), panel=(3.4, 3.4), squeeze=False)
+    for panel, (cells, path) in zip(axes[0], shown, strict=True):
+        draw_cells(cells, panel)
+        for token in path.points[:, len(cells) :].swapaxes(0, 1)[:40]:
+            panel.plot(*token.T, color=style.INK, linewidth=0.7)
+            panel.plot(*token.T, ".", color=style.INK, markersize=2.2)
+            panel.plot(*token[0], "o", color=style.INK, markersize=3.2)
+    return Picture(
+        figure,
+        rf"Tokens over the cells, steps of $\gamma = {STEP}$: each starts at a disc, "
+        "stays in its cell and goes straight to the vertex of it. All vertices lie in "
+        "their own cells here.",
+    )
+
+
+def picture_of_moving_hulls() -> Picture:
+    """A hull that loses a vertex, a collapse to zero, and one to another point."""
+    figure, (left, middle, right) = style.canvas(3, panel=(3.5, 3.3))
+    draw_cells(mf.Cells(SHRINKING), left)
+    path = mf.run_hardmax(mf.TokenCloud(SHRINKING), 60, step=STEP)
+    draw_leaders(path, left, color=style.INK)
+    left.set_title("$B = I$: a vertex leaves")
+    draw_leaders(contracted(), middle, color=style.BLUE, step=12)
+    middle.plot(*contracted().points[0].T, "o", color=style.GREY, markersize=3)
+    middle.set_title("$B = -I$: collapse to 0")
+    line = mf.run_hardmax(
+        mf.TokenCloud([[-1.0], [2.0]]), 14, step=STEP, score=-np.eye(1)
+    )
+    for token, colour in enumerate((style.BLUE, style.ORANGE)):
+        right.plot(line.points[:, token, 0], "o-", color=colour, markersize=3.5)
+    right.axhline(0.26, color=style.INK, linestyle=":", linewidth=1)
+    right.annotate("0.26", (12, 0.26), (0, -12), textcoords="offset points")
+    right.set(xlabel="step $k$", ylabel="$z_i$", title="$B = -1$: collapse, not to 0")
+    return Picture(
+        figure,
+        "When vertices are not in their own cells. Left: the crossed vertex goes to "
+        "$v_1$ and the hull shrinks to a triangle. Middle: for a negative form a "
+        "symmetric cloud (grey: at the start) collapses to the origin, by $0.4$ in "
+        "each step. Right: the tokens $-1$ and $2$ of the line tend to $0.26$.",
+    )
+
+
+def picture_of_cones() -> Picture:
+    """Cones and their erosions."""
+    figure, axes = style.canvas(2, panel=(3.8, 3.8))
+    for k, panel in zip((5, 7), axes, strict=True):
+        cells, cone = dominant(k)
+        draw_cells(cells, panel, color="white")
+        draw_polytope(cone, panel, color=style.GREEN, label=rf"wins by ${MARGIN}$")
+        inner = cone.eroded(EROSION)
+        label = rf"eroded by ${EROSION}$"
+        draw_polytope(inner, panel, color=style.ROSE, opacity=0.9, label=label)
+        panel.set_title(f"{k} vertices")
+    axes[0].legend(loc="lower left")
+    return Picture(
+        figure,
+        rf"The part of a cell where its vertex wins by $\eta = {MARGIN}$, and that "
+        rf"without a rim of $\varepsilon = {EROSION}$: exact polygons.",
+    )
+
+
+def picture_of_forms() -> Picture:
+    """The quadratic form over hulls."""
+    figure, axes = style.canvas(3, panel=(3.2, 3.7))
+    for k, panel in zip((5, 7, 10), axes, strict=True):
+        form, name = (np.eye(2), "I") if k < 10 else (np.diag([1.0, 2.0]), DIAGONAL)
+        draw_form(mf.Cells(draw_vertices(k, "eq", "bij"), form=form), panel)
+        panel.set_title(f"{k} vertices, $B = {name}$")
+    return Picture(
+        figure,
+        r"The form $\frac12\langle Bx, x\rangle$ over the hull, which every step of "
+        "hardmax attention increases: largest at vertices.",
+    )
+
+
+experiment = Experiment(
+    name="frank-wolfe-cells",
+    title="Hardmax attention moves tokens straight through the cells of their hull",
+    room="geometry",
+    about=__doc__,
+    claims=(
+        TABULATED,
+        PARTITION,
+        QHULL,
+        VORONOI,
+        STAYS,
+        STRAIGHT,
+        SHRINKS,
+        CONTRACTION,
+        NOT_ZERO,
+        CONE,
+    ),
+    parameters=Parameters,
+    run=run,
+    seconds=6,
+)

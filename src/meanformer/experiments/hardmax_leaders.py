@@ -1,0 +1,485 @@
+r"""Leaders of attention at zero temperature.
+
+Each token moves by the share $\gamma = \alpha/(1+\alpha)$ of the way to the tokens with
+which its score $\langle Az_i, z_j\rangle$ is largest. A token that scores highest with
+itself is a leader, and stays; the others gather at leaders, or, if they are tied
+between several, at a mean of leaders. New leaders may emerge on the way, and whether
+they do depends on the step. Ties are unstable under rounding: a follower that has come
+to its leader doubles its pull. So everything is compared with a run in exact rational
+arithmetic. Softmax attention tends to this as $\beta \to \infty$, except where a token
+changes its leader.
+"""
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+import jax.numpy as jnp
+import numpy as np
+import scipy.optimize
+
+import meanformer as mf
+from meanformer.experiments import (
+    Claim,
+    Experiment,
+    Outcome,
+    Picture,
+    closed_form,
+    other_method,
+    setting,
+    theory,
+)
+from meanformer.plotting import draw_leaders, style
+
+ALPHA, STEPS, SHOWN = Fraction(1, 2), 30, (0, 1, 2, 5, 30)
+EMERGING = (
+    (Fraction(1), Fraction(1, 3)),
+    (Fraction(-1, 12), Fraction(1, 12)),
+    (Fraction(-1), Fraction(-1)),
+    (Fraction(0), Fraction(1, 4)),
+    (Fraction(-3, 10), Fraction(-7, 10)),
+    (Fraction(-6, 10), Fraction(-9, 10)),
+    (Fraction(8, 10), Fraction(1, 10)),
+    (Fraction(6, 10), Fraction(15, 100)),
+)
+SQUARE = ((1, 1), (1, -1), (-1, -1), (-1, 1))
+EXTRA = ((0.2, 0.1), (-0.3, 0.25), (0.05, -0.4), (-0.2, -0.1))
+THRESHOLD = (7 - np.sqrt(13)) / 18
+BETAS = 10.0 ** np.arange(1, 5.1, 0.5)
+DEPTH, SOFT_TOKENS = 2.0, 30
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """How many random clouds."""
+
+    clouds: int = setting(10, full=200, help="random clouds and forms")
+    tokens: int = setting(40, full=200, help="tokens of each")
+    soft_clouds: int = setting(2, full=8, help="random clouds at low temperature")
+
+
+EMERGES = Claim(
+    id="emerging-leader",
+    statement=r"In the published example tokens $1$ and $3$ lead at the start, and "
+    r"tokens $1$, $2$ and $3$ from step $1$ on.",
+    status="observation",
+    reference="AFZ24, emerging leaders",
+)
+EXACT = Claim(
+    id="rational",
+    statement=r"In the four published cases, ties included, tokens and leaders of all "
+    r"$30$ steps are those of exact rational arithmetic.",
+    status="observation",
+    reference="AFZ24, dynamics of tokens in the plane",
+)
+LIMITS = Claim(
+    id="limits",
+    statement=r"Token $2$ stays at $(-1/18, 5/36)$, the others go to $(1, 1/3)$ or to "
+    r"$(-1, -1)$; tokens in a square go to its corners.",
+    status="observation",
+)
+TIED = Claim(
+    id="ties",
+    statement=r"The tokens $(\pm\frac12, 0)$ in the square, tied between two corners, "
+    r"tend to $(\pm1, 0)$ for every step $\gamma = 0.2, \frac13, 0.5, 0.7, 1$.",
+    status="observation",
+    reference="AFZ24, limits in faces of the polytope",
+)
+CRITICAL = Claim(
+    id="critical-step",
+    statement=r"Token $2$ of the example becomes a leader only if the step is large "
+    r"enough: from $\gamma = (7 - \sqrt{13})/18 = 0.18858$ on.",
+    status="observation",
+)
+CONTINUOUS = Claim(
+    id="continuous",
+    statement=r"In continuous depth, $\dot z_i = z_{j(i)} - z_i$, it does not: it ends "
+    r"at $(1, 1/3)$ with the others, and in the square "
+    r"$z(t) = v + e^{-t}(z(0) - v)$ for the corner $v$ of a token.",
+    status="observation",
+)
+STAY = Claim(
+    id="leaders-stay",
+    statement=r"Leaders stay leaders, for random clouds and positive definite $A$: the "
+    r"smallest change of the set of leaders over all steps is not negative.",
+    status="theorem",
+    reference="AFZ24, properties of leaders",
+)
+CONVERGE = Claim(
+    id="converge",
+    statement=r"Every token of a random cloud follows one leader after $60$ steps: the "
+    r"share of tokens that do is one.",
+    status="observation",
+    reference="AFZ24, convergence to leaders and to the faces between them",
+)
+SOFT = Claim(
+    id="low-temperature",
+    statement=r"At $\beta = 10^5$ the softmax flow of random tokens in the square is "
+    r"that of hardmax, at depth $2$, up to $10^{-3}$.",
+    status="observation",
+    reference="ABRR26, low temperature in finite depth",
+)
+CHANGES = Claim(
+    id="changed-leaders",
+    statement=r"Where no token has changed its leader, the two flows are closer than "
+    r"$0.05$ for all $\beta \ge 100$; the larger distances are due to such changes.",
+    status="observation",
+)
+
+
+def run(parameters: Parameters, *, progress) -> Outcome:
+    """The four cases, the critical step, random clouds, and low temperature."""
+    cases = {name: as_run(points) for name, points in four_cases().items()}
+    steps = list(progress.over(range(parameters.clouds), 0.4))
+    randoms = [random_run(seed, parameters.tokens) for seed in steps]
+    soft = [
+        low_temperature(seed)
+        for seed in progress.over(range(parameters.soft_clouds), 0.5)
+    ]
+    return Outcome(
+        findings=[
+            *case_findings(cases),
+            tie_finding(),
+            critical_finding(),
+            continuous_finding(),
+            *random_findings(randoms),
+            *soft_findings(soft),
+        ],
+        pictures=[
+            picture_of_cases(cases),
+            picture_of_critical_step(),
+            picture_of_ties(),
+            picture_of_low_temperature(soft),
+        ],
+    )
+
+
+def four_cases() -> dict[str, list]:
+    """Tokens of the published cases, as rational numbers; extra ones are seeded."""
+    generator = np.random.default_rng(42)
+
+    def uniform(low, high, count):
+        return [
+            tuple(map(Fraction, row))
+            for row in generator.uniform(low, high, (count, 2))
+        ]
+
+    triangle = [(1, 1), (Fraction(1, 2), Fraction(-1, 2)), (-1, -1)]
+    inside = [(0.3, -0.2), (0.1, -0.2)]
+    halves = [(Fraction(-1, 2), 0), (Fraction(1, 2), 0)]
+    return {
+        "triangle": [*triangle, *uniform(0, 1, 2), *uniform(-1, 0, 2), *inside],
+        "emerging leader": list(EMERGING),
+        "square": [*SQUARE, *uniform(-0.5, 0.5, 6)],
+        "clusters without a leader": [*SQUARE, *halves, *uniform(-0.5, 0.5, 4)],
+    }
+
+
+def as_run(points, count: int = STEPS, **options) -> mf.HardmaxRun:
+    """Steps of the library, with the published share of the way by default."""
+    options = options or {"alpha": float(ALPHA)}
+    return mf.run_hardmax(mf.TokenCloud(np.array(points, float)), count, **options)
+
+
+def exact_run(points, count: int, step: Fraction, weights=None):
+    """The same by rational arithmetic: tokens and leaders of each step."""
+    tokens = [tuple(map(Fraction, point)) for point in points]
+    masses = [Fraction(1)] * len(tokens) if weights is None else list(weights)
+    states = []
+    for _ in range(count + 1):
+        sets = [exact_set(token, tokens, masses) for token in tokens]
+        leads = [all(tokens[j] == tokens[i] for j in s) for i, s in enumerate(sets)]
+        states.append((tokens, leads))
+        means = [exact_mean(chosen, tokens, masses) for chosen in sets]
+        tokens = [
+            tuple(z + step * (m - z) for z, m in zip(token, mean, strict=True))
+            for token, mean in zip(tokens, means, strict=True)
+        ]
+    return states
+
+
+def exact_set(token, tokens, masses) -> list[int]:
+    """Indices of the tokens of largest score."""
+    present = [j for j, mass in enumerate(masses) if mass > 0]
+    scores = {
+        j: sum(a * b for a, b in zip(token, tokens[j], strict=True)) for j in present
+    }
+    best = max(scores.values())
+    return [j for j in present if scores[j] == best]
+
+
+def exact_mean(chosen, tokens, masses) -> tuple:
+    """Weighted mean of some tokens."""
+    total = sum(masses[j] for j in chosen)
+    columns = zip(*(tokens[j] for j in chosen), strict=True)
+    chosen_masses = [masses[j] for j in chosen]
+    return tuple(
+        sum(w * x for w, x in zip(chosen_masses, column, strict=True)) / total
+        for column in columns
+    )
+
+
+def case_findings(cases):
+    """Leaders, tokens and limits of the published cases."""
+    step = ALPHA / (1 + ALPHA)
+    errors = [
+        error_of(cases[name], exact_run(points, STEPS, step))
+        for name, points in four_cases().items()
+    ]
+    emerging = cases["emerging leader"]
+    expected = np.zeros((STEPS + 1, len(EMERGING)))
+    expected[:, [0, 2]] = 1
+    expected[1:, 1] = 1
+    near, far = (1, 1 / 3), (-1, -1)
+    square = as_run([*SQUARE, *EXTRA])
+    return (
+        EMERGES.close_to(
+            emerging.is_leader,
+            expected,
+            tolerance=0.0,
+            source=other_method("tabulated beforehand"),
+        ),
+        EXACT.close_to(
+            errors, 0.0, tolerance=1e-12, source=other_method("rational arithmetic")
+        ),
+        LIMITS.close_to(
+            np.concatenate([emerging.limits, square.limits[4:]]),
+            [near, (-1 / 18, 5 / 36), far, near, far, far, near, near]
+            + [(1, 1), (-1, 1), (1, -1), (-1, -1)],
+            tolerance=1e-15,
+            source=closed_form("points of leaders"),
+        ),
+    )
+
+
+def error_of(path: mf.HardmaxRun, exact) -> float:
+    """Largest difference of tokens; one if leaders differ."""
+    points = np.array([np.array(tokens, float) for tokens, _ in exact])
+    is_same = (path.is_leader == np.array([leads for _, leads in exact])).all()
+    return max(float(np.abs(path.points - points).max()), float(not is_same))
+
+
+def tie_finding():
+    """Tied tokens after many steps of different sizes."""
+    ends = [
+        as_run([*SQUARE, (0.5, 0), (-0.5, 0), (0.2, 0.1)], 200, step=step).limits[4:6]
+        for step in (0.2, 1 / 3, 0.5, 0.7, 1.0)
+    ]
+    return TIED.close_to(
+        np.array(ends),
+        np.broadcast_to([[1, 0], [-1, 0]], (5, 2, 2)),
+        tolerance=1e-14,
+        source=closed_form("midpoints of edges"),
+    )
+
+
+def emerges(step: float) -> bool:
+    """Whether the second token of the example is a leader in the end."""
+    return bool(as_run(EMERGING, 10, step=step).is_leader[-1, 1])
+
+
+def critical_finding():
+    """The smallest step with an emerging leader, by bisection."""
+    found = scipy.optimize.bisect(
+        lambda step: 1.0 if emerges(step) else -1.0, 0.1, 0.3, xtol=1e-10
+    )
+    return CRITICAL.close_to(
+        found,
+        THRESHOLD,
+        tolerance=1e-9,
+        source=closed_form(r"smaller root of $9\gamma^2 - 7\gamma + 1$"),
+    )
+
+
+def unchanged(x):
+    """The activation of a perceptron that is linear."""
+    return x
+
+
+def flow_of(kind: str, beta: float = 1.0) -> mf.Flow:
+    """Attention that pulls towards its output: z' = output - z."""
+    back = mf.Perceptron(jnp.eye(2), jnp.zeros(2), -jnp.eye(2), activation=unchanged)
+    return mf.Flow(mf.identity_attention(kind, 2, beta) + back)
+
+
+def flow_end(kind: str, points, depth: float, beta: float = 1.0) -> np.ndarray:
+    """Tokens of the flow at a depth; padded, so that one program serves all."""
+    cloud = mf.pad(mf.TokenCloud(np.array(points, float)), SOFT_TOKENS)
+    path = mf.solve(flow_of(kind, beta), cloud, depth, rtol=1e-8, atol=1e-10)
+    return np.asarray(path.points[-1])[: len(points)]
+
+
+def continuous_finding():
+    """The example and the square in continuous depth."""
+    example = flow_end("hardmax", EMERGING, 25.0)
+    square = np.array([*SQUARE, *EXTRA])
+    corners = as_run(square).limits
+    exact = corners + np.exp(-DEPTH) * (square - corners)
+    return CONTINUOUS.close_to(
+        [*example[1], *flow_end("hardmax", square, DEPTH).ravel()],
+        [1, 1 / 3, *exact.ravel()],
+        tolerance=1e-7,
+        source=closed_form(r"$v + e^{-t}(z(0) - v)$"),
+    )
+
+
+def random_run(seed: int, count: int) -> mf.HardmaxRun:
+    """Random tokens under a random positive definite form."""
+    generator = np.random.default_rng(seed)
+    dimension = 2 + seed % 3
+    root = generator.normal(size=(dimension, dimension))
+    cloud = mf.TokenCloud(generator.normal(size=(count, dimension)))
+    score = root @ root.T + 0.1 * np.eye(dimension)
+    return mf.run_hardmax(cloud, 60, alpha=float(ALPHA), score=score)
+
+
+def random_findings(randoms):
+    """Leaders never cease, and every token finds one."""
+    changes = [np.diff(path.is_leader.astype(int), axis=0).min() for path in randoms]
+    shares = [np.mean(path.leader_of >= 0) for path in randoms]
+    return (
+        STAY.at_least(changes, 0, source=theory("leaders stay")),
+        CONVERGE.close_to(
+            shares, 1.0, tolerance=0.0, source=theory("generic tokens go to leaders")
+        ),
+    )
+
+
+def low_temperature(seed: int):
+    """Distances to the hardmax flow, and tokens with another leader, for each beta."""
+    points = np.random.default_rng(seed).uniform(-1, 1, (SOFT_TOKENS, 2))
+    hard = flow_end("hardmax", points, DEPTH)
+    goals = as_run(hard, 0).followed[0]
+    distances, changes = [], []
+    for beta in BETAS:
+        soft = flow_end("softmax", points, DEPTH, float(beta))
+        distances.append(np.linalg.norm(soft - hard, axis=1).max())
+        changes.append(int((as_run(soft, 0).followed[0] != goals).sum()))
+    return np.array(distances), np.array(changes)
+
+
+def soft_findings(soft):
+    """Distances at the lowest temperature, and where no leader has changed."""
+    distances = np.array([distance for distance, _ in soft])
+    is_same = np.array([changes == 0 for _, changes in soft]) & (BETAS >= 100)
+    return (
+        SOFT.at_most(distances[:, -1], 1e-3, source=theory("the limit is zero")),
+        CHANGES.at_most(
+            distances[is_same], 0.05, source=theory("softmax tends to hardmax")
+        ),
+    )
+
+
+def picture_of_cases(cases) -> Picture:
+    """The published panels."""
+    figure, axes = style.canvas(len(SHOWN), len(cases), panel=(1.75, 1.85))
+    for row, (name, path) in zip(axes, cases.items(), strict=True):
+        for panel, step in zip(row, SHOWN, strict=True):
+            draw_leaders(path, panel, step=step)
+            panel.set(xlim=(-1.2, 1.2), ylim=(-1.2, 1.2))
+        row[0].set_ylabel(name)
+    for panel, step in zip(axes[0], SHOWN, strict=True):
+        panel.set_title(f"step {step}")
+    return Picture(
+        figure,
+        r"The published cases, $\alpha = 0.5$: leaders are stars, other tokens have "
+        "the colour of whom they follow, white ones are tied between two. Second row: "
+        "a third leader emerges at step 1. Last row: two tokens end in the middle of "
+        "edges, where nobody leads.",
+    )
+
+
+def picture_of_critical_step() -> Picture:
+    """Where the second token ends, against the step, and two paths."""
+    figure, (left, right) = style.canvas(2, panel=(4.4, 3.2))
+    steps = np.linspace(0.08, 0.58, 26)
+    ends = [as_run(EMERGING, 60, step=step).limits[1, 0] for step in steps]
+    left.plot(steps, ends, ".", color=style.BLUE)
+    left.axvline(THRESHOLD, color=style.INK, linestyle=":", linewidth=1)
+    left.annotate(
+        r"$(7-\sqrt{13})/18$", (THRESHOLD, 0.5), (6, 0), textcoords="offset points"
+    )
+    left.set(xlabel=r"step $\gamma$", ylabel="first coordinate of token 2, limit")
+    for step, colour in ((0.18, style.ORANGE), (0.2, style.BLUE)):
+        path = as_run(EMERGING, 60, step=step).points
+        label = rf"$\gamma = {step}$"
+        right.plot(*path[:, 1].T, "o-", color=colour, label=label, markersize=3.5)
+        right.plot(*path[:, 3].T, ":", color=colour, linewidth=1)
+    right.plot(*np.array(EMERGING[:4], float).T, "*", color=style.INK, markersize=8)
+    for token, place in enumerate(np.array(EMERGING[:4], float)):
+        right.annotate(f"{token + 1}", place, (5, 5), textcoords="offset points")
+    right.set(xlabel="$z_1$", ylabel="$z_2$", xlim=(-0.2, 1.1), ylim=(0.0, 0.42))
+    right.legend(loc="lower right")
+    return Picture(
+        figure,
+        "Whether a leader emerges depends on the step. Left: the limit of token 2 "
+        "jumps at the critical step. Right: just below it token 2 keeps following 4 "
+        "(dotted) and goes to token 1; just above it token 4 gets away, and token 2 "
+        "leads.",
+    )
+
+
+def picture_of_ties() -> Picture:
+    """A tied token under the two rules."""
+    figure, axes = style.canvas(2, panel=(3.2, 3.2))
+    points = [*SQUARE, (0.2, 0.1), (0.5, 0)]
+    for panel, ties in zip(axes, ("merged", "exact"), strict=True):
+        path = as_run(points, 200, step=0.5, ties=ties)
+        draw_leaders(path, panel)
+        panel.set_title(f'ties="{ties}"')
+    return Picture(
+        figure,
+        r"The token $(\frac12, 0)$ of the square, steps of $\gamma = \frac12$. Left: "
+        "it is tied between two corners for ever and tends to the middle of the edge. "
+        "Right: if every token counts in floating-point ties, the follower of one "
+        "corner reaches it after some fifty steps and doubles its weight, and the tied "
+        "token is drawn to this corner by rounding alone; the corner counts as no "
+        "leader any more (no star).",
+    )
+
+
+def picture_of_low_temperature(soft) -> Picture:
+    """Distances and changes of leaders against the temperature."""
+    figure, (left, right) = style.canvas(2, panel=(4.4, 3.2))
+    for seed, (distances, changes) in enumerate(soft[:5]):
+        label = f"cloud {seed + 1}"
+        left.plot(BETAS, np.maximum(distances, 1e-16), "o-", label=label)
+        right.plot(BETAS, changes, "o-")
+    left.set(
+        xscale="log",
+        yscale="log",
+        xlabel=r"$\beta$",
+        ylabel="largest distance to hardmax",
+    )
+    right.set(xscale="log", xlabel=r"$\beta$", ylabel="tokens with another leader")
+    left.legend()
+    return Picture(
+        figure,
+        rf"Softmax and hardmax flows of 30 random tokens at depth {DEPTH:g}. Distances "
+        "(left) fall at once where the last token stops to follow another leader than "
+        r"under hardmax (right). After that they fall exponentially, or like "
+        r"$1/\beta$ if a token has changed its leader on the way, at a slightly "
+        r"different depth.",
+    )
+
+
+experiment = Experiment(
+    name="hardmax-leaders",
+    title="Hardmax attention gathers tokens at leaders",
+    room="flows",
+    about=__doc__,
+    claims=(
+        EMERGES,
+        EXACT,
+        LIMITS,
+        TIED,
+        CRITICAL,
+        CONTINUOUS,
+        STAY,
+        CONVERGE,
+        SOFT,
+        CHANGES,
+    ),
+    parameters=Parameters,
+    run=run,
+    seconds=12,
+)

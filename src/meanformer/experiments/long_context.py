@@ -1,0 +1,316 @@
+r"""Long contexts: one layer either averages or does nothing.
+
+At a fixed temperature a longer context washes attention out; with
+$\beta = \gamma\log n$ there is a transition. On $n$ unit tokens with one inner product
+$\rho$, one layer of attention maps all of them to one direction if
+$\gamma < 1/(1-\rho)$, keeps their directions if $\gamma > 1/(1-\rho)$, and for large
+$n$ gives outputs of cosine $4\rho/(1+3\rho)$ at the critical value. For every $n$ the
+cosine is a closed form,
+$1 - (1-\rho)/(1 + 2\kappa/z + n\kappa/z^2)$ with $z = n^{\gamma(1-\rho)} - 1$ and
+$\kappa = 1 + (n-1)\rho$, and the transition sharpens like $1/\log n$.
+"""
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+
+import meanformer as mf
+from meanformer.experiments import (
+    Claim,
+    Experiment,
+    Outcome,
+    Picture,
+    Table,
+    closed_form,
+    other_method,
+    published,
+    setting,
+    theory,
+)
+from meanformer.observables import (
+    context_similarity,
+    long_context_gamma,
+    long_context_limit,
+    long_context_scan,
+    long_context_similarity,
+)
+from meanformer.plotting import style
+
+RHO = 0.3
+PLACES = np.array([0.8, 1.0, 1.2])  # gamma (1 - rho)
+TABULATED = {
+    1e3: (0.91471458, 0.63221856, 0.40175298),
+    1e6: (0.99184802, 0.63157959, 0.32630889),
+    1e12: (0.99996331, 0.63157895, 0.30167138),
+}
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Sizes of the clouds that go through an actual layer."""
+
+    largest: int = setting(
+        400, full=4000, help="tokens of the largest cloud", at_least=40
+    )
+    dimension: int = setting(
+        512, full=4096, help="dimension of random tokens", at_least=64
+    )
+    seed: int = setting(0, help="seed of the random tokens", at_least=0)
+
+
+LAYER = Claim(
+    id="layer",
+    statement=r"An actual layer of softmax attention on explicit tokens of one inner "
+    r"product gives outputs with the cosine of the closed form, for $\rho$ from "
+    r"$-0.01$ to $0.9$ and $\gamma$ from $0$ to $4$.",
+    status="theorem",
+    reference="Rig25, long contexts",
+)
+DIGITS = Claim(
+    id="digits",
+    statement=r"At $\rho = 0.3$ and $\gamma(1-\rho) = 0.8, 1, 1.2$ the cosines for "
+    r"$n = 10^3, 10^6, 10^{12}$ are those tabulated.",
+    status="observation",
+)
+LIMIT = Claim(
+    id="limit",
+    statement=r"At $n = 10^{300}$ the cosines are $1$ below, $4\rho/(1+3\rho)$ at and "
+    r"$\rho$ above the critical $\gamma = 1/(1-\rho)$.",
+    status="theorem",
+    reference="Rig25, phase transition of long contexts",
+)
+WIDTH = Claim(
+    id="width",
+    statement=r"The width of the transition in $\gamma(1-\rho)$, from a cosine $0.9$ "
+    r"to $0.4$ at $\rho = 0.3$, times $\log n$ tends to $\log(t_1/t_2)$ with "
+    r"$\rho t^2 + 2\rho t = (1-\rho)/(1-c) - 1$: at $n = 10^{100}$.",
+    status="observation",
+)
+RANDOM = Claim(
+    id="random-tokens",
+    statement=r"Random tokens with a common mean, whose inner products fluctuate, "
+    r"follow the closed form at their average cosine away from the transition.",
+    status="observation",
+)
+
+
+def run(parameters: Parameters, *, progress) -> Outcome:
+    """Run layers on explicit clouds, and compare with the closed form."""
+    counts = sorted({10, 100, parameters.largest})
+    layers = [layer_cosines(n) for n in progress.over(counts, 0.6)]
+    gammas = np.linspace(0, 2.5, 21)
+    for _ in progress.over(range(1), 0.4):
+        random = random_cosines(gammas, parameters)
+    measured = np.concatenate([found for _, found, _ in layers])
+    expected = np.concatenate([exact for *_, exact in layers])
+    return Outcome(
+        findings=[
+            LAYER.close_to(measured, expected, tolerance=1e-10, source=closed_form()),
+            digits_finding(),
+            limit_finding(),
+            width_finding(),
+            random_finding(gammas, random),
+        ],
+        pictures=[
+            draw_transition(counts, layers),
+            draw_plane(),
+            draw_random(gammas, random),
+        ],
+        tables=[table()],
+    )
+
+
+def equiangular_tokens(count: int, rho: float) -> np.ndarray:
+    """Unit vectors with one inner product, in closed form: a shifted identity."""
+    spread = np.sqrt(1 - rho)
+    shift = (np.sqrt(1 + (count - 1) * rho) - spread) / count
+    return spread * np.eye(count) + shift
+
+
+def layer_cosines(count: int):
+    """Cosines of an actual layer, by the library, and what the closed form says."""
+    places, found, exact = [], [], []
+    for rho in (-0.01 if count <= 100 else 0.0, RHO, 0.9):
+        cloud = mf.TokenCloud(equiangular_tokens(count, rho))
+        for place in (0.0, 0.5, *PLACES, 1.5):
+            gamma = min(place / (1 - rho), 4.0)
+            outputs = np.asarray(context_similarity(cloud, gamma).outputs)
+            found.append(outputs[0] @ outputs[-1])
+            exact.append(long_context_similarity(count, gamma, rho))
+            places.append((count, rho, gamma * (1 - rho)))
+    return np.array(places), np.array(found), np.array(exact)
+
+
+def digits_finding():
+    """Tabulated digits."""
+    counts = np.array(list(TABULATED))[:, None]
+    return DIGITS.close_to(
+        long_context_similarity(counts, PLACES / (1 - RHO), RHO),
+        list(TABULATED.values()),
+        tolerance=6e-9,
+        source=other_method("tabulated beforehand"),
+    )
+
+
+def limit_finding():
+    """The three values of the limit."""
+    rho = np.array([0.1, 0.3, 0.6, 0.9])[:, None]
+    expected = np.concatenate([0 * rho + 1, 4 * rho / (1 + 3 * rho), rho], axis=1)
+    return LIMIT.close_to(
+        long_context_similarity(1e300, PLACES / (1 - rho), rho),
+        expected,
+        tolerance=1e-12,
+        source=published("three values of the limit, survey Rig25"),
+    )
+
+
+def width_finding():
+    """How the transition sharpens."""
+
+    def root(cosine):
+        excess = (1 - RHO) / (1 - cosine) - 1
+        return np.sqrt(1 + excess / RHO) - 1
+
+    ends = [float(long_context_gamma(1e100, cosine, RHO)) for cosine in (0.4, 0.9)]
+    width = (ends[0] - ends[1]) * (1 - RHO) * np.log(1e100)
+    return WIDTH.close_to(
+        width,
+        np.log(root(0.9) / root(0.4)),
+        relative_tolerance=1e-9,
+        source=theory(r"$z = n/t$ up to relative errors of order $1/n$"),
+    )
+
+
+def random_cosines(gammas, parameters: Parameters):
+    """Average cosines after one layer of random tokens with a common mean."""
+    count, dimension = parameters.largest, parameters.dimension
+    shift = np.sqrt(RHO / (1 - RHO) / dimension)
+    noise = jr.normal(jr.key(parameters.seed), (count, dimension))
+    points = noise / np.sqrt(dimension) + shift
+    points = points / jnp.linalg.norm(points, axis=1, keepdims=True)
+    cloud = mf.TokenCloud(points)
+    return [context_similarity(cloud, float(gamma)) for gamma in gammas]
+
+
+def random_finding(gammas, random):
+    """Random tokens far from the transition."""
+    place = gammas * (1 - RHO)
+    far = (place < 0.3) | (place > 1.6)
+    after, predicted = (
+        np.array([float(getattr(found, name)) for found in random])
+        for name in ("after", "predicted")
+    )
+    return RANDOM.close_to(
+        after[far],
+        predicted[far],
+        tolerance=0.02,
+        source=closed_form(r"at the average cosine of the tokens"),
+    )
+
+
+def table() -> Table:
+    """Cosines for growing contexts."""
+    counts = [1e1, 1e2, 1e3, 1e6, 1e12, 1e100]
+    rows = [
+        [
+            f"$10^{{{round(np.log10(n))}}}$",
+            *long_context_similarity(n, PLACES / 0.7, RHO),
+        ]
+        for n in counts
+    ]
+    limit = ["limit", *long_context_limit(PLACES / 0.7, RHO)]
+    return Table(
+        ["$n$", *[rf"$\gamma(1-\rho) = {place:g}$" for place in PLACES]],
+        [*rows, limit],
+        r"Cosine between outputs of one layer at $\rho = 0.3$.",
+    )
+
+
+def draw_transition(run_counts, layers) -> Picture:
+    """Cosines against the scaled temperature, for growing contexts."""
+    figure, axes = style.canvas(panel=(6.0, 4.0))
+    places = np.linspace(0, 2, 401)
+    colours = style.depth_colours()
+    counts = (*run_counts, 1e6, 1e12, 1e50)
+    for index, count in enumerate(counts):
+        power = rf"10^{{{round(np.log10(count))}}}"
+        label = f"$n = {count if count < 1e6 else power}$"
+        curve = long_context_similarity(count, places / (1 - RHO), RHO)
+        axes.plot(places, curve, color=colours(index / (len(counts) - 1)), label=label)
+    drawn = np.concatenate([rows for rows, *_ in layers])
+    found = np.concatenate([found for _, found, _ in layers])
+    at_rho = drawn[:, 1] == RHO
+    axes.plot(
+        drawn[at_rho, 2],
+        found[at_rho],
+        "o",
+        color=style.INK,
+        markersize=3,
+        label="actual layers",
+    )
+    axes.plot(1, 4 * RHO / (1 + 3 * RHO), "D", color=style.INK, fillstyle="none")
+    axes.axvline(1, color=style.INK, linewidth=0.8, linestyle=":")
+    axes.set(xlabel=r"$\gamma(1-\rho)$", ylabel="cosine between outputs")
+    axes.legend(loc="lower left")
+    return Picture(
+        figure,
+        r"One layer at $\beta = \gamma\log n$ on tokens of inner product $\rho = 0.3$: "
+        r"all outputs agree to the left of $\gamma = 1/(1-\rho)$, and are as far apart "
+        r"as the tokens to the right. All curves pass near the diamond "
+        r"$4\rho/(1+3\rho)$. Dots: layers actually run on explicit tokens.",
+    )
+
+
+def draw_plane() -> Picture:
+    """Cosines in the plane of gamma and rho, for two lengths of the context."""
+    figure, panels = style.canvas(2, panel=(4.2, 3.5), sharey=True)
+    gammas, rhos = np.linspace(0.02, 4, 200), np.linspace(0.005, 0.95, 180)
+    scan = long_context_scan([100, 1e12], gammas, rhos)
+    for axes, values, power in zip(panels, scan, (2, 12), strict=True):
+        gain = (values - rhos[None, :]) / (1 - rhos[None, :])
+        mesh = axes.pcolormesh(
+            gammas, rhos, gain.T, vmin=0, vmax=1, cmap="viridis", rasterized=True
+        )
+        axes.plot(1 / (1 - rhos), rhos, "--", color="white", linewidth=1.3)
+        axes.set(xlabel=r"$\gamma$", title=f"$n = 10^{{{power}}}$", xlim=(0.02, 4))
+        axes.grid(visible=False)
+    panels[0].set(ylabel=r"inner product $\rho$ of the tokens")
+    figure.colorbar(mesh, ax=panels, label=r"$(\cos - \rho)/(1 - \rho)$")
+    return Picture(
+        figure,
+        "How much of the way to one direction a single layer goes: 1, all outputs "
+        r"agree; 0, directions are kept. Dashed: $\gamma = 1/(1-\rho)$.",
+    )
+
+
+def draw_random(gammas, random) -> Picture:
+    """Real tokens: before, after, and the prediction at the average cosine."""
+    figure, axes = style.canvas(panel=(5.4, 3.6))
+    after = [float(found.after) for found in random]
+    predicted = [float(found.predicted) for found in random]
+    axes.plot(gammas, after, "o-", label="random tokens, after one layer")
+    axes.plot(gammas, predicted, "--", color=style.INK, label="equal inner products")
+    axes.axhline(float(random[0].before), color=style.GREY, label="before the layer")
+    axes.axvline(float(random[0].critical), color=style.INK, linestyle=":", linewidth=1)
+    axes.set(xlabel=r"$\gamma$", ylabel="average cosine")
+    axes.legend()
+    return Picture(
+        figure,
+        "Random tokens around a common mean, whose inner products fluctuate: the "
+        "average cosine after one layer, and the closed form at the average cosine "
+        "before it. The dotted line is the critical value.",
+    )
+
+
+experiment = Experiment(
+    name="long-context",
+    title="On a long context one layer either averages or does nothing",
+    room="observables",
+    about=__doc__,
+    claims=(LAYER, DIGITS, LIMIT, WIDTH, RANDOM),
+    parameters=Parameters,
+    run=run,
+    seconds=8,
+)

@@ -1,0 +1,555 @@
+r"""Where a layer normalises decides how fast its tokens cluster.
+
+Write a token as $x_i = r_i\theta_i$ and let attention see directions only. Then every
+usual placement of the normalisation is the same flow of directions at another speed,
+$\dot\theta_i = P_{\theta_i}A_i/s_i$ with $s_i = 1$ after the residual (Post), $r_i$
+before attention (Pre), $r_i|A_i|$ on both sides (Peri), $|A_i|/\alpha$ (nGPT),
+$\sqrt{1+t}$ (sqrt-scaling), or Post and later Pre (Mix). Radii that grow turn the
+exponential collapse into a power of depth. Six schemes are compared with the whole
+system of tokens solved by SciPy, with their finite networks, and on random weights.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import scipy.integrate
+from jaxtyping import Array, Int
+
+import meanformer as mf
+from meanformer.experiments import (
+    Claim,
+    Experiment,
+    Outcome,
+    Picture,
+    Table,
+    closed_form,
+    other_method,
+    setting,
+    theory,
+)
+from meanformer.flows import AbstractScheme, run_normalised_layers
+from meanformer.observables import Equiangular, mean_cosine
+from meanformer.plotting import draw_rate, mark_sizes, style
+
+COUNT, BETA, SWITCH, DEPTH = 8, 3.0, 2.0, 6.0
+SCHEMES = {
+    "Post": mf.PostNorm(),
+    "Pre": mf.PreNorm(),
+    "Peri": mf.PeriNorm(),
+    "nGPT": mf.NGPT(),
+    "Mix": mf.MixNorm(SWITCH),
+    "sqrt": mf.SqrtScaling(),
+}
+TABULATED = (
+    0.9987033043,
+    0.4219170507,
+    0.5602673761,
+    0.9997645242,
+    0.9169127290,
+    0.7861427632,
+)
+EARLY_DEPTHS, LATE_DEPTHS = np.linspace(0, 12, 49), np.geomspace(0.3, 1e4, 140)
+SAVED = np.linspace(0, DEPTH, 25)
+COLOURS = dict(zip(SCHEMES, style.PALETTE, strict=False))
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Sizes of the networks."""
+
+    finest: int = setting(
+        480, full=3840, help="layers of the finest network", at_least=240
+    )
+    dimension: int = setting(
+        64, full=512, help="dimension of random weights", at_least=16
+    )
+    tokens: int = setting(16, full=64, help="tokens under random weights", at_least=4)
+    layers: int = setting(48, full=96, help="layers of random weights", at_least=24)
+    networks: int = setting(16, full=50, help="random networks", at_least=4)
+    seed: int = setting(0, help="seed of weights and tokens", at_least=0)
+
+
+TABLE = Claim(
+    id="table",
+    statement=r"Eight orthonormal tokens at $\beta = 3$ have, at depth $6$, the inner "
+    r"products tabulated for all six schemes.",
+    status="observation",
+)
+SYSTEM = Claim(
+    id="whole-system",
+    statement=r"The flow of every scheme, and the equations of one inner product and "
+    r"one radius, agree along depth with the whole system of directions and radii.",
+    status="observation",
+)
+SLOPE = Claim(
+    id="first-slope",
+    statement=r"At the start Post, Pre, Mix and sqrt move at the same speed $2q$, Peri "
+    r"and nGPT at $2q/|A|$, with $q = 1/(e^\beta + n - 1)$.",
+    status="observation",
+    reference="KGPR25, initial velocities",
+)
+EXPONENTIAL = Claim(
+    id="exponential",
+    statement=r"In the end the gap $1 - \rho$ falls like $e^{-2t}$ for Post and nGPT "
+    r"and like $e^{-4\sqrt t}$ for sqrt.",
+    status="observation",
+    reference="KGPR25, final velocities",
+)
+POWER = Claim(
+    id="power",
+    statement=r"For Pre, Peri and Mix it falls like $t^{-2}$: exponents between depths "
+    r"$10^4$ and $2\cdot 10^4$.",
+    status="observation",
+    reference="KGPR25, final velocities",
+)
+AT_400 = Claim(
+    id="at-400",
+    statement=r"At depth $400$ the gaps of Pre, Peri and Mix are "
+    r"$1.691\cdot 10^{-4}$, $1.658\cdot 10^{-4}$ and $9.758\cdot 10^{-6}$.",
+    status="observation",
+)
+LAYERS = Claim(
+    id="layers",
+    statement=r"The finite network of every scheme tends to its flow at first order in "
+    r"the step.",
+    status="observation",
+)
+EARLY = Claim(
+    id="random-early",
+    statement=r"Under random weights, new in each layer, the first layer makes tokens "
+    r"more alike under Peri and nGPT than under Post and Pre: smallest over largest "
+    r"average cosine.",
+    status="observation",
+    reference="KGPR25, experiments with random weights",
+)
+LATE = Claim(
+    id="random-late",
+    statement=r"At the last layer Post and nGPT have collapsed and Pre and Peri have "
+    r"not: the median gap of the former is less than a hundredth of the latter's.",
+    status="observation",
+    reference="KGPR25, experiments with random weights",
+)
+
+
+class Selected(AbstractScheme):
+    """One of the six, by its number: a single program then serves them all."""
+
+    index: Int[Array, ""]
+
+    def slowness(self, depth, radius, radial, norm):
+        """Return that of the one selected."""
+        return self._of("slowness", depth, radius, radial, norm)
+
+    def growth(self, depth, radius, radial, norm):
+        """Return that of the one selected."""
+        return self._of("growth", depth, radius, radial, norm)
+
+    def _of(self, method: str, *values):
+        branches = [getattr(scheme, method) for scheme in SCHEMES.values()]
+        return jax.lax.switch(self.index, branches, *values)
+
+    @property
+    def space(self):
+        """The whole space; a radius that does not grow stays one."""
+        return mf.Euclidean()
+
+    @property
+    def jumps(self):
+        """That of Mix."""
+        return jnp.array([SWITCH])
+
+    def layers(self, attention, step):
+        """Not needed: networks are run with the schemes themselves."""
+        raise NotImplementedError
+
+
+class Curve(NamedTuple):
+    """Gap and radius of a scheme at many depths."""
+
+    depths: np.ndarray
+    gaps: np.ndarray
+    radii: np.ndarray
+
+    def gap(self, depths) -> np.ndarray:
+        """The gap at some of the depths."""
+        return self.gaps[np.searchsorted(self.depths, depths)]
+
+
+def run(parameters: Parameters, *, progress) -> Outcome:
+    """Solve flows, models and networks of all schemes."""
+    numbers = {name: jnp.asarray(index) for index, name in enumerate(SCHEMES)}
+    flows, curves = {}, {}
+    for name, index in progress.over(list(numbers.items()), 0.4):
+        flows[name] = flow_cosines(Selected(index))
+        curves[name] = curve_of(Selected(index))
+    counts = [parameters.finest // 4, parameters.finest // 2, parameters.finest]
+    errors = {
+        name: layer_errors(scheme, counts, flows[name][-1])
+        for name, scheme in progress.over(list(SCHEMES.items()), 0.3)
+    }
+    random = {
+        name: random_cosines(index, parameters)
+        for name, index in progress.over(list(numbers.items()), 0.3)
+    }
+    return Outcome(
+        findings=[
+            *flow_findings(flows, curves),
+            slope_finding(),
+            *law_findings(curves),
+            order_finding(errors),
+            *random_findings(random),
+        ],
+        pictures=[
+            draw_gaps(curves),
+            draw_random(random, parameters),
+            draw_layers(counts, errors),
+        ],
+        tables=[table(flows, curves)],
+    )
+
+
+def model(scheme) -> Equiangular:
+    """Eight tokens at equal angles."""
+    return Equiangular(COUNT, BETA, scheme=scheme)
+
+
+def curve_of(scheme) -> Curve:
+    """Gap and radius at all depths that anything is asked for."""
+    others = [50.0, 51.0, 400.0, 1e4, 2e4]
+    depths = np.unique([*SAVED, *EARLY_DEPTHS, *LATE_DEPTHS, *others])
+    reduced = model(scheme)
+    return Curve(
+        depths, np.asarray(reduced.gap(depths)), np.asarray(reduced.radius(depths))
+    )
+
+
+def flow_cosines(scheme) -> np.ndarray:
+    """Inner product of the first two of eight tokens under the full flow."""
+    attention = mf.identity_attention("softmax", COUNT, BETA)
+    path = mf.solve(
+        mf.normalised_flow(attention, scheme),
+        mf.TokenCloud(jnp.eye(COUNT)),
+        DEPTH,
+        save=SAVED,
+        rtol=1e-10,
+        atol=1e-12,
+    )
+    return first_cosine(path.points)
+
+
+def first_cosine(points) -> np.ndarray:
+    """Cosine between the first two tokens along depth."""
+    first, second = np.asarray(points[:, 0]), np.asarray(points[:, 1])
+    lengths = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
+    return np.sum(first * second, axis=1) / lengths
+
+
+def whole_system(name: str, depths) -> np.ndarray:
+    """Directions and radii of all tokens, in NumPy, by SciPy's DOP853."""
+
+    def field(depth, flat):
+        theta, radius = flat[:-COUNT].reshape(COUNT, COUNT), flat[-COUNT:]
+        masses = np.exp(BETA * theta @ theta.T)
+        pull = masses @ theta / masses.sum(1, keepdims=True)
+        radial, norm = np.sum(theta * pull, axis=1), np.linalg.norm(pull, axis=1)
+        slowness, growth = speeds(name, depth, radius, radial, norm)
+        turning = (pull - radial[:, None] * theta) / slowness[:, None]
+        return np.append(turning.ravel(), growth)
+
+    flat, cosines = np.append(np.eye(COUNT).ravel(), np.ones(COUNT)), []
+    # A change of the rule must not lie inside of a step.
+    for part in (depths[depths <= SWITCH], depths[depths >= SWITCH]):
+        solved = scipy.integrate.solve_ivp(
+            field,
+            (part[0], part[-1]),
+            flat,
+            method="DOP853",
+            t_eval=part,
+            rtol=1e-12,
+            atol=1e-13,
+        )
+        flat, theta = solved.y[:, -1], solved.y[:-COUNT].reshape(COUNT, COUNT, -1)
+        cosines.append(np.einsum("ct,ct->t", theta[0], theta[1]))
+    return np.concatenate([cosines[0], cosines[1][1:]])
+
+
+def speeds(name: str, depth, radius, radial, norm):
+    """Slowness and growth, written out once more."""
+    one = np.ones_like(radius)
+    if name == "Mix":
+        name = "Post" if depth < SWITCH else "Pre"
+    return {
+        "Post": (one, 0 * one),
+        "Pre": (radius, radial),
+        "Peri": (radius * norm, radial / norm),
+        "nGPT": (norm, 0 * one),
+        "sqrt": (np.sqrt(1 + depth) * one, 0 * one),
+    }[name]
+
+
+def flow_findings(flows, curves):
+    """Full flows and reduced models against the table and the whole system."""
+    exact = {name: whole_system(name, SAVED) for name in SCHEMES}
+    reduced = {name: 1 - curve.gap(SAVED) for name, curve in curves.items()}
+    both = [[flows[name], reduced[name]] for name in SCHEMES]
+    return (
+        TABLE.close_to(
+            [flows[name][-1] for name in SCHEMES],
+            TABULATED,
+            tolerance=1e-9,
+            source=other_method("tabulated beforehand"),
+        ),
+        SYSTEM.close_to(
+            both,
+            [[exact[name], exact[name]] for name in SCHEMES],
+            tolerance=1e-8,
+            source=other_method("directions and radii, solved by SciPy's DOP853"),
+        ),
+    )
+
+
+def slope_finding():
+    """Initial slopes."""
+    other = 1 / (np.exp(BETA) + COUNT - 1)
+    own = np.exp(BETA) * other
+    norm = np.sqrt(own**2 + (COUNT - 1) * other**2)
+    expected = [
+        2 * other / (norm if name in ("Peri", "nGPT") else 1) for name in SCHEMES
+    ]
+    return SLOPE.close_to(
+        [float(model(scheme).velocity(0.0)) for scheme in SCHEMES.values()],
+        expected,
+        relative_tolerance=1e-12,
+        source=closed_form(r"$|A|^2 = a^2 + (n-1)q^2$ at orthogonal tokens"),
+    )
+
+
+def law_findings(curves):
+    """Exponents at the end, and gaps at depth 400."""
+    ends = np.array([50.0, 51.0])
+    rates = [-np.diff(np.log(curves[name].gap(ends)))[0] for name in ("Post", "nGPT")]
+    roots = np.sqrt(ends + 1)
+    stretched = -np.diff(np.log(curves["sqrt"].gap(ends)))[0] / np.diff(roots)[0]
+    growing = ("Pre", "Peri", "Mix")
+    gaps = [curves[name].gap([400.0, 1e4, 2e4]) for name in growing]
+    return (
+        EXPONENTIAL.close_to(
+            [*rates, stretched],
+            [2, 2, 4],
+            relative_tolerance=1e-6,
+            source=theory(r"rates $2$, $2\alpha$ and $4$"),
+        ),
+        POWER.close_to(
+            [np.log2(gap[2] / gap[1]) for gap in gaps],
+            -2.0,
+            tolerance=2e-3,
+            source=theory(r"$r \sim t$ makes $\dot\rho = 2(1-\rho)/t$"),
+        ),
+        AT_400.close_to(
+            [gap[0] for gap in gaps],
+            [1.691e-4, 1.658e-4, 9.758e-6],
+            relative_tolerance=5e-4,
+            source=other_method("tabulated beforehand"),
+        ),
+    )
+
+
+def layer_errors(scheme, counts, limit: float) -> list[float]:
+    """Errors of finite networks at the last depth.
+
+    All are run for the largest number of layers, so that one program serves them.
+    """
+    attention = mf.identity_attention("softmax", COUNT, BETA)
+    cloud, errors = mf.TokenCloud(jnp.eye(COUNT)), []
+    for count in counts:
+        step = DEPTH / count
+        path = run_normalised_layers(attention, scheme, cloud, counts[-1], step=step)
+        errors.append(abs(float(first_cosine(path.points)[count] - limit)))
+    return errors
+
+
+def order_finding(errors):
+    """Orders from the two finest networks."""
+    return LAYERS.inside(
+        [np.log2(found[-2] / found[-1]) for found in errors.values()],
+        0.9,
+        1.1,
+        source=theory("first order"),
+    )
+
+
+def random_cosines(index, parameters: Parameters) -> np.ndarray:
+    """Average cosines after each layer of networks with random weights, step one."""
+    keys = jr.split(jr.key(parameters.seed), parameters.networks)
+    return np.asarray(_random_cosines(index, keys, parameters))
+
+
+@partial(jax.jit, static_argnums=2)
+def _random_cosines(index, keys, parameters: Parameters):
+    dimension = parameters.dimension
+    beta = jnp.sqrt(jnp.asarray(dimension, float))
+    # Mix changes after a quarter of the layers.
+    schemes = SCHEMES | {"Mix": mf.MixNorm(parameters.layers / 4)}
+
+    def layer(points, inputs):
+        depth, key = inputs
+        matrices = jr.normal(key, (3, dimension, dimension)) / jnp.sqrt(1.0 * dimension)
+        attention, cloud = mf.Softmax(*matrices, beta=beta), mf.TokenCloud(points)
+        branches = [
+            lambda x, scheme=scheme: scheme.layers(attention, 1.0).velocity(
+                depth, cloud, x, None
+            )
+            for scheme in schemes.values()
+        ]
+        moved = jax.lax.switch(index, branches, points)
+        return moved, mean_cosine(mf.Sphere().retract(moved), cloud.weights)
+
+    def network(key):
+        key_x, key_w = jr.split(key)
+        start = mf.UniformSphere(dimension).sample(parameters.tokens, key=key_x)
+        depths = jnp.arange(parameters.layers, dtype=float)
+        weights = jr.split(key_w, parameters.layers)
+        return jax.lax.scan(layer, start, (depths, weights))[1]
+
+    return jax.lax.map(network, keys)
+
+
+def random_findings(random):
+    """Who is fast at first, and who collapses."""
+    first = {name: np.median(cosines[:, 0]) for name, cosines in random.items()}
+    last = {name: np.median(1 - cosines[:, -1]) for name, cosines in random.items()}
+    fast = min(first["Peri"], first["nGPT"])
+    slow = max(first["Post"], first["Pre"])
+    collapsed = max(last["Post"], last["nGPT"])
+    spread = min(last["Pre"], last["Peri"])
+    return (
+        EARLY.above(
+            fast / slow, 2.0, source=theory(r"attention shorter than $1$ is stretched")
+        ),
+        LATE.below(
+            collapsed / spread, 0.01, source=theory("exponential against power")
+        ),
+    )
+
+
+def table(flows, curves) -> Table:
+    """One row for each scheme."""
+    rows = []
+    for name, scheme in SCHEMES.items():
+        law = model(scheme).law
+        shape = {
+            "exponential": rf"$e^{{-{law.exponent:g}t}}$",
+            "power": rf"$t^{{-{law.exponent:g}}}$",
+            "stretched": rf"$e^{{-{law.exponent:g}\sqrt{{t}}}}$",
+        }[law.form]
+        curve, slope = curves[name], float(model(scheme).velocity(0.0))
+        place = np.searchsorted(curve.depths, 400.0)
+        ends = curve.gaps[place], curve.radii[place]
+        rows.append([name, slope, flows[name][-1], *ends, shape])
+    return Table(
+        [
+            "scheme",
+            r"$\dot\rho(0)$",
+            r"$\rho(6)$",
+            r"$1 - \rho(400)$",
+            "$r(400)$",
+            r"$1-\rho$ in the end",
+        ],
+        rows,
+        r"Eight orthonormal tokens at $\beta = 3$.",
+    )
+
+
+def draw_gaps(curves) -> Picture:
+    """Gaps against depth, with linear and with logarithmic depth."""
+    figure, (left, right) = style.canvas(2, panel=(4.6, 3.7))
+    for name, curve in curves.items():
+        options = {"color": COLOURS[name], "label": name}
+        left.plot(EARLY_DEPTHS, 1 - curve.gap(EARLY_DEPTHS), **options)
+        gaps = curve.gap(LATE_DEPTHS)
+        right.plot(LATE_DEPTHS, np.where(gaps > 1e-14, gaps, np.nan), **options)
+    far = LATE_DEPTHS[90:]
+    right.plot(far, 100 / far**2, ":", color=style.INK, label="$t^{-2}$")
+    left.axvline(SWITCH, color=style.GREY, linewidth=0.8, linestyle=":")
+    left.set(xlabel="depth $t$", ylabel=r"inner product $\rho$ of any two tokens")
+    right.set(
+        xscale="log",
+        yscale="log",
+        xlabel="depth $t$",
+        ylabel=r"gap $1 - \rho$",
+        ylim=(1e-12, 2),
+    )
+    right.legend(loc="lower left")
+    return Picture(
+        figure,
+        r"Eight orthonormal tokens at $\beta = 3$ under six schemes. Left: Peri and "
+        r"nGPT start steepest; Mix leaves Post at the dotted depth. Right: Post, "
+        r"nGPT and sqrt collapse exponentially, Pre, Peri and Mix like $t^{-2}$.",
+    )
+
+
+def draw_random(random, parameters: Parameters) -> Picture:
+    """Average cosines under random weights, with their bands."""
+    figure, (left, right) = style.canvas(2, panel=(4.6, 3.7))
+    layers = np.arange(1, parameters.layers + 1)
+    for name, cosines in random.items():
+        low, middle, high = np.quantile(cosines, (0.05, 0.5, 0.95), axis=0)
+        left.fill_between(layers, low, high, color=COLOURS[name], alpha=0.18, lw=0)
+        left.plot(layers, middle, color=COLOURS[name], label=name)
+        gap = np.maximum(1 - middle, 1e-14)
+        right.plot(layers, gap, color=COLOURS[name], label=name)
+    left.set(xlabel="layer", ylabel="average cosine")
+    right.set(xlabel="layer", ylabel="median gap", yscale="log", ylim=(1e-8, 1.5))
+    right.legend(loc="lower left")
+    return Picture(
+        figure,
+        f"Random weights, new in each layer: {parameters.tokens} tokens in dimension "
+        rf"{parameters.dimension}, $\beta = \sqrt d$, step 1, entries of variance "
+        f"$1/d$; median and 90% band over {parameters.networks} networks. Post and "
+        "nGPT collapse exponentially, and so does Mix while it is Post, in the first "
+        "quarter of the layers; radii that grow slow Pre and Peri down.",
+    )
+
+
+def draw_layers(counts, errors) -> Picture:
+    """Errors of finite networks."""
+    figure, axes = style.canvas(panel=(5.2, 3.7))
+    for name, found in errors.items():
+        draw_rate(counts, found, axes, label=name, slope=-1.0)
+        axes.lines[-2].set_color(COLOURS[name])
+        axes.lines[-1].set_color(COLOURS[name])
+    mark_sizes(counts, axes)
+    axes.set(xlabel="layers to depth 6", ylabel=r"error of $\rho(6)$")
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return Picture(
+        figure,
+        "Finite networks against the flow of their scheme. Dashed: first order in the "
+        "step.",
+    )
+
+
+experiment = Experiment(
+    name="normalisation-schemes",
+    title="Where a layer normalises decides how fast tokens cluster",
+    room="flows",
+    about=__doc__,
+    claims=(
+        TABLE,
+        SYSTEM,
+        SLOPE,
+        EXPONENTIAL,
+        POWER,
+        AT_400,
+        LAYERS,
+        EARLY,
+        LATE,
+    ),
+    parameters=Parameters,
+    run=run,
+    seconds=15,
+)

@@ -1,0 +1,483 @@
+r"""Energies with a matrix on the sphere: who attracts, who splits, who spreads.
+
+Unnormalised attention with $A = V = \pm D$, $D$ symmetric, climbs or descends
+$E_D(\mu) = \iint e^{\langle x, Dy\rangle}\,\mathrm{d}\mu(x)\,\mathrm{d}\mu(y)$. For
+positive definite $D$ the largest value $e^{\lambda_1}$ belongs to one point at a
+leading eigenvector $\pm v$. But runs of the ascent may end in two clusters, at $v$ and
+at $-v$: equal ones resist small perturbations exactly if
+$\lambda_1\tanh\lambda_1 > \lambda_2$, which explains the published counts. Minimisers
+spread; their density on the circle is the solution of a convex problem, and is computed
+with a certificate.
+"""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import scipy.optimize
+from scipy.special import iv
+
+import meanformer as mf
+from meanformer.experiments import (
+    Claim,
+    Experiment,
+    Outcome,
+    Picture,
+    Table,
+    closed_form,
+    published,
+    setting,
+    theory,
+)
+from meanformer.observables import (
+    count_clusters,
+    matrix_energy_flow,
+    optimal_circle_density,
+    stationary_report,
+)
+from meanformer.plotting import draw_sphere, style
+
+ENTRIES = np.linspace(0.0, 1.5, 20)
+# Runs of one hundred that ended in one cluster, as published with the code.
+PUBLISHED = np.array([0, 1, 0, 1, 2, 2, 5, 8, 16, 50, *[100] * 6, 45, 6, 3, 1])
+FOUR = (0.5, 1.0, 2.0, 4.0)
+SHIFTS = np.linspace(-0.1, 0.3, 9)
+SPREAD = {
+    r"$I$": (1.0, 1.0, 1.0),
+    r"diag$(1, 0.25, 1)$": (1.0, 0.25, 1.0),
+    r"diag$(1, 0, 1)$": (1.0, 0.0, 1.0),
+    r"diag$(0, 0, 1)$": (0.0, 0.0, 1.0),
+}
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Sizes."""
+
+    tokens: int = setting(100, help="tokens of the runs", at_least=20)
+    repeats: int = setting(8, full=100, help="runs for each matrix", at_least=4)
+    solid: int = setting(
+        4, full=20, help="matrices in dimension 3", at_least=2, at_most=100
+    )
+    depth: float = setting(150.0, help="depth of the runs at most", at_least=50)
+    nodes: int = setting(300, full=1000, help="nodes on the circle", at_least=100)
+    spread: int = setting(100, full=400, help="tokens that spread on the sphere")
+    seed: int = setting(5, help="seed of all starts", at_least=0)
+
+
+MAXIMUM = Claim(
+    id="maximum",
+    statement=r"No run of the ascent passes $e^{\lambda_1}$, and those that end in one "
+    r"cluster reach it: largest difference.",
+    status="theorem",
+    reference="BKKRW25, maximisers for positive definite matrices",
+)
+THRESHOLD = Claim(
+    id="split-threshold",
+    statement=r"Two equal clusters at $\pm v$ turn stable at "
+    r"$\lambda_1\tanh\lambda_1 = \lambda_2$: for diag$(d_1, 1)$ below $d_1 = \tanh 1$ "
+    r"and above the root of $d\tanh d = 1$, for diag$(d_1, d_1, 1)$ below $\tanh 1$.",
+    status="observation",
+)
+CURVE = Claim(
+    id="split-curve",
+    statement=r"The share of runs with $D = $ diag$(d_1, 1)$ that end in one cluster "
+    r"is the published one for all 20 values of $d_1$: differences in standard errors.",
+    status="observation",
+    reference="BKKRW25, Figure 2 and its code",
+)
+ONE_BETWEEN = Claim(
+    id="one-cluster-between",
+    statement=r"Between the two thresholds all runs end in one cluster; in dimension 3 "
+    r"with diag$(d_1, d_1, 1)$ all above the first one.",
+    status="observation",
+)
+FOUR_TOKENS = Claim(
+    id="four-tokens",
+    statement=r"Four tokens that descend from a square with $D = $ diag$(1, d)$ end at "
+    r"$(\pm\sqrt u, \pm\sqrt{1-u})$ with $\tanh u = d\tanh(d(1-u))$.",
+    status="theorem",
+    reference="BKKRW25, four particles on the circle",
+)
+DENSITY = Claim(
+    id="density-slope",
+    statement=r"The optimal density for diag$(1, 1+\varepsilon)$ is "
+    r"$\frac{1}{2\pi}(1 + \varepsilon\frac{I_1(1)}{2I_2(1)}\cos 2\theta)$ to first "
+    r"order: the slope of its second moment.",
+    status="observation",
+)
+DENSITY_PUBLISHED = Claim(
+    id="density-published",
+    statement=r"Its second moments at $\varepsilon = -0.05, 0.05, 0.3$ are those of "
+    r"the published densities.",
+    status="observation",
+    reference="BKKRW25, Figure 5 and its code",
+)
+CERTIFICATE = Claim(
+    id="certificate",
+    statement=r"Each density is within $10^{-6}$ of the minimum of the energy, by its "
+    r"own certificate.",
+    status="theorem",
+    reference="BKKRW25, convexity for positive definite matrices",
+)
+MINIMUM = Claim(
+    id="minimum",
+    statement=r"Descending tokens on the sphere approach the least energy: $\sinh 1$ "
+    r"of the uniform law for $D = I$, and $1$ where $D$ has a kernel to hide in.",
+    status="observation",
+)
+
+
+def run(parameters: Parameters, *, progress) -> Outcome:
+    """Climb and descend, and compare with closed forms and published runs."""
+    runs = [split_runs(entry, 2, parameters) for entry in progress.over(ENTRIES, 0.4)]
+    entries = np.linspace(0.25, 1.45, parameters.solid)
+    solid = [split_runs(entry, 3, parameters) for entry in progress.over(entries, 0.1)]
+    densities = [
+        optimal_circle_density(
+            np.diag([1.0, 1.0 + shift]), count=parameters.nodes, tolerance=1e-7
+        )
+        for shift in progress.over(SHIFTS, 0.1)
+    ]
+    spread = {
+        name: spread_path(diagonal, parameters)
+        for name, diagonal in progress.over(SPREAD.items(), 0.3)
+    }
+    four = [four_tokens(entry, parameters) for entry in FOUR]
+    singles, in_space = share_of_one(runs), share_of_one(solid)
+    return Outcome(
+        findings=[
+            maximum_finding([*runs, *solid]),
+            threshold_finding(),
+            curve_finding(singles, parameters.repeats),
+            between_finding(singles, entries, in_space),
+            four_finding(four),
+            *density_findings(densities),
+            minimum_finding(spread),
+        ],
+        pictures=[
+            draw_curve(singles, entries, in_space, parameters.repeats),
+            draw_spread(spread),
+            draw_densities(densities),
+        ],
+        tables=[four_table(four)],
+    )
+
+
+@dataclass(frozen=True)
+class Run:
+    """How one run ended: energy less its bound, and the number of clusters."""
+
+    excess: float
+    count: int | None
+
+
+@jax.jit
+def _last_points(flow, starts, weights, depth):
+    def of_start(points):
+        path = mf.solve(
+            flow,
+            mf.TokenCloud(points, weights),
+            depth,
+            save=2,
+            rtol=1e-7,
+            atol=1e-9,
+            stop=mf.SteadyState(1e-8),
+        )
+        return path.points[-1]
+
+    return jax.lax.map(of_start, starts)
+
+
+def form_of(entry: float, dimension: int) -> np.ndarray:
+    """The matrix of a run; that of the plane acts on a great circle of the sphere."""
+    return np.diag([entry, 1.0, 0.0] if dimension == 2 else [entry, entry, 1.0])
+
+
+def split_runs(entry: float, dimension: int, parameters: Parameters) -> list[Run]:
+    """Runs of the ascent from uniform tokens on the circle or sphere."""
+    key = jr.fold_in(jr.key(parameters.seed), round(1000 * entry))
+    shape = parameters.repeats, parameters.tokens, dimension
+    normal = np.asarray(jr.normal(key, shape))
+    starts = np.zeros((*shape[:2], 3))
+    starts[..., :dimension] = normal / np.linalg.norm(normal, axis=2, keepdims=True)
+    flow = matrix_energy_flow(form_of(entry, dimension))
+    weights = jnp.full(parameters.tokens, 1 / parameters.tokens)
+    ends = _last_points(flow, jnp.asarray(starts), weights, parameters.depth)
+    return [run_of(form_of(entry, dimension), points) for points in ends]
+
+
+def energy_of(form: np.ndarray, points) -> float:
+    """The energy of equal tokens, dense in NumPy."""
+    return float(np.exp(np.asarray(points) @ form @ np.asarray(points).T).mean())
+
+
+def run_of(form: np.ndarray, points) -> Run:
+    """How a run ended."""
+    cloud = mf.TokenCloud(points)
+    clusters = count_clusters(cloud, space=mf.Sphere(), threshold=0.1)
+    excess = energy_of(form, points) - np.exp(np.diag(form).max())
+    return Run(float(excess), clusters.count)
+
+
+def share_of_one(runs) -> np.ndarray:
+    """The share of runs that ended in one cluster, for each matrix."""
+    return np.array([np.mean([r.count == 1 for r in row]) for row in runs])
+
+
+def maximum_finding(runs):
+    """Energies against their bound, where one cluster was reached."""
+    reached = [r.excess for row in runs for r in row if r.count == 1]
+    highest = max(r.excess for row in runs for r in row)
+    return MAXIMUM.close_to(
+        [*reached, max(highest, 0.0)],
+        0.0,
+        tolerance=1e-3,
+        source=closed_form(r"$e^{\lambda_1}$"),
+    )
+
+
+def threshold_finding():
+    """Bisect for the matrices at which two opposite clusters turn stable."""
+
+    def largest(entry: float, dimension: int) -> float:
+        form = form_of(entry, dimension)
+        axis = np.eye(3)[[np.diag(form).argmax()]]
+        cloud = mf.TokenCloud(np.concatenate([axis, axis, -axis, -axis]))
+        return float(stationary_report(matrix_energy_flow(form), cloud).eigenvalues[0])
+
+    found = [
+        scipy.optimize.brentq(largest, *ends, args=(dimension,), xtol=1e-10)
+        for *ends, dimension in ((0.5, 0.95, 2), (1.05, 1.5, 2), (0.5, 0.95, 3))
+    ]
+    return THRESHOLD.close_to(
+        found,
+        [*thresholds(), np.tanh(1.0)],
+        tolerance=1e-7,
+        source=closed_form(r"$\tanh 1$, and the root of $d\tanh d = 1$"),
+    )
+
+
+def thresholds() -> tuple[float, float]:
+    """The two values of the entry at which the largest eigenvalue is just enough."""
+    upper = scipy.optimize.brentq(lambda d: d * np.tanh(d) - 1, 1.0, 2.0)
+    return float(np.tanh(1.0)), float(upper)
+
+
+def curve_finding(singles: np.ndarray, repeats: int):
+    """Shares of single clusters against the published ones."""
+    theirs = PUBLISHED / 100
+    pooled = (theirs * 100 + singles * repeats) / (100 + repeats)
+    # One run more or less, so that a share of zero has an error, too.
+    pooled = np.clip(pooled, 1 / (100 + repeats), 1 - 1 / (100 + repeats))
+    errors = np.sqrt(pooled * (1 - pooled) * (1 / 100 + 1 / repeats))
+    return CURVE.close_to(
+        (singles - theirs) / errors,
+        0.0,
+        tolerance=4.5,
+        source=published("100 runs for each matrix, counts stored with the code"),
+    )
+
+
+def between_finding(singles: np.ndarray, entries: np.ndarray, in_space: np.ndarray):
+    """Shares where the split is unstable, and not so weakly that it lasts."""
+    low, high = thresholds()
+    between = (low + 0.02 < ENTRIES) & (high - 0.02 > ENTRIES)
+    return ONE_BETWEEN.close_to(
+        [*singles[between], *in_space[entries > low + 0.02]],
+        1.0,
+        tolerance=0.0,
+        source=theory("the split is unstable"),
+    )
+
+
+def four_tokens(entry: float, parameters: Parameters) -> tuple:
+    """Where a square of tokens descends to: entry, measured, exact, index."""
+    angles = np.pi / 4 + np.pi / 2 * np.arange(4)
+    square = np.stack([np.cos(angles), np.sin(angles), 0 * angles], axis=1)
+    # Absent tokens fill up the cloud, so that one program serves all runs.
+    start = np.concatenate([square, np.tile(square[:1], (parameters.tokens - 4, 1))])
+    weights = jnp.where(jnp.arange(parameters.tokens) < 4, 0.25, 0.0)
+    flow = matrix_energy_flow(np.diag([1.0, entry, 0.0]), ascending=False)
+    starts = jnp.asarray(np.tile(start, (parameters.repeats, 1, 1)))
+    last = _last_points(flow, starts, weights, 200.0)[0]
+    exact = scipy.optimize.brentq(
+        lambda u: np.tanh(u) - entry * np.tanh(entry * (1 - u)), 0.0, 1.0
+    )
+    plane = matrix_energy_flow(np.diag([1.0, entry]), ascending=False)
+    report = stationary_report(plane, mf.TokenCloud(last[:4, :2]), tolerance=1e-6)
+    return entry, float(jnp.mean(last[:4, 0] ** 2)), float(exact), report.index
+
+
+def four_finding(rows):
+    """The squares of the first coordinate against the root."""
+    return FOUR_TOKENS.close_to(
+        [row[1] for row in rows],
+        [row[2] for row in rows],
+        tolerance=1e-6,
+        source=closed_form("the critical point of a convex function of $u$"),
+    )
+
+
+def four_table(rows) -> Table:
+    """The four-token states."""
+    return Table(
+        ["$d$", "$u$ of the flow", "$u$ of the equation", "index"],
+        [list(row) for row in rows],
+        "Four tokens that descend from a square, with the number of directions in "
+        "which the state would still be left.",
+    )
+
+
+def second_moment(density) -> float:
+    r"""Twice the mean of $\cos 2\theta$."""
+    return 2 * float(density.cloud.weights @ jnp.cos(2 * density.angles))
+
+
+def density_findings(densities):
+    """Slope, published moments, certificates."""
+    moments = {
+        round(shift, 3): second_moment(density)
+        for shift, density in zip(SHIFTS, densities, strict=True)
+    }
+    slope = (moments[0.05] - moments[-0.05]) / 0.1
+    return (
+        DENSITY.close_to(
+            slope,
+            iv(1, 1) / (2 * iv(2, 1)),
+            relative_tolerance=5e-3,
+            source=closed_form("perturbation of the uniform density"),
+        ),
+        DENSITY_PUBLISHED.close_to(
+            [moments[-0.05], moments[0.05], moments[0.3]],
+            [-0.1064632698, 0.1016677357, 0.5381581302],
+            tolerance=2e-3,
+            source=published("densities on 1000 nodes, stored with the code"),
+        ),
+        CERTIFICATE.at_most(
+            [float(density.gap) for density in densities],
+            1e-6,
+            source=theory("convexity in the masses"),
+        ),
+    )
+
+
+def spread_path(diagonal, parameters: Parameters) -> mf.Trajectory:
+    """Tokens that descend on the sphere."""
+    key = jr.key(parameters.seed)
+    cloud = mf.TokenCloud(mf.UniformSphere(3).sample(parameters.spread, key=key))
+    flow = matrix_energy_flow(np.diag(diagonal), ascending=False)
+    depths = np.append(0.0, np.geomspace(0.5, 500.0, 30))
+    return mf.solve(flow, cloud, depths[-1], save=depths, rtol=1e-5, atol=1e-7)
+
+
+def minimum_finding(spread):
+    """Energies at the end over the least ones."""
+    forms = [np.diag(diagonal) for diagonal in SPREAD.values()]
+    lasts = [path.points[-1] for path in spread.values()]
+    energies = [energy_of(*pair) for pair in zip(forms, lasts, strict=True)]
+    measured = np.array(energies)[[0, 2, 3]] - [np.sinh(1.0), 1.0, 1.0]
+    return MINIMUM.inside(
+        measured, -1e-9, 1e-3, source=closed_form(r"$\sinh 1$ and $1$: differences")
+    )
+
+
+def draw_curve(singles, entries, in_space, repeats: int) -> Picture:
+    """Shares of single clusters, and where the split is stable."""
+    figure, axes = style.canvas(panel=(6.4, 3.6))
+    low, high = thresholds()
+    axes.axvspan(-0.03, low, color=style.ORANGE, alpha=0.12, linewidth=0)
+    axes.axvspan(high, 1.53, color=style.ORANGE, alpha=0.12, linewidth=0)
+    axes.plot(
+        ENTRIES, PUBLISHED / 100, "o", label="published, 100 runs", color=style.INK
+    )
+    errors = np.sqrt(np.maximum(singles * (1 - singles), 1 / repeats / 4) / repeats)
+    axes.errorbar(
+        ENTRIES, singles, errors, fmt="s", capsize=2, label=f"here, {repeats} runs"
+    )
+    for place, text in ((low, r"$\tanh 1$"), (high, r"$d\tanh d = 1$")):
+        axes.axvline(place, color=style.ORANGE, linestyle="--", linewidth=1)
+        axes.annotate(
+            text, (place, 0.72), (4, 0), textcoords="offset points", color=style.ORANGE
+        )
+    axes.plot(entries, in_space, "^", color=style.GREEN, label="dimension 3", zorder=0)
+    axes.set(
+        xlabel="$d_1$",
+        ylabel="share of runs with one cluster",
+        xlim=(-0.03, 1.53),
+        ylim=(-0.05, 1.08),
+    )
+    axes.legend(loc="center left")
+    return Picture(
+        figure,
+        r"Runs of the ascent with $D = $ diag$(d_1, 1)$ from random starts, and in "
+        r"dimension 3 with diag$(d_1, d_1, 1)$. Shaded: two equal opposite clusters "
+        "are stable in the plane, by the linearised flow; there most runs end in two, "
+        "and between the dashed lines all end in one.",
+    )
+
+
+def draw_spread(spread) -> Picture:
+    """Where descending tokens go on the sphere."""
+    options = {"subplot_kw": {"projection": "3d"}}
+    figure, axes = style.canvas(len(spread), panel=(2.4, 2.6), **options)
+    for panel, (name, path) in zip(axes, spread.items(), strict=True):
+        draw_sphere(path, panel, tail=12, view=(24.0, -35.0))
+        panel.set_title(f"$D = $ {name}")
+    return Picture(
+        figure,
+        "Tokens that descend the energy, with their tails: all over the sphere for the "
+        "identity, pushed towards the axis of a smaller eigenvalue, and into the "
+        "kernel where there is one (two poles, then a great circle).",
+    )
+
+
+def draw_densities(densities) -> Picture:
+    """Optimal densities with their first order."""
+    figure, axes = style.canvas(panel=(6.4, 3.6))
+    colours = style.depth_colours()
+    slope = iv(1, 1) / (2 * iv(2, 1))
+    for shift, density in zip(SHIFTS, densities, strict=True):
+        angles = np.asarray(density.angles)
+        colour = colours((shift - SHIFTS[0]) / np.ptp(SHIFTS))
+        axes.plot(angles, density.density, color=colour, label=f"{shift:.2f}")
+        first = (1 + slope * shift * np.cos(2 * angles)) / (2 * np.pi)
+        axes.plot(angles, first, ":", color=colour, linewidth=1)
+    axes.set(
+        xlabel=r"angle $\theta$",
+        ylabel="density",
+        xticks=[0, np.pi / 2, np.pi, 3 * np.pi / 2, 2 * np.pi],
+        xticklabels=["0", r"$\pi/2$", r"$\pi$", r"$3\pi/2$", r"$2\pi$"],
+        xlim=(0, 2 * np.pi),
+    )
+    axes.legend(title=r"$\varepsilon$", loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return Picture(
+        figure,
+        r"Densities on the circle of least energy for $D = $ diag$(1, 1+\varepsilon)$, "
+        r"and their first order in $\varepsilon$ (dotted): mass leaves the direction "
+        "of the larger eigenvalue.",
+    )
+
+
+experiment = Experiment(
+    name="sphere-matrix-energy",
+    title="Energies with a matrix: one cluster, two, or spread",
+    room="observables",
+    about=__doc__,
+    claims=(
+        MAXIMUM,
+        THRESHOLD,
+        CURVE,
+        ONE_BETWEEN,
+        FOUR_TOKENS,
+        DENSITY,
+        DENSITY_PUBLISHED,
+        CERTIFICATE,
+        MINIMUM,
+    ),
+    parameters=Parameters,
+    run=run,
+    seconds=15,
+)

@@ -1,0 +1,525 @@
+r"""All tokens on the sphere merge into one cluster.
+
+Softmax attention (SA) and unnormalised attention (USA) with identity matrices,
+projected on the unit sphere, climb the energy
+$E_\beta = \frac{1}{2\beta}\iint e^{\beta\langle x, y\rangle}$, whose largest value
+$e^\beta/2\beta$ belongs to a single point. In dimension 3 and more almost every start
+ends there at every $\beta \ge 0$; on the circle at every $\beta \ge -0.16$, but not
+below $-2/3$, where a triangle resists. From a hemisphere the approach is exponential.
+At $\beta = 0$ this is the model of Kuramoto, which can be solved. Opposite tokens rest,
+and the Hessian says that they are a saddle, without waiting for rounding to leave it.
+"""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import scipy.optimize
+
+import meanformer as mf
+from meanformer.experiments import (
+    Claim,
+    Experiment,
+    Outcome,
+    Picture,
+    Table,
+    closed_form,
+    other_method,
+    setting,
+    theory,
+)
+from meanformer.observables import (
+    count_clusters,
+    energy_profile,
+    gram_histogram,
+    order_parameter,
+    stationary_report,
+)
+from meanformer.plotting import draw_sphere, style
+
+KINDS = {"SA": mf.Softmax, "USA": mf.Unnormalised}
+BETAS = (0.5, 1.0, 2.0)
+COLD = 9.0
+CIRCLE = (-0.15, 0.0, 1.0, 3.0)
+SAVED = 61
+LONG = {"SA": 200.0, "USA": 1500.0}  # in units of the rate at the end
+TRIANGLE = -2 / 3  # below this inverse temperature three equal gaps are stable
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Sizes."""
+
+    tokens: int = setting(32, full=64, help="tokens on the sphere", at_least=16)
+    starts: int = setting(
+        4, full=64, help="random starts for each temperature and flow", at_least=2
+    )
+    depth: float = setting(15.0, help="depth of the pictures", at_least=10, at_most=40)
+    seed: int = setting(3, help="seed of all starts", at_least=0)
+
+
+SINGLE = Claim(
+    id="single-cluster",
+    statement=r"In dimension 3 all starts end in one cluster, for SA and USA at "
+    r"$\beta = 0.5, 1, 2$: the smallest inner product tends to 1.",
+    status="theorem",
+    reference="GLPR23, single cluster for almost every start; CRMB24, dimension three "
+    "and more",
+)
+CIRCLE_SINGLE = Claim(
+    id="circle",
+    statement=r"So do they on the circle, at $\beta = -0.15, 0, 1, 3$.",
+    status="theorem",
+    reference="PRY25, synchronisation for inverse temperatures of -0.16 and more",
+)
+TRIANGLE_TURNS = Claim(
+    id="triangle",
+    statement=r"Three tokens at equal angles turn from unstable to stable as $\beta$ "
+    r"falls below $-2/3$, so that not all starts end in one cluster there.",
+    status="theorem",
+    reference="PRY25, no synchronisation below -2/3",
+)
+RISES = Claim(
+    id="energy-rises",
+    statement=r"The energy never falls along SA and USA.",
+    status="theorem",
+    reference="GLPR23, the energy is a Lyapunov function of both sphere flows",
+)
+BOUND = Claim(
+    id="energy-bound",
+    statement=r"It reaches $e^\beta/2\beta$, the energy of one cluster.",
+    status="theorem",
+    reference="GLPR23, the maximisers of the energy are single points",
+)
+DISSIPATION = Claim(
+    id="dissipation",
+    statement=r"$\dot E = \sum_i w_i|\dot x_i|^2$ for USA, and "
+    r"$\sum_i w_iZ_i|\dot x_i|^2$ for SA, with the masses "
+    r"$Z_i = \sum_j w_je^{\beta\langle x_i, x_j\rangle}$.",
+    status="theorem",
+    reference="GLPR23, gradient structure of both sphere flows",
+)
+HEMISPHERE = Claim(
+    id="hemisphere-rate",
+    statement=r"From a hemisphere $1 - \langle x_i, x_j\rangle$ decays like $e^{-2t}$ "
+    r"under SA, and like $e^{-2te^\beta}$ under USA: fitted rates over these.",
+    status="theorem",
+    reference="GLPR23, exponential collapse from a hemisphere",
+)
+KURAMOTO = Claim(
+    id="kuramoto",
+    statement=r"At $\beta = 0$ tokens with the masses of a Poisson kernel of radius "
+    r"$R_0 = 0.3$ keep one, with $R^2 = R_0^2e^t/(1 + R_0^2(e^t - 1))$; "
+    r"$R(2) = 0.6497905376$.",
+    status="theorem",
+    reference="OA08, invariance of Poisson kernels",
+)
+SADDLE = Claim(
+    id="saddle",
+    statement=r"Two opposite tokens are stationary and leave it in $d - 1$ directions, "
+    r"at the rate $e^{-\beta}$ under USA and $e^{-\beta}/\cosh\beta$ under SA.",
+    status="observation",
+)
+
+
+def run(parameters: Parameters, *, progress) -> Outcome:
+    """Solve both flows from random starts, and compare with what is proved."""
+    ends = {
+        name: last_gaps(name, parameters) for name in progress.over(KINDS, share=0.4)
+    }
+    paths = {
+        (name, beta): half_sphere_path(name, beta, parameters)
+        for name, beta in progress.over(
+            [(name, beta) for name in KINDS for beta in BETAS], share=0.3
+        )
+    }
+    kuramoto = kuramoto_path(parameters)
+    circle = circle_gaps(parameters)
+    whole = {
+        beta: path_of("SA", beta, sphere_start(parameters), parameters.depth)
+        for beta in progress.over((1.0, COLD), share=0.1)
+    }
+    return Outcome(
+        findings=[
+            SINGLE.at_most(
+                [gap for gaps in ends.values() for gap in gaps],
+                0.0,
+                tolerance=1e-6,
+                source=theory("one cluster has no gap"),
+            ),
+            CIRCLE_SINGLE.at_most(
+                circle, 0.0, tolerance=1e-6, source=theory("one cluster has no gap")
+            ),
+            triangle_finding(),
+            *energy_findings(paths),
+            hemisphere_finding(paths),
+            kuramoto_finding(kuramoto),
+            saddle_finding(),
+        ],
+        pictures=[
+            draw_snapshots(whole),
+            draw_energies(paths),
+            draw_collapse(paths),
+            draw_gram(whole[COLD], kuramoto),
+        ],
+        tables=[gap_table(ends)],
+    )
+
+
+def attention(name: str, beta: float, dimension: int = 3):
+    """Identity attention; negative temperatures are allowed, for one program."""
+    identity = jnp.eye(dimension)
+    return KINDS[name](
+        identity, identity, identity, beta=beta, allow_negative_beta=True
+    )
+
+
+def flow_of(name: str, beta: float, dimension: int = 3) -> mf.Flow:
+    """The flow of identity attention on the sphere."""
+    return mf.Flow(attention(name, beta, dimension), space=mf.Sphere())
+
+
+def unit_of(name: str, beta: float) -> float:
+    """The time that distances need to fall by a factor e, near one cluster."""
+    return float(np.exp(-beta)) if name == "USA" else 1.0
+
+
+def path_of(name, beta, cloud, depth, rtol=1e-8):
+    """A path whose depth is measured in units of the rate at the end."""
+    depths = unit_of(name, beta) * np.linspace(0, depth, SAVED)
+    return mf.solve(
+        flow_of(name, beta), cloud, depths[-1], save=depths, rtol=rtol, atol=1e-11
+    )
+
+
+def sphere_start(parameters: Parameters) -> mf.TokenCloud:
+    """Uniform tokens on the sphere."""
+    key = jr.key(parameters.seed)
+    return mf.TokenCloud(mf.UniformSphere(3).sample(parameters.tokens, key=key))
+
+
+def half_sphere_path(name, beta, parameters: Parameters) -> mf.Trajectory:
+    """From uniform tokens on a half-sphere."""
+    points = sphere_start(parameters).points
+    upper = points.at[:, 2].set(jnp.abs(points[:, 2]))
+    return path_of(name, beta, mf.TokenCloud(upper), parameters.depth, 1e-10)
+
+
+def gap_of(points) -> jax.Array:
+    r"""The largest $1 - \langle x, y\rangle = |x - y|^2/2$, without cancellation."""
+    differences = points[:, None, :] - points[None, :, :]
+    return jnp.max(jnp.sum(differences**2, axis=2)) / 2
+
+
+def last_gap(name: str, beta: float, points, depth: float) -> float:
+    """The gap of all tokens at the end of a path."""
+    path = path_of(name, beta, mf.TokenCloud(points), depth, 1e-6)
+    return float(gap_of(path.points[-1]))
+
+
+def last_gaps(name: str, parameters: Parameters) -> np.ndarray:
+    """The gap of all tokens after a long depth, one row for each temperature."""
+    keys = jr.split(jr.key(parameters.seed + 1), parameters.starts)
+    law, count = mf.UniformSphere(3), parameters.tokens
+    starts = [law.sample(count, key=key) for key in keys]
+    return np.array(
+        [
+            [last_gap(name, beta, points, LONG[name]) for points in starts]
+            for beta in BETAS
+        ]
+    )
+
+
+def equator(angles) -> jax.Array:
+    """Tokens on a great circle, which no flow leaves: the circle in dimension 3."""
+    return jnp.stack([jnp.cos(angles), jnp.sin(angles), 0 * angles], axis=1)
+
+
+def circle_gaps(parameters: Parameters) -> np.ndarray:
+    """Gaps after a long depth on the circle."""
+    key = jr.key(parameters.seed + 2)
+    shape = parameters.starts, parameters.tokens
+    angles = jr.uniform(key, shape, maxval=2 * jnp.pi)
+    return np.array(
+        [
+            [last_gap("SA", beta, equator(row), 400.0) for row in angles]
+            for beta in CIRCLE
+        ]
+    )
+
+
+def triangle_finding():
+    """Bisect for the temperature at which a triangle becomes stable."""
+    angles = 2 * np.pi * np.arange(3) / 3
+    cloud = mf.TokenCloud(np.stack([np.cos(angles), np.sin(angles)], axis=1))
+
+    def largest(beta: float) -> float:
+        rates = stationary_report(flow_of("USA", beta, 2), cloud).eigenvalues
+        # Turning the whole triangle costs nothing: that rate is zero.
+        rates = np.asarray(rates)
+        return float(rates[np.argsort(np.abs(rates))][1:].max())
+
+    turns = scipy.optimize.brentq(largest, -0.9, -0.4, xtol=1e-12)
+    return TRIANGLE_TURNS.close_to(
+        turns,
+        TRIANGLE,
+        tolerance=1e-9,
+        source=closed_form(r"$\cos\frac{2\pi}3 = \beta\sin^2\frac{2\pi}3$"),
+    )
+
+
+def energy_findings(paths):
+    """Monotone energies, their bound, and the identity against finite differences."""
+    falls, lasts, bounds, rates, slopes = [], [], [], [], []
+    for (name, beta), path in paths.items():
+        profile = energy_profile(flow_of(name, beta), path)
+        bound = np.exp(beta) / (2 * beta)
+        falls.append(float(profile.worst_violation) / bound)
+        lasts.append(float(profile.energies[-1]))
+        bounds.append(bound)
+        rates.append(float(profile.rates[2]))
+        slopes.append(energy_slope(path, 2, beta))
+    return (
+        RISES.at_most(falls, 0.0, tolerance=1e-12, source=theory("relative falls")),
+        BOUND.close_to(
+            lasts,
+            bounds,
+            relative_tolerance=1e-6,
+            source=closed_form(r"$e^\beta/2\beta$"),
+        ),
+        DISSIPATION.close_to(
+            rates,
+            slopes,
+            relative_tolerance=1e-7,
+            source=other_method("differences of the energy, dense in NumPy"),
+        ),
+    )
+
+
+def energy_slope(path: mf.Trajectory, index: int, beta: float) -> float:
+    """The derivative of the energy along the velocity, by central differences."""
+    points, velocities = np.asarray(path.points[index]), path.velocities[index]
+    step = 1e-5 / float(jnp.abs(velocities).max())
+
+    def energy_at(t):
+        moved = points + t * np.asarray(velocities)
+        moved /= np.linalg.norm(moved, axis=1, keepdims=True)
+        return np.exp(beta * (moved @ moved.T)).mean() / (2 * beta)
+
+    return (energy_at(step) - energy_at(-step)) / (2 * step)
+
+
+def fitted_rate(path: mf.Trajectory) -> float:
+    """The rate of decay of the largest gap, where it is small."""
+    gaps = np.asarray(jax.vmap(gap_of)(path.points))
+    used = (gaps < 1e-3) & (gaps > 1e-11)
+    return -float(np.polyfit(np.asarray(path.depths)[used], np.log(gaps[used]), 1)[0])
+
+
+def hemisphere_finding(paths):
+    """Fitted rates over those of the linearised flow at one cluster."""
+    ratios = [
+        fitted_rate(path) * unit_of(name, beta) / 2
+        for (name, beta), path in paths.items()
+    ]
+    return HEMISPHERE.close_to(
+        ratios, 1.0, tolerance=5e-3, source=theory("fit over gaps below 1e-3")
+    )
+
+
+def kuramoto_path(parameters: Parameters) -> mf.Trajectory:
+    """Equally spaced tokens with the masses of a Poisson kernel."""
+    count = parameters.tokens
+    angles = 2 * np.pi * np.arange(count) / count
+    masses = (1 - 0.09) / (1 - 0.6 * np.cos(angles) + 0.09)
+    cloud = mf.TokenCloud(equator(jnp.asarray(angles)), masses / masses.sum())
+    return path_of("SA", 0.0, cloud, 2.0, 1e-10)
+
+
+def kuramoto_law(depths):
+    """The order parameter in closed form."""
+    growth = np.exp(depths)
+    return 0.3 * np.sqrt(growth / (1 + 0.09 * (growth - 1)))
+
+
+def order_along(path: mf.Trajectory) -> np.ndarray:
+    """The order parameter at the saved depths."""
+    return np.array([float(order_parameter(path.cloud(k))) for k in range(len(path))])
+
+
+def kuramoto_finding(path):
+    """The order parameter against its law."""
+    exact = kuramoto_law(np.asarray(path.depths))
+    measured = order_along(path)
+    return KURAMOTO.close_to(
+        [*measured, measured[-1]],
+        [*exact, 0.6497905376],
+        tolerance=1e-7,
+        source=closed_form("and its tabulated value at depth 2"),
+    )
+
+
+def saddle_finding():
+    """Index and rate of two opposite tokens in three dimensions."""
+    cloud = mf.TokenCloud([[0.0, 0.0, 1.0], [0.0, 0.0, -1.0]])
+    measured, exact = [], []
+    for name in KINDS:
+        for beta in BETAS:
+            report = stationary_report(flow_of(name, beta), cloud)
+            measured += [report.index or 0, float(report.eigenvalues[0])]
+            mass = np.cosh(beta) if name == "SA" else 1.0
+            exact += [2, np.exp(-beta) / mass]
+    return SADDLE.close_to(
+        measured,
+        exact,
+        tolerance=1e-12,
+        source=closed_form(r"index $d-1$ and the rates of the two-token law"),
+    )
+
+
+def gap_table(ends) -> Table:
+    """The largest gap that is left, for each flow and temperature."""
+    rows = [
+        [name, beta, float(np.max(gaps[k]))]
+        for name, gaps in ends.items()
+        for k, beta in enumerate(BETAS)
+    ]
+    return Table(
+        ["flow", r"$\beta$", r"largest $1 - \langle x_i, x_j\rangle$"],
+        rows,
+        "The worst of all random starts in dimension 3 at the end of the run, at depth "
+        r"$200$ (SA) and $1500\,e^{-\beta}$ (USA).",
+    )
+
+
+def draw_snapshots(paths: dict[float, mf.Trajectory]) -> Picture:
+    """The sphere at four depths, one row for each temperature."""
+    options = {"subplot_kw": {"projection": "3d"}}
+    figure, axes = style.canvas(4, len(paths), panel=(2.4, 2.75), **options)
+    for row, (beta, path) in zip(axes, paths.items(), strict=True):
+        for panel, share in zip(row, (0.0, 0.1, 0.25, 1.0), strict=True):
+            index = round(share * (len(path) - 1))
+            draw_sphere(path, panel, index=index, tail=10)
+            cloud = path.cloud(index)
+            groups = count_clusters(cloud, space=mf.Sphere(), beta=COLD).count
+            depth = float(path.depths[index])
+            noun = "cluster" if groups == 1 else "clusters"
+            panel.set_title(f"$\\beta = {beta:g}$, depth {depth:.3g}\n{groups} {noun}")
+    return Picture(
+        figure,
+        rf"{path.points.shape[1]} uniform tokens under softmax attention, with the "
+        "tails of their last steps; those behind the sphere are pale. Clusters are "
+        r"counted at the angle $1/6$. At $\beta = 1$ all tokens meet; at $\beta = 9$ "
+        "they gather in groups first, which stay apart for long.",
+    )
+
+
+def draw_energies(paths) -> Picture:
+    """Energies over their bound."""
+    figure, axes = style.canvas(2, panel=(4.4, 3.2), sharey=True)
+    for panel, name in zip(axes, KINDS, strict=True):
+        for beta in BETAS:
+            path = paths[name, beta]
+            profile = energy_profile(flow_of(name, beta), path)
+            share = np.asarray(profile.energies) * 2 * beta / np.exp(beta)
+            depths = np.asarray(path.depths) / unit_of(name, beta)
+            panel.plot(depths, share, label=rf"$\beta = {beta:g}$")
+        panel.axhline(1, color=style.INK, linewidth=0.8, linestyle=":")
+        unit = r", in units of $e^{-\beta}$" if name == "USA" else ""
+        panel.set(xlabel="depth" + unit, title=name, xlim=(0, 10))
+    axes[0].set_ylabel(r"energy over its bound $e^\beta/2\beta$")
+    axes[0].legend()
+    return Picture(
+        figure,
+        r"The energy of tokens that start on a half-sphere, divided by that of one "
+        r"cluster (dotted): it only grows, and reaches it.",
+    )
+
+
+def draw_collapse(paths) -> Picture:
+    """The largest gap, with the rate of the linearised flow."""
+    figure, axes = style.canvas(panel=(6.0, 3.9))
+    for colour, beta in zip(style.PALETTE, BETAS, strict=False):
+        for name, line in (("SA", "-"), ("USA", "--")):
+            path = paths[name, beta]
+            gaps = np.asarray(jax.vmap(gap_of)(path.points))
+            depths = np.asarray(path.depths) / unit_of(name, beta)
+            used = gaps > 1e-14
+            label = rf"{name}, $\beta = {beta:g}$"
+            axes.semilogy(depths[used], gaps[used], line, color=colour, label=label)
+    reference = np.array([7.0, 12.0])
+    axes.semilogy(
+        reference,
+        3 * np.exp(-2 * (reference - 4)),
+        ":",
+        color=style.INK,
+        label="$e^{-2t}$",
+    )
+    axes.set(
+        xlabel=r"depth $t$ (SA), $e^\beta$ times depth (USA)",
+        ylabel=r"largest $1 - \langle x_i, x_j\rangle$",
+    )
+    axes.legend(ncols=2)
+    return Picture(
+        figure,
+        "From a half-sphere the largest gap between tokens falls at last like "
+        r"$e^{-2t}$ (dotted), under USA with depth in units of $e^{-\beta}$: all six "
+        "curves become parallel.",
+    )
+
+
+def draw_gram(path: mf.Trajectory, kuramoto: mf.Trajectory) -> Picture:
+    """The histogram of inner products along depth, and the order of Kuramoto."""
+    from matplotlib.colors import LogNorm
+
+    figure, (left, right) = style.canvas(2, panel=(4.6, 3.3))
+    found = gram_histogram(path, 50)
+    heights = np.maximum(np.asarray(found.masses).T * 50 / 2, 1e-3)
+    mesh = left.pcolormesh(
+        np.asarray(found.depths),
+        np.asarray(found.edges[:-1] + found.edges[1:]) / 2,
+        heights,
+        norm=LogNorm(1e-2, 25),
+        cmap="Blues",
+        shading="nearest",
+        rasterized=True,
+    )
+    left.set(xlabel="depth", ylabel=r"inner product $\langle x_i, x_j\rangle$")
+    left.grid(visible=False)
+    figure.colorbar(mesh, ax=left, label="density of pairs")
+    depths = np.asarray(kuramoto.depths)
+    right.plot(depths, order_along(kuramoto), "o", markevery=5, label="tokens")
+    right.plot(depths, kuramoto_law(depths), color=style.INK, label="closed form")
+    right.set(xlabel="depth", ylabel="order parameter $R$", title=r"$\beta = 0$")
+    right.legend()
+    return Picture(
+        figure,
+        r"Left: the inner products of all pairs at every depth, for the tokens of the "
+        r"first figure at $\beta = 9$; the mass moves to 1, within groups, and to one "
+        "line for each pair of groups. "
+        "Right: the order parameter of Kuramoto's model from a Poisson kernel.",
+    )
+
+
+experiment = Experiment(
+    name="sphere-single-cluster",
+    title="On the sphere all tokens become one cluster",
+    room="observables",
+    about=__doc__,
+    claims=(
+        SINGLE,
+        CIRCLE_SINGLE,
+        TRIANGLE_TURNS,
+        RISES,
+        BOUND,
+        DISSIPATION,
+        HEMISPHERE,
+        KURAMOTO,
+        SADDLE,
+    ),
+    parameters=Parameters,
+    run=run,
+    seconds=15,
+)

@@ -1,0 +1,193 @@
+"""Cells of a hull: where which vertex has the largest score."""
+
+from typing import Any
+
+import equinox as eqx
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from meanformer.errors import (
+    as_float_array,
+    as_integer,
+    as_number,
+    check,
+    check_finite,
+    check_shape,
+)
+from meanformer.geometry.polytopes import Polytope, hull_of
+from meanformer.typing import ArrayLike
+
+SCORES = ("raw", "unit")
+OUTSIDE = -1
+
+
+class Cells(eqx.Module):
+    r"""The cells into which the scores of vertices divide their convex hull.
+
+    $$C_i = \{x \in \operatorname{hull}(v) : \langle Bx, v_i\rangle \ge
+      \langle Bx, v_j\rangle \text{ for all } j\} .$$
+
+    A step of Frank and Wolfe's method for the quadratic form $B$, that is of hardmax
+    attention, moves the points of $C_i$ towards $v_i$ (`run_hardmax`). The cells cover
+    the hull and are cones from the origin, cut off by the hull; those of points inside
+    the hull are empty with raw scores. Where the norms
+    $\langle Bv_i, v_i\rangle^{1/2}$ are equal, they are a Voronoi diagram. If $B$ is
+    positive semi-definite and every vertex lies in its own cell, vertices stay, and a
+    point of $C_i$ moves straight to $v_i$ inside $C_i$ [AGR25].
+
+    Everything is computed by NumPy and SciPy in double precision, whatever the type
+    of the input: in the plane by clipping, exact up to rounding; above by Qhull.
+
+    Args:
+        vertices: the points $v_i$, of shape (k, d), not in a hyperplane.
+        form: the matrix $B$; the identity by default.
+        scores: `"raw"`, or `"unit"` for the directions $v_i/|v_i|$ in place of the
+            $v_i$, so that the length of a vertex does not count.
+
+    Attributes:
+        hull: the convex hull of the vertices.
+    """
+
+    vertices: Float[np.ndarray, "k d"]
+    form: Float[np.ndarray, "d d"]
+    scores: str = eqx.field(static=True)
+    hull: Polytope
+
+    def __init__(
+        self,
+        vertices: ArrayLike,
+        *,
+        form: ArrayLike | None = None,
+        scores: str = "raw",
+    ):
+        points = _checked("vertices", vertices, (None, None))
+        dimension = points.shape[1]
+        check(scores in SCORES, f'scores is {scores!r}; it must be "raw" or "unit".')
+        is_zero = (points == 0).all(axis=1)
+        check(
+            scores == "raw" or not is_zero.any(),
+            f"vertex {is_zero.argmax()} is zero and has no direction; use "
+            'scores="raw", or leave it out.',
+        )
+        self.vertices, self.scores = points, scores
+        self.form = np.eye(dimension)
+        if form is not None:
+            self.form = _checked("form", form, (dimension, dimension))
+        self.hull = hull_of(points)
+
+    def __len__(self) -> int:
+        return len(self.vertices)
+
+    @property
+    def dimension(self) -> int:
+        """Dimension of the space around the hull."""
+        return self.vertices.shape[1]
+
+    @property
+    def directions(self) -> Float[np.ndarray, "k d"]:
+        """The vectors that points are scored with: the vertices or unit vectors."""
+        if self.scores == "raw":
+            return self.vertices
+        return self.vertices / np.linalg.norm(self.vertices, axis=1, keepdims=True)
+
+    def score(self, x: Float[np.ndarray, "m d"]) -> Float[np.ndarray, "m k"]:
+        r"""Return the scores $\langle Bx, v_i\rangle$ of points, a column a cell."""
+        return np.asarray(x, np.float64) @ self.form.T @ self.directions.T
+
+    def cell(self, index: int) -> Polytope:
+        """Return a cell as a polytope."""
+        return self.cone(index, 0.0)
+
+    def cone(self, index: int, margin: float) -> Polytope:
+        r"""Return where a vertex wins by a margin.
+
+        $$\{x \in \operatorname{hull}(v) : \langle Bx, v_i - v_j\rangle \ge \eta
+          \text{ for all } j \ne i\} ,$$
+        the closure of the strict dominance cone of [AGR25]. Equal vertices do not
+        compete with each other. `cone(...).eroded(distance)` takes a rim off it.
+
+        Args:
+            index: the vertex.
+            margin: the number $\eta \ge 0$.
+        """
+        index = as_integer("index", index, least=0)
+        check(
+            index < len(self),
+            f"index is {index}; it must be below {len(self)}, the number of vertices.",
+        )
+        number = as_number("margin", margin)
+        check(number >= 0, f"margin is {margin}; it must be zero or more.")
+        gaps = self.directions - self.directions[index]
+        gaps = gaps[(gaps != 0).any(axis=1)]
+        conditions = np.column_stack([gaps @ self.form, np.full(len(gaps), number)])
+        rows = np.concatenate([self.hull.halfspaces, conditions])
+        return Polytope(rows, self.hull.frame)
+
+    @property
+    def volumes(self) -> Float[np.ndarray, " k"]:
+        """Lengths, areas or volumes of the cells."""
+        return np.array([self.cell(index).volume for index in range(len(self))])
+
+    def contains(
+        self, x: Float[np.ndarray, "m d"], *, tolerance: float = 1e-12
+    ) -> Bool[np.ndarray, "m k"]:
+        r"""Whether points lie in cells: several in the common boundary of cells.
+
+        The tolerance is relative to $\lvert Bx\rvert\max_j\lvert v_j\rvert$, and to the
+        size of the hull.
+        """
+        points = np.asarray(x, np.float64)
+        scores = self.score(points)
+        sizes = np.linalg.norm(points @ self.form.T, axis=1)
+        largest = np.linalg.norm(self.directions, axis=1).max()
+        slack = tolerance * sizes[:, None] * largest
+        is_best = scores >= scores.max(axis=1, keepdims=True) - slack
+        return is_best & self.hull.contains(points, tolerance=tolerance)[:, None]
+
+    def owner(self, x: Float[np.ndarray, "m d"]) -> Int[np.ndarray, " m"]:
+        """Return the cell of each point, the first one on a boundary; -1 outside."""
+        inside = self.hull.contains(x)
+        return np.where(inside, self.score(x).argmax(axis=1), OUTSIDE)
+
+    @property
+    def keeps_vertex(self) -> Bool[np.ndarray, " k"]:
+        """Which vertices lie in their own cell, and so stay where they are."""
+        return self.contains(self.vertices).diagonal()
+
+    @property
+    def has_origin(self) -> bool:
+        """Whether the hull contains the origin, the tip of all cells."""
+        return bool(self.hull.contains(np.zeros((1, self.dimension)))[0])
+
+    def explain(self) -> str:
+        """Say in words which cells are empty and which vertices move, and why."""
+        empty = np.flatnonzero(self.volumes == 0).tolist()
+        moving = np.flatnonzero(~self.keeps_vertex).tolist()
+        sentences = [f"{len(self) - len(empty)} of {len(self)} cells have a volume."]
+        if empty:
+            sentences.append(
+                f"Empty: {_listed(empty)}; another vertex wins everywhere."
+            )
+        if not self.has_origin:
+            sentences.append(
+                "The hull does not contain the origin, from which the cells are cones: "
+                "vertices on the side of the origin may win nowhere."
+            )
+        sentences.append(
+            f"Not in their own cells, so that they move, and the hull shrinks if it "
+            f"loses a vertex: {_listed(moving)}."
+            if moving
+            else "All vertices lie in their own cells."
+        )
+        return " ".join(sentences)
+
+
+def _listed(indices: list[int]) -> str:
+    return ", ".join(map(str, indices))
+
+
+def _checked(name: str, value: Any, shape: tuple[int | None, ...]) -> np.ndarray:
+    array = as_float_array(name, value)
+    check_shape(name, array, shape)
+    check_finite(name, array)
+    return np.asarray(array, np.float64)

@@ -1,0 +1,222 @@
+"""The end of a flow in closed form, once every token attends to a single one."""
+
+import math
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from meanformer.attention import AbstractAttention
+from meanformer.errors import InvalidInput, Overflow, check
+from meanformer.numerics.growth import ScaledExponential
+
+# Later depths at which the choices are looked at, in units of the growth rate.
+LATER = np.geomspace(1e-3, 1e3, 61)
+# Powers of e beyond which one term outweighs another whatever its factor.
+OUTWEIGHED = 300.0
+TINY = float(np.finfo(float).tiny)
+
+
+class BooleanPhase(eqx.Module):
+    r"""Tokens that attend to one token each: a linear flow, solved exactly.
+
+    With $\Pi$ the map from a token to the one it follows, $\dot z = (\Pi - I)zV^\top$.
+    If no choices go round in a circle, $\Pi^p = R$ maps every token to its final
+    leader, and with $\tau = t - t_0$
+    $$z(t) = Rz + \sum_{k<p} \frac{(\tau V)^k}{k!}\,e^{-\tau V}(\Pi^k - R)z,$$
+    where $z = z(t_0)$: leaders rest; followers reach their leader along eigenvectors of
+    $V$ with positive eigenvalues and drift away along those with negative ones.
+
+    Attributes:
+        depth: the depth $t_0$ where it begins.
+        points: rescaled tokens there.
+        value: the matrix $V$.
+        follows: the token that each one follows, $\Pi$.
+        leaders: the final leader of each token, $R$.
+        length: longest chain of followers, $p$.
+    """
+
+    depth: float
+    points: Float[np.ndarray, "n d"]
+    value: Float[np.ndarray, "d d"]
+    follows: Int[np.ndarray, " n"]
+    leaders: Int[np.ndarray, " n"]
+    length: int
+
+    def at(self, depth: float | Float[Array, ""]) -> Float[np.ndarray, "n d"]:
+        """Return the rescaled tokens at a later depth."""
+        later = float(depth) - self.depth
+        check(later >= 0, f"depth is {depth}; the phase begins at {self.depth}.")
+        log_scale, matrix = _growths(-self.value, np.array([later]))[0]
+        drift = self.drift(later) @ matrix.T
+        size = np.abs(drift).max(initial=0)
+        if size > 0 and log_scale + math.log(size) > 700:
+            raise Overflow(
+                f"at depth {float(depth):.6g} followers have drifted beyond what "
+                "numbers hold; look at the coordinates that settle instead."
+            )
+        return self.points[self.leaders] + np.exp(min(log_scale, 700.0)) * drift
+
+    def drift(self, later: float) -> Float[np.ndarray, "n d"]:
+        r"""Return $\sum_{k<p}(\tau V)^k(\Pi^k - R)z/k!$, before $e^{-\tau V}$ acts."""
+        goal, total = self.points[self.leaders], np.zeros_like(self.points)
+        ends, power = np.arange(len(self.points)), np.eye(len(self.value))
+        for step in range(self.length):
+            total += (self.points[ends] - goal) @ power.T
+            ends, power = self.follows[ends], later / (step + 1) * self.value @ power
+        return total
+
+    def distances(
+        self,
+        depth: float | Float[Array, ""],
+        functionals: Float[np.ndarray, "k d"],
+        values: Float[np.ndarray, " k"],
+    ) -> Float[np.ndarray, "n k"]:
+        r"""Return the distances of tokens to their leaders along eigenvectors of $V$.
+
+        $\varphi^*(z_i - z_{R(i)})$ for left eigenvectors $V^\top\varphi^* =
+        \lambda\varphi^*$: small ones are accurate also where others are huge.
+
+        Args:
+            depth: a later depth.
+            functionals: the left eigenvectors, one per row.
+            values: their eigenvalues.
+        """
+        later = float(depth) - self.depth
+        check(later >= 0, f"depth is {depth}; the phase begins at {self.depth}.")
+        goal, total = self.points[self.leaders], np.zeros((len(self.points), len(values)))
+        ends, factor = np.arange(len(self.points)), np.exp(-later * values)
+        for step in range(self.length):
+            total += factor * ((self.points[ends] - goal) @ functionals.T)
+            ends, factor = self.follows[ends], factor * later * values / (step + 1)
+        return total
+
+    def lasts(
+        self, attention: AbstractAttention, *, accuracy: float
+    ) -> Float[np.ndarray, " n"]:
+        r"""Return by how much each token's choice wins, at the worst later depth.
+
+        For token $i$ that follows $l$ the smallest over $j$ of the cosine of $Qx_i$ and
+        $K(x_l - x_j)$, times the distance of the two at first over the diameter:
+        positive if the choice stands at all later depths that were looked at, not above
+        `accuracy` if the points are not accurate enough to tell. Tokens of one place do
+        not compete.
+
+        Args:
+            attention: the layer in original coordinates.
+            accuracy: relative error of the points.
+        """
+        rate = max(float(np.linalg.eigvals(self.value).real.max()), 0.0)
+        times = np.append(0.0, LATER / rate if rate > 0 else LATER)
+        growths = _growths(self.value, self.depth + times)
+        margins = [
+            self._margins(attention, later, growths[0], growth, accuracy)
+            for later, growth in zip(times, growths, strict=True)
+        ]
+        return np.min(margins, axis=0)
+
+    def _margins(self, attention, later, then, now, accuracy: float) -> np.ndarray:
+        tokens, apart = self._original(later, then, now)
+        keys, queries = (np.asarray(m, float) for m in (attention.key, attention.query))
+        looks = tokens @ queries.T
+        if attention.query_bias is not None:
+            # The scale of the tokens is dropped; a bias counts for less and less.
+            scale = np.exp(-min(now.log_scale, OUTWEIGHED))
+            looks = looks + scale * np.asarray(attention.query_bias, float)
+        lengths = np.linalg.norm(looks, axis=1)
+        margins = np.full(len(tokens), np.inf)
+        diameter = max(np.ptp(self.points, axis=0).max(initial=0), TINY)
+        for chosen in np.unique(self.follows):
+            followers = self.follows == chosen
+            gaps = np.abs(self.points[chosen] - self.points).max(axis=1) / diameter
+            rivals = gaps > accuracy
+            others = apart(int(chosen))[rivals] @ keys.T
+            sizes = lengths[followers, None] * np.linalg.norm(others, axis=1)
+            cosines = looks[followers] @ others.T / np.maximum(sizes, TINY)
+            margins[followers] = (cosines * gaps[rivals]).min(axis=1, initial=np.inf)
+        return margins
+
+    def _original(self, later: float, then: "_Growth", now: "_Growth"):
+        r"""Return tokens and differences of tokens in original coordinates, scaled.
+
+        $x = e^{tV}Rz + e^{t_0V}D$: the second term is what tells followers of one
+        leader apart, and is not computed as a difference.
+        """
+        goal = self.points[self.leaders]
+        growth = np.exp(min(now.log_scale - then.log_scale, OUTWEIGHED))
+        far = growth * goal @ now.matrix.T
+        near = self.drift(later) @ then.matrix.T
+
+        def apart(token: int) -> np.ndarray:
+            same = self.leaders == self.leaders[token]
+            wide = np.where(same[:, None], 0, far[token] - far)
+            return wide + near[token] - near
+
+        return (far + near) / growth, apart
+
+
+class _Growth(NamedTuple):
+    """An exponential of a matrix: the logarithm of a scale, and the rest."""
+
+    log_scale: float
+    matrix: np.ndarray
+
+
+def _growths(matrix: np.ndarray, depths: np.ndarray) -> list[_Growth]:
+    exponential = ScaledExponential(jnp.asarray(matrix))
+    places = jnp.asarray(depths, exponential.rate.dtype)
+    scales = np.asarray(exponential.rate * places, np.float64)
+    matrices = np.asarray(jax.vmap(exponential.at)(places), np.float64)
+    return [_Growth(float(s), m) for s, m in zip(scales, matrices, strict=True)]
+
+
+def boolean_phase(
+    attention: AbstractAttention,
+    depth: float,
+    points: Float[Array, "n d"] | np.ndarray,
+    follows: Int[Array, " n"] | np.ndarray,
+) -> BooleanPhase:
+    """Take over from a flow once every token attends to a single one.
+
+    Args:
+        attention: the layer in original coordinates.
+        depth: where.
+        points: the rescaled tokens there.
+        follows: the token that each one attends to, as `find_leaders` tells.
+
+    Returns:
+        The rest of the flow, in closed form. Raises if choices go round in a circle.
+    """
+    chosen = np.asarray(follows)
+    ends, length = final_leaders(chosen)
+    return BooleanPhase(
+        float(depth),
+        np.asarray(points, np.float64),
+        np.asarray(attention.value, np.float64),
+        chosen,
+        ends,
+        length,
+    )
+
+
+def final_leaders(
+    follows: Int[np.ndarray, " n"],
+) -> tuple[Int[np.ndarray, " n"], int]:
+    """Follow each token's choice to its end.
+
+    Returns:
+        The leader at the end of each chain, and the length of the longest chain.
+        Raises if choices go round in a circle.
+    """
+    ends, length = np.arange(len(follows)), 0
+    while length <= len(follows):
+        further = follows[ends]
+        if np.array_equal(further, ends):
+            return ends, length
+        ends, length = further, length + 1
+    raise InvalidInput(
+        "the tokens' choices go round in a circle; such a phase has no leaders."
+    )

@@ -1,0 +1,248 @@
+"""Order parameters: the mean, inner products and their histogram, the span."""
+
+from collections.abc import Sequence
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from meanformer.errors import (
+    InvalidInput,
+    as_float_array,
+    as_integer,
+    as_number,
+    check,
+    check_shape,
+    is_concrete,
+)
+from meanformer.flows import Trajectory
+from meanformer.geometry import AbstractSpace, Sphere
+from meanformer.measures import TokenCloud
+from meanformer.measures.cloud import check_cloud
+from meanformer.numerics.matrices import matmul
+from meanformer.numerics.norms import safe_norm
+from meanformer.numerics.tiles import map_rows
+from meanformer.typing import ArrayLike
+
+PAIRS_AT_ONCE = 2_000_000
+
+
+def order_parameter(cloud: TokenCloud) -> Float[Array, ""]:
+    r"""Length of the mean of the tokens: one for a single cluster on the sphere.
+
+    $$R = \Bigl|\sum_i w_i x_i\Bigr|,$$
+    the order parameter of Kuramoto on the circle.
+
+    Args:
+        cloud: the tokens.
+
+    Returns:
+        The length; its derivative is zero where the mean is. Cost: $O(nd)$.
+    """
+    check_cloud("cloud", cloud)
+    return safe_norm(cloud.mean()[None, :])[0]
+
+
+def inner_products(cloud: TokenCloud) -> Float[Array, " p"]:
+    r"""Inner products of all pairs of different tokens.
+
+    $\langle x_i, x_j\rangle$ for $i < j$, in this order; tokens of weight zero are left
+    out, and the weights of the others do not matter.
+
+    Args:
+        cloud: the tokens, of known weights.
+
+    Returns:
+        One number for each pair. Cost: $O(n^2 d)$ time, and the memory of the result:
+        for histograms of many tokens use `gram_histogram`.
+    """
+    check_cloud("cloud", cloud)
+    if not is_concrete(cloud.weights):
+        raise InvalidInput(
+            "how many pairs there are depends on the weights, which are not known "
+            "under jit; close over the cloud, or use smallest_inner_product."
+        )
+    points = cloud.points[np.flatnonzero(np.asarray(cloud.weights) > 0)]
+    first, second = np.triu_indices(len(points), 1)
+    return matmul(points, points.T)[first, second]
+
+
+def smallest_inner_product(cloud: TokenCloud) -> Float[Array, ""]:
+    r"""Smallest inner product of two tokens, $\min_{i,j} \langle x_i, x_j\rangle$.
+
+    On the sphere it is the cosine of the diameter of the cloud; positive, it says that
+    all tokens lie in an open hemisphere.
+
+    Args:
+        cloud: the tokens; those of weight zero are absent.
+
+    Returns:
+        The smallest product. Cost: $O(n^2 d)$ time, two million pairs of memory.
+    """
+    check_cloud("cloud", cloud)
+    points, present = cloud.points, cloud.weights > 0
+
+    def of_block(block):
+        rows, is_row = block
+        pairs = is_row[:, None] & present[None, :]
+        return jnp.where(pairs, matmul(rows, points.T), jnp.inf).min(axis=1)
+
+    rows_at_once = max(1, PAIRS_AT_ONCE // cloud.count)
+    return jnp.min(map_rows(of_block, (points, present), rows_at_once))
+
+
+def span_dimension(
+    cloud: TokenCloud, *, tolerance: float | Float[Array, ""] = 1e-3
+) -> Int[Array, ""]:
+    r"""Number of eigenvalues of the Gram matrix above a tolerance.
+
+    The Gram matrix $\langle x_i, x_j\rangle$ has the eigenvalues of $\sum_i x_i
+    x_i^\top$. Each token of positive weight counts once, as in the published diagrams,
+    and the tolerance is absolute: one cluster of $n$ unit vectors has the eigenvalue
+    $n$ and no other.
+
+    Args:
+        cloud: the tokens; those of weight zero are absent.
+        tolerance: the smallest eigenvalue that counts.
+
+    Returns:
+        The dimension. Cost: $O(nd\min(n, d))$; usable under `jit` and `vmap`.
+    """
+    check_cloud("cloud", cloud)
+    if is_concrete(tolerance):
+        given = as_number("tolerance", tolerance)
+        check(given > 0, f"tolerance is {given}; it must be positive.")
+    points = jnp.where((cloud.weights > 0)[:, None], cloud.points, 0)
+    values = jnp.linalg.svd(points, compute_uv=False)
+    return jnp.sum(values**2 > tolerance)
+
+
+class GramHistogram(eqx.Module):
+    r"""Histograms of inner products along depth.
+
+    Attributes:
+        depths: the saved depths.
+        edges: the ends of the bins.
+        masses: the share of pairs in each bin, one row per depth, of sum 1.
+    """
+
+    depths: Float[Array, " t"]
+    edges: Float[Array, " e"]
+    masses: Float[Array, "t b"]
+
+
+def gram_histogram(trajectory: Trajectory, bins: int | ArrayLike = 40) -> GramHistogram:
+    r"""Histogram of the inner products of the tokens at every saved depth.
+
+    The pair of tokens $i$ and $j$ has the mass $w_iw_j$. A token also meets itself:
+    so neither the order of tokens nor splitting one in two changes anything, and $n$
+    equal tokens put at least $1/n$ in the bin of one.
+
+    Args:
+        trajectory: the solution of a flow.
+        bins: how many bins of equal width on $[-1, 1]$, for tokens on the sphere; or
+            their ends, increasing. What lies outside belongs to the outermost bins.
+
+    Returns:
+        The histograms. Cost on the host: $O(n^2 d)$ time for each depth, two million
+        pairs of memory.
+    """
+    edges = _edges(trajectory, bins)
+    weights = np.asarray(trajectory.weights, np.float64)
+    kept = np.flatnonzero(weights > 0)
+    rows = [
+        _histogram(np.asarray(points, np.float64)[kept], weights[kept], edges)
+        for points in trajectory.points
+    ]
+    dtype = trajectory.points.dtype
+    return GramHistogram(
+        trajectory.depths, jnp.asarray(edges, dtype), jnp.asarray(np.stack(rows), dtype)
+    )
+
+
+def first_passage(
+    trajectory: Trajectory,
+    levels: Sequence[float] | ArrayLike,
+    *,
+    space: AbstractSpace | None = None,
+) -> tuple[float | None, ...]:
+    r"""First depths at which the smallest inner product reaches given levels.
+
+    A level counts as reached between two saved depths if it is at the later one; there
+    the depth is located on the interpolation `trajectory.at`, by SciPy's method of
+    Brent. What happens between two saved depths and is undone there is not seen.
+
+    Args:
+        trajectory: the solution of a flow.
+        levels: the levels, in any order.
+        space: brings interpolated points back to where they live; `Sphere()` by
+            default.
+
+    Returns:
+        One depth for each level; `None` where it is not reached. Cost: one pass over
+        the pairs for each saved depth, and a dozen for each level.
+    """
+    space = Sphere() if space is None else space
+    levels = as_float_array("levels", levels)
+    check_shape("levels", levels, (None,))
+    smallest = np.array(
+        [
+            float(smallest_inner_product(trajectory.cloud(index)))
+            for index in range(len(trajectory))
+        ]
+    )
+    return tuple(
+        _passage(trajectory, smallest, float(level), space) for level in levels
+    )
+
+
+def _passage(
+    trajectory: Trajectory, smallest: np.ndarray, level: float, space: AbstractSpace
+) -> float | None:
+    from scipy.optimize import brentq
+
+    reached = np.flatnonzero(smallest >= level)
+    if len(reached) == 0:
+        return None
+    after = int(reached[0])
+    depths = np.asarray(trajectory.depths, np.float64)
+    if after == 0 or smallest[after] == level:
+        return float(depths[after])
+
+    def excess(depth: float) -> float:
+        cloud = trajectory.at(depth)
+        retracted = cloud.moved(space.retract(cloud.points))
+        return float(smallest_inner_product(retracted)) - level
+
+    ends = depths[after - 1], depths[after]
+    # Interpolated ends may differ from the saved ones by rounding.
+    if not excess(ends[0]) < 0 < excess(ends[1]):
+        return float(ends[1])
+    return float(brentq(excess, *ends, xtol=1e-13 * max(1.0, abs(ends[1]))))
+
+
+def _edges(trajectory: Trajectory, bins: int | ArrayLike) -> np.ndarray:
+    if np.ndim(bins) == 0:
+        count = as_integer("bins", bins, least=1)
+        Sphere().check(trajectory.points[0])
+        return np.linspace(-1, 1, count + 1)
+    edges = np.asarray(bins, np.float64)
+    check(
+        edges.ndim == 1 and len(edges) >= 2 and bool((np.diff(edges) > 0).all()),
+        "bins must be a number of bins, or at least two ends that increase.",
+    )
+    return edges
+
+
+def _histogram(
+    points: np.ndarray, weights: np.ndarray, edges: np.ndarray
+) -> np.ndarray:
+    total = np.zeros(len(edges) - 1)
+    rows = max(1, PAIRS_AT_ONCE // len(points))
+    for start in range(0, len(points), rows):
+        block = slice(start, start + rows)
+        products = np.clip(points[block] @ points.T, edges[0], edges[-1])
+        masses = weights[block, None] * weights[None, :]
+        total += np.histogram(products, edges, weights=masses)[0]
+    return total

@@ -1,0 +1,376 @@
+"""Where tokens go, read off the matrices of a layer alone."""
+
+from typing import Literal
+
+import equinox as eqx
+import numpy as np
+from jaxtyping import Float
+
+from meanformer.attention import AbstractAttention, AbstractInContextMap, Softmax
+from meanformer.errors import Unsupported, check, is_concrete
+from meanformer.flows import Flow, Rescaled
+from meanformer.flows.schedule import AbstractSchedule, Constant
+from meanformer.numerics.proportions import (
+    ROUNDINGS,
+    multiple_of,
+    multiple_of_identity,
+)
+from meanformer.observables.spectrum import Spectrum, spectrum
+
+Geometry = Literal[
+    "boolean-1d",
+    "polytope",
+    "hyperplanes",
+    "polytope x subspace",
+    "codimension-k",
+    "origin",
+    "unknown",
+]
+# A form whose sign is that of a number below this share of its norm has no clear sign.
+CLEAR = 1e-10
+
+
+class LimitPrediction(eqx.Module):
+    r"""What the theorems say of the tokens' limit, from query, key and value alone.
+
+    Attributes:
+        geometry: the shape of the limit; the first of the known ones that applies.
+        status: whether a theorem or a conjecture says so; `"none"` where unknown.
+        reason: the hypotheses that hold, or why nothing is known, in one sentence.
+        failures: for every other geometry the hypothesis that fails.
+        spectrum: eigenvalues and leading eigenspace of $V$.
+        alignment: smallest $\langle Q\varphi, K\varphi\rangle$ over unit vectors of the
+            leading eigenspace, $\langle Q\varphi_1, K\varphi_1\rangle$ if it is simple.
+        definiteness: smallest $\langle Qx, Kx\rangle$ over all unit vectors.
+        functionals: the coordinates of $z = e^{-tV}x$ that settle, one per row.
+        time_scale: depth in which distances to the limit fall by the factor $e$,
+            $1/\lambda$.
+    """
+
+    geometry: Geometry
+    status: Literal["theorem", "conjecture", "none"]
+    reason: str
+    failures: dict[str, str]
+    spectrum: Spectrum
+    alignment: float
+    definiteness: float
+    functionals: Float[np.ndarray, "k d"]
+    time_scale: float | None
+
+    @property
+    def codimension(self) -> int:
+        """How many coordinates settle."""
+        return len(self.functionals)
+
+    @property
+    def gap(self) -> float:
+        r"""The margin $\lambda_1 - |\lambda_2|$ between the two leading eigenvalues."""
+        return self.spectrum.gap
+
+    def __str__(self) -> str:
+        said = "" if self.status == "none" else f" ({self.status})"
+        return f"{self.geometry}{said}: {self.reason}."
+
+
+def predict_limit(
+    gamma: AbstractInContextMap | Flow | AbstractSchedule,
+) -> LimitPrediction:
+    r"""Say what the tokens' limit looks like, before any simulation.
+
+    For $\dot x_i = \sum_j P_{ij}Vx_j$ with softmax attention of constant query, key and
+    value; limits are those of $z = e^{-tV}x$, but for the last, which is of $x$. The
+    first row that applies counts [GLPR23b]:
+
+    - `boolean-1d`: $d = 1$, $V > 0$, $QK > 0$. The attention matrix tends to one whose
+      rows are basis vectors, up to one exceptional row.
+    - `polytope`: $V = \lambda I$, $\lambda > 0$, and $\langle Qx, Kx\rangle > 0$. Each
+      token tends to 0 or to the boundary of a polytope, generically to a vertex.
+    - `hyperplanes`: the eigenvalue of largest modulus is real, simple, positive, and
+      $\langle Q\varphi_1, K\varphi_1\rangle > 0$. At most three parallel hyperplanes.
+    - `polytope x subspace`: $V = \lambda I$ on an invariant subspace, smaller spectral
+      radius on a complement, $\langle Qx, Kx\rangle > 0$.
+    - `codimension-k`: a conjecture, for the leading real positive eigenvalues.
+    - `origin`: $V = -cI$ and $K^\top Q = aI$ with $a, c > 0$. Tokens tend to 0.
+
+    Otherwise `unknown`, with the hypothesis that fails for each of them.
+
+    Args:
+        gamma: `Softmax`; or a flow of it, rescaled or not.
+
+    Returns:
+        The prediction. Cost: $O(d^3)$ on the host; not under `jit`.
+    """
+    layer = attention_of(gamma)
+    value, score = _matrices(layer)
+    found = spectrum(value)
+    facts = _Facts(layer, value, score, found)
+    failures: dict[str, str] = {}
+    for geometry, status, rule in RULES:
+        verdict = rule(facts)
+        if isinstance(verdict, _Holds):
+            return facts.prediction(geometry, status, verdict, failures)
+        failures[geometry] = verdict
+    nothing = _Holds(facts.why_unknown(failures), np.zeros((0, len(value))), None)
+    return facts.prediction("unknown", "none", nothing, failures)
+
+
+def attention_of(
+    gamma: AbstractInContextMap | Flow | AbstractSchedule,
+) -> AbstractAttention:
+    """Return the single attention layer of a map, a flow or a rescaled flow."""
+    if isinstance(gamma, Flow):
+        gamma = gamma.velocity
+    if isinstance(gamma, Rescaled):
+        return gamma.attention
+    if isinstance(gamma, Constant):
+        gamma = gamma.gamma
+    if not isinstance(gamma, AbstractAttention):
+        raise Unsupported(
+            f"this is a {type(gamma).__name__}; limits are known for one attention "
+            "layer that is the same at all depths: Softmax(query, key, value); of "
+            "several heads give one."
+        )
+    return gamma
+
+
+class _Holds(eqx.Module):
+    reason: str
+    functionals: np.ndarray
+    time_scale: float | None
+
+
+class _Facts(eqx.Module):
+    """What the rules look at."""
+
+    layer: AbstractAttention
+    value: np.ndarray
+    score: np.ndarray
+    spectrum: Spectrum
+    common_failure: str
+    definiteness: float
+    alignment: float
+    size: float
+    rounding: float
+
+    def __init__(self, layer, value, score, found):
+        self.layer, self.value, self.score, self.spectrum = layer, value, score, found
+        self.size = float(np.linalg.norm(score, 2))
+        self.rounding = _rounding(layer, self.size)
+        self.definiteness = least_form(score, np.eye(len(score)))
+        self.alignment = least_form(score, found.vectors)
+        self.common_failure = _outside_of_theory(layer)
+
+    @property
+    def is_definite(self) -> bool:
+        return self.definiteness > CLEAR * self.size
+
+    @property
+    def is_aligned(self) -> bool:
+        return self.alignment > CLEAR * self.size
+
+    def prediction(self, geometry, status, holds: _Holds, failures) -> LimitPrediction:
+        return LimitPrediction(
+            geometry,
+            status,
+            holds.reason,
+            failures,
+            self.spectrum,
+            self.alignment,
+            self.definiteness,
+            holds.functionals,
+            holds.time_scale,
+        )
+
+    def why_unknown(self, failures: dict[str, str]) -> str:
+        leading = self.spectrum.leading
+        if self.common_failure:
+            return self.common_failure
+        if not np.any(self.value):
+            return "V is zero, and nothing moves"
+        if not self.spectrum.is_real:
+            return (
+                f"the leading eigenvalues {leading.real:.4g} +- "
+                f"{abs(leading.imag):.4g}i of V are complex: tokens rotate"
+            )
+        if self.spectrum.multiplicity > 1 and self.spectrum.is_clear:
+            return failures["polytope x subspace"]
+        return failures["hyperplanes"]
+
+
+def least_form(score: np.ndarray, vectors: np.ndarray) -> float:
+    r"""Smallest $\langle\varphi, A\varphi\rangle$ over unit vectors of a span."""
+    if len(vectors) == 0:
+        return 0.0
+    basis = np.linalg.qr(vectors.T)[0]
+    form = basis.T @ score @ basis
+    return float(np.linalg.eigvalsh((form + form.T) / 2)[0])
+
+
+def _matrices(layer: AbstractAttention) -> tuple[np.ndarray, np.ndarray]:
+    check(
+        all(map(is_concrete, (layer.query, layer.key, layer.value, layer.beta))),
+        "predict_limit looks at numbers; it does not work under jit.",
+    )
+    shape = layer.value.shape
+    check(shape[0] == shape[1], f"value has shape {shape}; it must be square.")
+    keys, queries = (np.asarray(m, np.float64) for m in (layer.key, layer.query))
+    return np.asarray(layer.value), float(layer.beta) * keys.T @ queries
+
+
+def _rounding(layer: AbstractAttention, size: float) -> float:
+    """Relative error of the product of query and key, from their own rounding."""
+    factors = abs(float(layer.beta))
+    for matrix in (layer.query, layer.key):
+        factors *= float(np.linalg.norm(np.asarray(matrix, np.float64), 2))
+    eps = float(np.finfo(np.asarray(layer.query).dtype).eps)
+    return ROUNDINGS * layer.input_dimension * eps * factors / size if size else eps
+
+
+def _outside_of_theory(layer: AbstractAttention) -> str:
+    if not isinstance(layer, Softmax):
+        return f"the theorems are on softmax attention, this is {type(layer).__name__}"
+    if float(layer.beta) == 0:
+        return "beta is 0: every token follows the mean, z' = V(mean - z)"
+    biases = (layer.query_bias, layer.value_bias)
+    if any(bias is not None and np.any(np.asarray(bias)) for bias in biases):
+        return "the theorems are on attention without biases"
+    return ""
+
+
+def _boolean(facts: _Facts) -> _Holds | str:
+    if len(facts.value) != 1:
+        return f"the dimension is {len(facts.value)}, not 1"
+    value, score = float(facts.value[0, 0]), float(facts.score[0, 0])
+    if facts.common_failure or value <= 0 or score <= 0:
+        return facts.common_failure or (
+            f"V is {value:.4g} and QK is {score:.4g}; both must be positive"
+        )
+    reason = "in dimension one, V and QK are positive"
+    return _Holds(reason, np.ones((1, 1)), 1 / value)
+
+
+def _polytope(facts: _Facts) -> _Holds | str:
+    factor = multiple_of_identity(facts.value)
+    if factor is None:
+        return "V is not a multiple of the identity"
+    if facts.common_failure or factor <= 0:
+        return facts.common_failure or f"V is {factor:.4g} I, not a positive multiple"
+    if not facts.is_definite:
+        return _indefinite(facts)
+    reason = f"V = {factor:.4g} I and <Qx, Kx> is positive definite"
+    return _Holds(reason, np.eye(len(facts.value)), 1 / factor)
+
+
+def _indefinite(facts: _Facts) -> str:
+    return f"<Qx, Kx> reaches {facts.definiteness:.4g}; it must be positive definite"
+
+
+def _leads(facts: _Facts) -> str:
+    """Why there is no real positive leading eigenvalue with a clear gap, if so."""
+    found = facts.spectrum
+    if facts.common_failure:
+        return facts.common_failure
+    if not found.is_real:
+        return f"the leading eigenvalue {found.leading:.4g} of V is complex"
+    if found.leading.real <= 0:
+        return f"the leading eigenvalue {found.leading.real:.4g} of V is not positive"
+    if not found.is_clear:
+        return f"the gap {found.gap:.3g} to the next eigenvalue is too small to tell"
+    return ""
+
+
+def _hyperplanes(facts: _Facts) -> _Holds | str:
+    found, failure = facts.spectrum, _leads(facts)
+    if failure:
+        return failure
+    if found.multiplicity != 1 or len(found.vectors) != 1:
+        return f"the leading eigenvalue is {found.multiplicity}-fold, not simple"
+    if not facts.is_aligned:
+        return f"<Q phi, K phi> is {facts.alignment:.4g}; it must be positive"
+    reason = (
+        f"the leading eigenvalue {found.leading.real:.6g} of V is simple, real and "
+        f"positive (gap {found.gap:.4g}), and <Q phi, K phi> = {facts.alignment:.4g}"
+    )
+    return _Holds(reason, found.functionals, 1 / found.leading.real)
+
+
+def _mixed(facts: _Facts) -> _Holds | str:
+    found, failure = facts.spectrum, _leads(facts)
+    if failure:
+        return failure
+    if found.multiplicity < 2:
+        return "the leading eigenvalue is simple"
+    if not found.is_diagonal:
+        return "V has a Jordan block at its leading eigenvalue"
+    if not facts.is_definite:
+        return _indefinite(facts)
+    reason = (
+        f"V = {found.leading.real:.4g} I on a space of dimension {found.multiplicity} "
+        f"(gap {found.gap:.4g}) and <Qx, Kx> is positive definite"
+    )
+    return _Holds(reason, found.functionals, 1 / found.leading.real)
+
+
+def _codimension(facts: _Facts) -> _Holds | str:
+    if facts.common_failure:
+        return facts.common_failure
+    vectors, functionals, values = leading_positive(facts.value)
+    counts = [k for k in range(len(values), 1, -1) if _splits(values, k)]
+    for count in counts:
+        if least_form(facts.score, vectors[:count]) > CLEAR * facts.size:
+            reason = f"the {count} leading eigenvalues of V are real and positive"
+            return _Holds(reason, functionals[:count], 1 / values[count - 1])
+    if not counts:
+        return f"{len(values)} leading eigenvalues are real and positive; two are asked"
+    return "<Qx, Kx> is not positive on the leading eigenvectors"
+
+
+def _splits(values: np.ndarray, count: int) -> bool:
+    """Whether so many leading eigenvalues are apart from the rest."""
+    after = values[count] if count < len(values) else 0.0
+    return bool(values[count - 1] - after > CLEAR * values[0])
+
+
+def leading_positive(
+    value: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return vectors, functionals and values of the leading positive eigenvalues.
+
+    As many as are real and positive before the first that is neither, in the order of
+    their modulus; none if the eigenvectors do not form a basis.
+    """
+    values, vectors = np.linalg.eig(np.asarray(value, np.float64))
+    order = np.argsort(-np.abs(values), kind="stable")
+    values, vectors = values[order], vectors[:, order]
+    size = np.abs(values).max(initial=0)
+    is_real = np.abs(np.imag(values)) <= CLEAR * size
+    is_positive = is_real & (np.real(values) > CLEAR * size)
+    count = int(np.argmin(np.append(is_positive, False)))
+    # Ties in modulus with what is not positive do not lead.
+    rest = np.abs(values[count:]).max(initial=0)
+    count = int((np.abs(values[:count]) > rest + CLEAR * size).sum())
+    if np.linalg.cond(vectors) > 1e8:
+        count = 0
+    dual = np.linalg.inv(vectors) if count else vectors
+    return tuple(map(np.real, (vectors[:, :count].T, dual[:count], values[:count])))
+
+
+def _origin(facts: _Facts) -> _Holds | str:
+    value = multiple_of_identity(facts.value)
+    score = multiple_of(np.eye(len(facts.score)), facts.score, facts.rounding)
+    if value is None or value >= 0:
+        return "V is not a negative multiple of the identity"
+    if facts.common_failure or score is None or score <= 0:
+        return facts.common_failure or "K^T Q is not a positive multiple of I"
+    reason = f"V = {value:.4g} I and beta K^T Q = {score:.4g} I"
+    return _Holds(reason, np.eye(len(facts.value)), None)
+
+
+RULES = (
+    ("boolean-1d", "theorem", _boolean),
+    ("polytope", "theorem", _polytope),
+    ("hyperplanes", "theorem", _hyperplanes),
+    ("polytope x subspace", "theorem", _mixed),
+    ("codimension-k", "conjecture", _codimension),
+    ("origin", "theorem", _origin),
+)

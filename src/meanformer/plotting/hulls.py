@@ -1,0 +1,151 @@
+"""Convex hulls in the plane and in space, as outlines and shaded facets."""
+
+from typing import Any
+
+import numpy as np
+
+from meanformer.errors import check
+from meanformer.plotting import style
+from meanformer.plotting.strips import check_dimension, strip_of
+
+FLAT = 1e-9  # of the size of the points: below it they have no extent
+COPLANAR = 1e-7
+
+
+def draw_hull(
+    points: Any,
+    axes: Any,
+    *,
+    color: str = style.BLUE,
+    opacity: float = 0.16,
+    vertices: bool = False,
+    **options: Any,
+) -> Any:
+    """Draw the convex hull of tokens: a polygon in the plane, facets in space.
+
+    Tokens on one line, or in one plane of space, give a segment or a polygon.
+
+    Args:
+        points: tokens as a cloud (those of weight zero are absent) or as rows.
+        axes: where to draw; with `projection="3d"` for tokens of space.
+        color: colour of facets and edges.
+        opacity: opacity of the facets; 0 leaves the edges only.
+        vertices: mark the vertices with dots.
+        **options: passed to the collection of facets, such as `zorder`.
+
+    Returns:
+        The axes.
+    """
+    strip = strip_of(points)
+    check_dimension(strip, 2, 3)
+    check(0 <= opacity <= 1, f"opacity is {opacity}; it must be between 0 and 1.")
+    facets = hull_facets(strip.points[-1])
+    pieces = _facets_3d if strip.dimension == 3 else _facets_2d
+    axes.add_collection(pieces(facets, color, opacity, **options))
+    if vertices:
+        corners = np.unique(np.concatenate(facets), axis=0)
+        axes.scatter(*corners.T, s=16, color=color, zorder=options.get("zorder", 2.5))
+    if strip.dimension == 2:
+        axes.autoscale_view()
+    return axes
+
+
+def hull_facets(points: np.ndarray) -> list[np.ndarray]:
+    """The facets of a convex hull, each as its vertices in order around it.
+
+    In the plane the only facet is the polygon. Where the points have no volume there
+    is one facet as well: a polygon, a segment (two vertices) or a point (one).
+
+    Args:
+        points: one row for each point, in the plane or in space.
+
+    Returns:
+        Arrays of shape (vertices, dimension).
+    """
+    points = np.asarray(points, float)
+    middle = points.mean(axis=0)
+    _, extents, directions = np.linalg.svd(points - middle, full_matrices=False)
+    scale = max(float(np.abs(points).max()), 1e-300)
+    rank = int((extents > FLAT * scale * np.sqrt(len(points))).sum())
+    flat = (points - middle) @ directions[:rank].T
+    return [points[indices] for indices in _FACETS[rank](flat)]
+
+
+def _point(flat: np.ndarray) -> list[np.ndarray]:
+    return [np.array([0])]
+
+
+def _segment(flat: np.ndarray) -> list[np.ndarray]:
+    return [np.array([flat[:, 0].argmin(), flat[:, 0].argmax()])]
+
+
+def _polygon(flat: np.ndarray) -> list[np.ndarray]:
+    from scipy.spatial import ConvexHull
+
+    return [ConvexHull(flat).vertices]
+
+
+def _polyhedron(flat: np.ndarray) -> list[np.ndarray]:
+    """Triangles of one plane are joined into one facet."""
+    from scipy.spatial import ConvexHull
+
+    hull = ConvexHull(flat)
+    planes = hull.equations / [1, 1, 1, np.abs(flat).max()]
+    facets, left = [], list(range(len(planes)))
+    while left:
+        gaps = np.abs(planes[left] - planes[left[0]]).max(axis=1)
+        joined = [one for one, gap in zip(left, gaps, strict=True) if gap < COPLANAR]
+        corners = np.unique(hull.simplices[joined])
+        facets.append(corners[around(flat[corners], planes[left[0]][:3])])
+        left = [one for one in left if one not in joined]
+    return facets
+
+
+_FACETS = {0: _point, 1: _segment, 2: _polygon, 3: _polyhedron}
+
+
+def around(corners: np.ndarray, normal: np.ndarray) -> np.ndarray:
+    """The order of the corners of a plane convex polygon of space, one by one."""
+    spokes = corners - corners.mean(axis=0)
+    first = spokes[np.linalg.norm(spokes, axis=1).argmax()]
+    second = np.cross(normal, first)
+    return np.argsort(np.arctan2(spokes @ second, spokes @ first))
+
+
+def _facets_2d(facets: list, color: str, opacity: float, **options: Any) -> Any:
+    from matplotlib.collections import PolyCollection
+    from matplotlib.colors import to_rgba
+
+    return PolyCollection(
+        facets,
+        facecolors=[to_rgba(color, opacity)],
+        edgecolors=[to_rgba(color, 0.8)],
+        linewidths=1.2,
+        **{"zorder": 1.5} | options,
+    )
+
+
+def _facets_3d(facets: list, color: str, opacity: float, **options: Any) -> Any:
+    from matplotlib.colors import to_rgba
+    from mpl_toolkits.mplot3d.art3d import Poly3DCollection
+
+    shades = [to_rgba(_lit(facet, color), opacity) for facet in facets]
+    return Poly3DCollection(
+        facets,
+        facecolors=shades,
+        edgecolors=[to_rgba(color, 0.75)],
+        linewidths=0.9,
+        **options,
+    )
+
+
+def _lit(facet: np.ndarray, color: str) -> np.ndarray:
+    """The colour of a facet in a light from above, the same on both of its sides."""
+    from matplotlib.colors import to_rgb
+
+    shade = 0.5
+    if len(facet) > 2:
+        normal = np.cross(facet[1] - facet[0], facet[2] - facet[0])
+        light = np.array([0.48, -0.36, 0.8])
+        shade = abs(normal @ light) / max(float(np.linalg.norm(normal)), 1e-300)
+    return 1 - (1 - np.array(to_rgb(color))) * min(1.1 - 0.75 * shade, 1.0)

@@ -1,0 +1,253 @@
+"""Tokens in space: their paths, clusters and hulls, planes and directions."""
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from meanformer.errors import check
+from meanformer.measures import TokenCloud
+from meanformer.plotting import style
+from meanformer.plotting.hulls import around
+from meanformer.plotting.strips import check_dimension, disc_areas, strip_of
+
+UNCLUSTERED = -1
+
+
+def draw_paths_3d(trajectory: Any, axes: Any, *, is_labelled: bool = True) -> Any:
+    """Draw the tokens' paths in space, coloured by depth.
+
+    Args:
+        trajectory: tokens of space along depth; those of weight zero are absent.
+        axes: where to draw, with `projection="3d"`.
+        is_labelled: add a colour bar with the depths.
+
+    Returns:
+        The axes.
+    """
+    from mpl_toolkits.mplot3d.art3d import Line3DCollection
+
+    strip = strip_of(trajectory)
+    check_dimension(strip, 3)
+    points, depths = strip.points, strip.depths
+    pieces = np.stack([points[:-1], points[1:]], axis=2).reshape(-1, 2, 3)
+    lines = Line3DCollection(pieces, cmap=style.depth_colours(), linewidths=1.3)
+    lines.set_array(np.repeat((depths[:-1] + depths[1:]) / 2, points.shape[1]))
+    furnish(axes, points.reshape(-1, 3))
+    axes.add_collection(lines, autolim=False)
+    for index, color in ((0, style.BLUE), (-1, style.GOLD)):
+        scatter_discs(points[index], strip.weights, axes, color=color)
+    if is_labelled:
+        axes.figure.colorbar(lines, ax=axes, label="depth $t$", shrink=0.65, pad=0.1)
+    return axes
+
+
+def draw_clusters(points: Any, labels: Any, axes: Any, *, legend: bool = False) -> Any:
+    """Draw tokens of the plane or of space, each in the colour of its cluster.
+
+    Args:
+        points: tokens as a cloud or as rows.
+        labels: the cluster of each token; -1 for those of none, which are grey.
+        axes: where to draw; with `projection="3d"` for tokens of space.
+        legend: add a legend that counts the tokens of each cluster.
+
+    Returns:
+        The axes.
+    """
+    strip, clusters = strip_of(points), np.asarray(labels)
+    check_dimension(strip, 2, 3)
+    count = points.count if isinstance(points, TokenCloud) else len(strip.weights)
+    check(
+        clusters.shape == (count,),
+        f"there are {clusters.size} labels for {count} tokens; give one for each.",
+    )
+    if isinstance(points, TokenCloud):
+        clusters = clusters[np.asarray(points.weights) > 0]
+    if strip.dimension == 3:
+        furnish(axes, strip.points[-1])
+    for label in np.unique(clusters):
+        mine = clusters == label
+        name = "no cluster" if label == UNCLUSTERED else f"cluster {label + 1}"
+        scatter_discs(
+            strip.points[-1, mine],
+            strip.weights[mine],
+            axes,
+            color=cluster_colours([label])[0],
+            label=f"{name}: {mine.sum()}",
+            largest=36 * strip.weights[mine].max() / strip.weights.max(),
+        )
+    if legend:
+        axes.legend(loc="upper left")
+    return axes
+
+
+def cluster_colours(labels: Any) -> list[str]:
+    """A colour for each label, the same for the same label; grey for -1."""
+    colours = style.PALETTE[:-1]
+    return [
+        style.GREY if label == UNCLUSTERED else colours[int(label) % len(colours)]
+        for label in labels
+    ]
+
+
+def draw_hyperplanes(
+    normal: Any,
+    offsets: Any,
+    axes: Any,
+    *,
+    color: str = style.GREEN,
+    opacity: float = 0.16,
+    label: str | None = None,
+) -> Any:
+    r"""Draw the hyperplanes $\{x : \langle a, x\rangle = c\}$ inside the axes' limits.
+
+    Lines in the plane, translucent planes in space. Draw the tokens first: the limits
+    of the axes are kept, and a hyperplane that misses them is not drawn.
+
+    Args:
+        normal: the common normal $a$, of two or three entries, not zero.
+        offsets: the values $c$, a number or several.
+        axes: where to draw; with `projection="3d"` for planes.
+        color: colour of all of them.
+        opacity: opacity of the planes.
+        label: their name in the legend; none by default.
+
+    Returns:
+        The axes.
+    """
+    normal = np.asarray(normal, float)
+    check(
+        normal.shape in ((2,), (3,)) and bool(np.any(normal != 0)),
+        f"normal is {normal}; it must have two or three entries, not all zero.",
+    )
+    limits = {"xlim": axes.get_xlim(), "ylim": axes.get_ylim()}
+    limits |= {"zlim": axes.get_zlim()} if len(normal) == 3 else {}
+    box = np.sort(list(limits.values()), axis=1)
+    sections = [cross_section(normal, c, box) for c in np.ravel(offsets)]
+    for section in (one for one in sections if len(one) >= len(normal)):
+        if len(normal) == 2:
+            axes.plot(*section.T, "--", color=color, linewidth=1.3, label=label)
+        else:
+            _add_plane(section, axes, color=color, opacity=opacity, label=label)
+        label = None
+    axes.set(**limits)
+    return axes
+
+
+def draw_direction(
+    vector: Any,
+    axes: Any,
+    *,
+    start: Any = None,
+    color: str = style.ROSE,
+    label: str | None = None,
+) -> Any:
+    """Draw a vector, such as a leading eigenvector, as an arrow with its name.
+
+    Args:
+        vector: where it points, two or three entries.
+        axes: where to draw; with `projection="3d"` for three.
+        start: its foot; the origin by default.
+        color: its colour.
+        label: text at its tip, such as an eigenvector's name.
+
+    Returns:
+        The axes.
+    """
+    vector = np.asarray(vector, float)
+    foot = np.zeros(len(vector)) if start is None else np.asarray(start, float)
+    check(
+        vector.shape in ((2,), (3,)) and foot.shape == vector.shape,
+        f"vector has shape {vector.shape} and start {foot.shape}; both must have two "
+        "or three entries.",
+    )
+    if len(vector) == 2:
+        exact = {"angles": "xy", "scale_units": "xy", "scale": 1}
+        axes.quiver(*foot, *vector, color=color, width=0.009, zorder=5, **exact)
+    else:
+        axes.quiver(*foot, *vector, color=color, linewidth=2, arrow_length_ratio=0.12)
+    if label is not None:
+        axes.text(*(foot + 1.08 * vector), label, color=color, ha="center", zorder=6)
+    return axes
+
+
+def scatter_discs(
+    points: np.ndarray,
+    weights: np.ndarray,
+    axes: Any,
+    *,
+    largest: float = 36.0,
+    **options: Any,
+) -> None:
+    """Discs whose area is their weight, in the plane or in space."""
+    flat = {"depthshade": False} if points.shape[1] == 3 else {}
+    areas = disc_areas(weights, largest)
+    axes.scatter(*points.T, s=areas, zorder=3, linewidths=0, **flat, **options)
+
+
+def furnish(
+    axes: Any, points: np.ndarray, *, margin: float = 0.06, zoom: float = 0.95
+) -> None:
+    """Make a room of space around points: equal scales, no walls, few ticks."""
+    from matplotlib.ticker import MaxNLocator
+
+    # By itself it would hide all discs of a kind behind a plane through their midst.
+    axes.computed_zorder = False
+    low, high = points.min(axis=0), points.max(axis=0)
+    half = np.maximum((high - low) / 2, 1e-9 + 0.02 * np.max(high - low))
+    middle, half = (low + high) / 2, (1 + 2 * margin) * half
+    axes.set(
+        xlim=(middle[0] - half[0], middle[0] + half[0]),
+        ylim=(middle[1] - half[1], middle[1] + half[1]),
+        zlim=(middle[2] - half[2], middle[2] + half[2]),
+        xlabel="$x_1$",
+        ylabel="$x_2$",
+        zlabel="$x_3$",
+    )
+    axes.set_box_aspect(half / half.max(), zoom=zoom)
+    for axis in (axes.xaxis, axes.yaxis, axes.zaxis):
+        axis.set_pane_color((0, 0, 0, 0))
+        axis.gridlines.set_alpha(0.12)
+        axis.set_major_locator(MaxNLocator(4, prune="both"))
+
+
+def cross_section(normal: np.ndarray, offset: float, limits: np.ndarray) -> np.ndarray:
+    """Corners of a hyperplane inside a box, in order; fewer if it misses the box.
+
+    Args:
+        normal: its normal.
+        offset: the value of the scalar product on it.
+        limits: low and high end of each side of the box, (d, 2).
+    """
+    dimension, found = len(normal), []
+    for axis, others in product(range(dimension), product((0, 1), repeat=dimension)):
+        if others[axis] == 1:
+            continue  # each edge once, from its low end
+        start = limits[np.arange(dimension), others]
+        rise = normal[axis] * np.diff(limits[axis])[0]
+        share = (offset - normal @ start) / rise if rise else -1.0
+        if -1e-12 <= share <= 1 + 1e-12:
+            step = np.eye(dimension)[axis] * np.diff(limits[axis])[0]
+            found.append(start + np.clip(share, 0, 1) * step)
+    if not found:
+        return np.empty((0, dimension))
+    size = np.ptp(limits, axis=1).max()
+    _, kept = np.unique(np.round(np.array(found) / size, 9), axis=0, return_index=True)
+    corners = np.array(found)[kept]
+    return corners[around(corners, normal)] if dimension == 3 else corners
+
+
+def _add_plane(
+    section: np.ndarray, axes: Any, *, color: str, opacity: float, label: str | None
+) -> None:
+    from matplotlib.colors import to_rgba
+    from mpl_toolkits.mplot3d.art3d import Poly3DCollection
+
+    plane = Poly3DCollection(
+        [section],
+        facecolors=[to_rgba(color, opacity)],
+        edgecolors=[to_rgba(color, 0.6)],
+        linewidths=0.8,
+        label=label,
+    )
+    axes.add_collection(plane, autolim=False)

@@ -1,0 +1,151 @@
+"""Tokens at several depths, as figures with tails and movies need them."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from meanformer.errors import InvalidInput, check
+from meanformer.flows import Trajectory
+from meanformer.flows.interpolation import check_in_range
+from meanformer.measures import TokenCloud
+from meanformer.plotting import style
+
+FAINTEST = 0.05  # opacity at the end of a tail
+
+
+@dataclasses.dataclass(frozen=True)
+class Strip:
+    """Tokens at several depths, without those of weight zero.
+
+    Args:
+        depths: the depths, `(t,)`.
+        points: the tokens at each of them, `(t, n, d)`.
+        weights: their masses, `(n,)`.
+    """
+
+    depths: np.ndarray
+    points: np.ndarray
+    weights: np.ndarray
+
+    @property
+    def dimension(self) -> int:
+        """Coordinates of a token."""
+        return self.points.shape[2]
+
+    def place(self, index: int) -> int:
+        """An index counted from the first depth; raise if there is no such depth."""
+        count = len(self.depths)
+        check(
+            -count <= index < count,
+            f"index is {index}; there are {count} depths, from 0 to {count - 1}.",
+        )
+        return index % count
+
+    def share(self, index: int) -> float:
+        """How far along the depths this one is, from zero to one."""
+        whole = self.depths[-1] - self.depths[0]
+        passed = self.depths[self.place(index)] - self.depths[0]
+        return float(passed / whole) if whole else 0.0
+
+    def tail(self, index: int, length: int) -> np.ndarray:
+        """The tokens at a depth and at most so many before it, `(s, n, d)`."""
+        check(length >= 0, f"tail is {length}; it must be 0 or more.")
+        last = self.place(index)
+        return self.points[max(0, last - length) : last + 1]
+
+
+def strip_of(subject: Any) -> Strip:
+    """Tokens along depth, from a trajectory, a cloud or an array of points."""
+    if isinstance(subject, Strip):
+        return subject
+    if isinstance(subject, Trajectory):
+        return _present(subject.depths, subject.points, subject.weights)
+    if isinstance(subject, TokenCloud):
+        return _present(np.zeros(1), subject.points[None], subject.weights)
+    points = np.asarray(subject, float)
+    check(
+        points.ndim == 2 and len(points) > 0,
+        f"the points have shape {points.shape}; give one row for each token.",
+    )
+    return Strip(np.zeros(1), points[None], np.full(len(points), 1 / len(points)))
+
+
+def resample(subject: Any, depths: Any) -> Strip:
+    """The strip of a trajectory at other depths in its range."""
+    if not isinstance(subject, Trajectory):
+        raise InvalidInput(
+            f"a {type(subject).__name__} has no tokens along depth; give a Trajectory."
+        )
+    depths = jnp.asarray(depths, subject.depths.dtype)
+    for end in (depths.min(), depths.max()):
+        check_in_range(subject.depths, end)
+    points = jax.vmap(lambda depth: subject.at(depth).points)(depths)
+    return _present(depths, points, subject.weights)
+
+
+def choose_coordinates(trajectory: Trajectory, places: Sequence[int]) -> Trajectory:
+    """A trajectory in some of its coordinates, counted from zero, to look at."""
+    dimension = trajectory.points.shape[2]
+    check(
+        all(0 <= place < dimension for place in places),
+        f"coordinates are {', '.join(str(p + 1) for p in places)}; they must be from 1 "
+        f"to {dimension}.",
+    )
+    chosen = np.asarray(places, int)
+    return Trajectory(
+        trajectory.depths,
+        trajectory.points[..., chosen],
+        trajectory.velocities[..., chosen],
+        trajectory.weights,
+        trajectory.positions,
+        None,
+        trajectory.status,
+        trajectory.accepted_steps,
+        trajectory.rejected_steps,
+    )
+
+
+def _present(depths: Any, points: Any, weights: Any) -> Strip:
+    weights = np.asarray(weights)
+    is_there = weights > 0
+    return Strip(np.asarray(depths), np.asarray(points)[:, is_there], weights[is_there])
+
+
+def check_dimension(strip: Strip, *allowed: int) -> None:
+    """Raise unless the tokens have one of these dimensions."""
+    listed = " or ".join(map(str, allowed))
+    check(
+        strip.dimension in allowed,
+        f"the tokens have dimension {strip.dimension}; this figure is of dimension "
+        f"{listed}.",
+    )
+
+
+def disc_areas(weights: np.ndarray, largest: float = 60.0) -> np.ndarray:
+    """Areas of discs in proportion to masses."""
+    return largest * weights / weights.max()
+
+
+def fading_pieces(tails: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Segments of tails `(s, n, d)`, and how young each is, from zero to one."""
+    stages, count, dimension = tails.shape
+    pieces = np.stack([tails[:-1], tails[1:]], axis=2).reshape(-1, 2, dimension)
+    youth = np.arange(1, stages) / max(stages - 1, 1)
+    return pieces, np.repeat(youth, count)
+
+
+def faded(colours: Any, youth: np.ndarray, opacity: Any = 1.0) -> np.ndarray:
+    """A colour for each segment of a tail, the fainter the older it is."""
+    shades = np.empty((len(youth), 4))
+    shades[:, :3] = colours
+    shades[:, 3] = opacity * (FAINTEST + (1 - FAINTEST) * youth**1.5)
+    return shades
+
+
+def colour_at(strip: Strip, index: int) -> Any:
+    """The colour of a depth, from blue at the first to gold at the last."""
+    return style.depth_colours()(strip.share(index))
