@@ -10,7 +10,6 @@ import scipy.integrate
 
 import meanformer as mf
 from meanformer.flows import (
-    AbstractScheme,
     CustomScheme,
     MixNorm,
     Normalised,
@@ -83,6 +82,7 @@ def speeds(name, radius, radial, norm, depth):
     }[name]
 
 
+@pytest.mark.slow
 @every_scheme
 def test_general_tokens_follow_the_equations_of_directions_and_radii(name, key):
     key_x, key_a = jr.split(key)
@@ -158,6 +158,7 @@ def test_a_network_is_its_layers_one_after_another(name, key):
     np.testing.assert_allclose(path.points[-1], cloud.points, atol=1e-13)
 
 
+@pytest.mark.slow
 @every_scheme
 def test_networks_tend_to_the_flow_at_first_order(name):
     scheme, limit, _ = SCHEMES[name]
@@ -175,6 +176,7 @@ def test_the_usual_step_is_one_over_the_number_of_layers():
     np.testing.assert_allclose(path.depths, [0, 0.25, 0.5, 0.75, 1])
 
 
+@pytest.mark.slow
 def test_a_rate_of_two_is_a_network_at_twice_the_depth():
     fast = mf.solve(
         mf.normalised_flow(ATTENTION, mf.NGPT(2.0)), EIGHT, 3.0, save=2, rtol=1e-10
@@ -413,11 +415,3 @@ def test_masked_attention_heads_and_batches_have_schemes_too(key):
     np.testing.assert_allclose(both[1], end(clouds[1]), atol=1e-14)
     # The first token of a causal sequence sees itself alone, and only grows.
     np.testing.assert_allclose(both[0, 0], 2 * clouds[0, 0], atol=1e-12)
-
-
-def test_a_new_scheme_needs_both_functions():
-    class Half(AbstractScheme):
-        pass
-
-    with pytest.raises(TypeError, match="abstract"):
-        Half()

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.linalg
-from limit_cases import THIRD, TOKENS, VALUE, plain, random_case
 
 import meanformer as mf
+from limit_cases import THIRD, TOKENS, VALUE, plain, random_case
 from meanformer.errors import InvalidInput, Unsupported
 from meanformer.numerics.growth import ScaledExponential
 

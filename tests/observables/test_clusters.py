@@ -14,8 +14,7 @@ from meanformer.flows import Flow, LongDepth, solve
 from meanformer.geometry import Euclidean, Sphere
 from meanformer.measures import Gaussian, TokenCloud, UniformSphere, pad
 from meanformer.numerics import linkage as linkage_module
-from meanformer.observables import cluster_profile, count_clusters
-from meanformer.observables import clusters as clusters_module
+from meanformer.observables import cluster_profile, cluster_tree, count_clusters
 
 FIVE = np.array([0.0621971438, 0.2143229734, 1.8191226208, 2.9110710095, 3.1879369617])
 
@@ -276,7 +275,7 @@ def test_equal_points_are_one_group_at_distance_zero():
 def test_many_tokens_are_counted_at_a_threshold_and_not_automatically(key, monkeypatch):
     cloud = TokenCloud(UniformSphere(3).sample(300, key=key))
     exact = count_clusters(cloud, space=Sphere(), threshold=0.15)
-    monkeypatch.setattr(clusters_module, "MOST_FOR_TREE", 100)
+    monkeypatch.setattr(cluster_tree, "MOST_FOR_TREE", 100)
     found = count_clusters(cloud, space=Sphere(), threshold=0.15)
     assert found.count == exact.count > 3
     assert same_groups(found.labels, exact.labels)

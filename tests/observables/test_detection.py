@@ -6,9 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.integrate
-from limit_cases import KINDS, THIRD, TOKENS, VALUE, plain, random_case
 
 import meanformer as mf
+from limit_cases import KINDS, THIRD, TOKENS, VALUE, plain, random_case
 from meanformer.errors import InvalidInput, Overflow, Unsupported
 from meanformer.observables import detect_limit, find_limit
 
@@ -48,9 +48,13 @@ def by_scipy(value, tokens, depth):
         shares /= shares.sum(1, keepdims=True)
         return ((shares @ z - z) @ value.T).ravel()
 
-    return scipy.integrate.solve_ivp(
-        velocity, (0, depth), tokens.ravel(), method="LSODA", rtol=1e-11, atol=1e-12
-    ).y[:, -1].reshape(count, dimension)
+    return (
+        scipy.integrate.solve_ivp(
+            velocity, (0, depth), tokens.ravel(), method="LSODA", rtol=1e-11, atol=1e-12
+        )
+        .y[:, -1]
+        .reshape(count, dimension)
+    )
 
 
 def test_three_leaders_of_the_identity_are_tabulated():
@@ -77,9 +81,7 @@ def test_two_hyperplanes_of_the_plane_example_are_tabulated():
     report = limit_of(VALUE, TOKENS)
     found = report.detection
     assert report.agrees
-    np.testing.assert_allclose(
-        found.offsets, [-0.2391782389, 0.6517280994], atol=1e-9
-    )
+    np.testing.assert_allclose(found.offsets, [-0.2391782389, 0.6517280994], atol=1e-9)
     np.testing.assert_array_equal(found.leaders, [2, 5])
     assert found.following.rank == 2
     late = found.phase.at(8.0) @ found.prediction.functionals[0]
@@ -163,9 +165,7 @@ def test_original_coordinates_give_the_same_answer():
     )
     found = detect_limit(path)
     assert (found.geometry, found.verdict) == ("hyperplanes", "reached")
-    np.testing.assert_allclose(
-        found.offsets, [-0.2391782389, 0.6517280994], atol=1e-7
-    )
+    np.testing.assert_allclose(found.offsets, [-0.2391782389, 0.6517280994], atol=1e-7)
     turned = mf.solve(mf.Flow(plain(-np.eye(2))), mf.TokenCloud(TOKENS), 200.0, save=41)
     scaled = mf.solve(
         mf.Flow(mf.Rescaled(plain(-np.eye(2)))), mf.TokenCloud(TOKENS), 100.0, save=41

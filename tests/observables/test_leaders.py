@@ -3,8 +3,8 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from limit_cases import plain
 
+from limit_cases import plain
 from meanformer.errors import InvalidInput
 from meanformer.observables import attention_rank, boolean_phase, find_leaders
 

@@ -3,9 +3,9 @@
 import jax
 import numpy as np
 import pytest
-from limit_cases import KINDS, VALUE, plain, random_case
 
 import meanformer as mf
+from limit_cases import KINDS, VALUE, plain, random_case
 from meanformer.errors import InvalidInput, Unsupported
 from meanformer.observables import predict_limit
 

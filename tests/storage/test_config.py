@@ -176,3 +176,36 @@ def test_a_file_that_is_missing_or_no_toml_is_refused(tmp_path):
     (tmp_path / "bad.toml").write_text("[tokens\n")
     with pytest.raises(mf.InvalidInput, match="not a TOML file"):
         read_config(tmp_path / "bad.toml")
+
+
+def test_a_flow_can_be_rescaled_and_switch_to_implicit_steps(tmp_path):
+    solver = BASE.replace("depth = 1.0", 'depth = 1.0\nsolver = "switching"')
+    run = run_of(solver + "[flow]\nrescaled = true\n", tmp_path)
+    assert isinstance(run.flow.velocity, mf.Rescaled)
+    assert isinstance(run.options["solver"], mf.Switching)
+
+
+@pytest.mark.parametrize(
+    ("words", "scheme"),
+    [
+        ('"post"', mf.PostNorm()),
+        ('"pre"', mf.PreNorm()),
+        ('"peri"', mf.PeriNorm()),
+        ('"ngpt"\nalpha = 0.5', mf.NGPT(0.5)),
+        ('"mix"\nswitch = 2.0', mf.MixNorm(2.0)),
+        ('"sqrt"', mf.SqrtScaling()),
+    ],
+)
+def test_a_flow_can_be_normalised_in_six_ways(words, scheme, tmp_path):
+    flow = run_of(f"{BASE}[flow]\nnormalisation = {words}\n", tmp_path).flow
+    assert type(flow.velocity.scheme) is type(scheme)
+    assert flow.space == scheme.space
+
+
+@pytest.mark.parametrize(
+    "words", ['space = "sphere"', "rescaled = true", "noise = 1.0"]
+)
+def test_a_normalised_flow_has_its_own_space(words, tmp_path):
+    text = f'{BASE}[flow]\nnormalisation = "pre"\n{words}\n'
+    with pytest.raises(mf.InvalidInput, match="decides the space"):
+        run_of(text, tmp_path)

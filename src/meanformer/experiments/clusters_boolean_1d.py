@@ -94,9 +94,7 @@ EXCEPTIONAL = Claim(
 def run(parameters: Parameters, *, progress) -> Outcome:
     """Follow given and random tokens to their leaders, bisect the tipping point."""
     reports = [limit(starts) for starts in progress.over(named_starts(), 0.3)]
-    random = [
-        limit(starts) for starts in progress.over(random_starts(parameters), 0.4)
-    ]
+    random = [limit(starts) for starts in progress.over(random_starts(parameters), 0.4)]
     tipping = bisect(progress.over(range(parameters.bisections), 0.3))
     return Outcome(
         findings=[
@@ -205,8 +203,8 @@ def bisect(rounds) -> float:
     left, right = -1.0, 1.2
     for _ in rounds:
         middle = (left + right) / 2
-        found = limit((-1.0, middle, 1.2)).detection
-        goes_left = found.leaders.size > 0 and found.follows[1] == 0
+        follows = limit((-1.0, middle, 1.2)).detection.follows
+        goes_left = follows is not None and follows[1] == 0
         left, right = (middle, right) if goes_left else (left, middle)
     return (left + right) / 2
 

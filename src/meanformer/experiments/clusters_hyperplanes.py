@@ -1,14 +1,14 @@
 r"""The leading eigenvector of $V$ sorts tokens onto parallel hyperplanes.
 
-If the eigenvalue $\lambda_1$ of $V$ of largest modulus is real, simple and positive, and
-$\langle Q\varphi_1, K\varphi_1\rangle > 0$ for its eigenvector, then the rescaled tokens
-$z = e^{-tV}x$ tend to at most three parallel hyperplanes $\{\varphi_1^*(z) = c\}$, one on
-each side of zero and perhaps one through it. In the other coordinates nothing is said:
-along eigenvectors with negative eigenvalues tokens drift apart. The flow itself is hard
-to follow by brute force: in these coordinates errors are amplified like
-$e^{2\lambda_1t}$. Here it is solved until attention is Boolean and goes on in closed
-form. Two defects of a published script show beside it: its classical Runge-Kutta method
-is Euler's, and the step to prove that is taken here.
+If the eigenvalue $\lambda_1$ of $V$ of largest modulus is real, simple and positive,
+and $\langle Q\varphi_1, K\varphi_1\rangle > 0$ for its eigenvector, then the rescaled
+tokens $z = e^{-tV}x$ tend to at most three parallel hyperplanes $\{\varphi_1^*(z) =
+c\}$, one on each side of zero and perhaps one through it. In the other coordinates
+nothing is said: along eigenvectors with negative eigenvalues tokens drift apart. The
+flow itself is hard to follow by brute force: in these coordinates errors are amplified
+like $e^{2\lambda_1t}$. Here it is solved until attention is Boolean and goes on in
+closed form. Two defects of a published script show beside it: its classical Runge-Kutta
+method is Euler's, and the step to prove that is taken here.
 """
 
 from dataclasses import dataclass
@@ -81,8 +81,8 @@ class Parameters:
 SPECTRUM = Claim(
     id="spectrum",
     statement=r"The published $V$ of the plane has the eigenvalues $1.3479896139$ and "
-    r"$-0.0682573539$, with $\varphi_1 = (0.7598109326, 0.6501440969)$ and $\varphi_1^* "
-    r"= (0.6647784745, 0.7612067074)$.",
+    r"$-0.0682573539$, with $\varphi_1 = (0.7598109326, 0.6501440969)$ and "
+    r"$\varphi_1^* = (0.6647784745, 0.7612067074)$.",
     status="observation",
 )
 TWO = Claim(
@@ -143,7 +143,9 @@ def run(parameters: Parameters, *, progress) -> Outcome:
         for name, value in progress.over(list(matrices().items()), 0.6)
     }
     for _ in progress.over(range(1), 0.4):
-        wide = find_limit(layer(sparse_value(rng, parameters)), wide_cloud(rng, parameters))
+        wide = find_limit(
+            layer(sparse_value(rng, parameters)), wide_cloud(rng, parameters)
+        )
     return Outcome(
         findings=[
             *six_findings(six),
@@ -208,7 +210,7 @@ def six_findings(six):
         SPECTRUM.close_to(
             np.concatenate(
                 [
-                    found.spectrum.eigenvalues.real,
+                    np.real(found.spectrum.eigenvalues),
                     found.spectrum.vectors[0],
                     found.functionals[0],
                 ]
@@ -366,7 +368,8 @@ def draw_plane(six, planar) -> Picture:
     return Picture(
         figure,
         "Left: the six tokens, the two lines they tend to, and the leading "
-        rf"eigenvector. Right: the leading coordinate of {heights.shape[1]} tokens that "
+        rf"eigenvector. Right: the leading coordinate of {heights.shape[1]} tokens "
+        rf"that "
         r"start uniformly in $[-5, 5]^2$; colours tell the leader.",
     )
 
@@ -374,9 +377,7 @@ def draw_plane(six, planar) -> Picture:
 def draw_space(shown) -> Picture:
     """Paths in space with their planes; and codimension two."""
     names = ["space", "space, second", "codimension two"]
-    figure, panels = style.canvas(
-        3, panel=(4.2, 4.0), subplot_kw={"projection": "3d"}
-    )
+    figure, panels = style.canvas(3, panel=(4.2, 4.0), subplot_kw={"projection": "3d"})
     for axes, name in zip(panels, names, strict=True):
         report = shown[name]
         rate = report.prediction.spectrum.leading.real

@@ -1,8 +1,8 @@
 r"""A polytope in some coordinates, freedom in the others.
 
 If $V$ is $\lambda I$ on an invariant subspace $F$, with a smaller spectral radius on a
-complement $G$, and $\langle Qx, Kx\rangle > 0$, then the $F$-part of the rescaled tokens
-$z = e^{-tV}x$ tends to a polytope as for $V = I$, and the $G$-part is free. For
+complement $G$, and $\langle Qx, Kx\rangle > 0$, then the $F$-part of the rescaled
+tokens $z = e^{-tV}x$ tends to a polytope as for $V = I$, and the $G$-part is free. For
 $V = \mathrm{diag}(1, 1, -\tfrac12)$ leaders rest in all three coordinates, while
 followers stand above their leader in the first two and drift off like $e^{t/2}$ in the
 third: a polytope times a line.
@@ -65,8 +65,8 @@ DRIFT = Claim(
 )
 EXPONENT = Claim(
     id="exponent",
-    statement=r"Followers drift off in the free coordinate like $e^{t/2}$: exponents of "
-    r"their distances to the leader, between depths $8$ and $12$.",
+    statement=r"Followers drift off in the free coordinate like $e^{t/2}$: exponents "
+    r"of their distances to the leader, between depths $8$ and $12$.",
     status="theorem",
     reference="GLPR23b, Theorem on polytopes times subspaces",
 )
@@ -138,9 +138,7 @@ def six_findings(six):
     exponents = np.log(far[1][followers] / far[0][followers]) / 4
     return (
         LEADERS.close_to(found.vertices, VERTICES, tolerance=1e-8, source=tabulated),
-        DRIFT.close_to(
-            fourth, list(FOURTH.values()), tolerance=1e-3, source=tabulated
-        ),
+        DRIFT.close_to(fourth, list(FOURTH.values()), tolerance=1e-3, source=tabulated),
         EXPONENT.close_to(
             exponents, 0.5, tolerance=1e-6, source=theory("the third eigenvalue")
         ),
@@ -195,9 +193,9 @@ def draw(shown, six) -> Picture:
     return Picture(
         figure,
         r"Left: random tokens under $V = \mathrm{diag}(1, 1, -\tfrac12)$, rescaled: in "
-        "the horizontal plane they gather on the vertices of a polygon, vertically they "
-        "drift off, on lines over the vertices. Right: the third coordinate of the six "
-        "tabulated tokens; leaders rest, followers leave like $e^{t/2}$.",
+        "the horizontal plane they gather on the vertices of a polygon, vertically "
+        "they drift off, on lines over the vertices. Right: the third coordinate of "
+        "the six tabulated tokens; leaders rest, followers leave like $e^{t/2}$.",
     )
 
 

@@ -1,14 +1,15 @@
 r"""Drawn inwards, tokens collapse slowly, and into a ball.
 
 For $V = -I$ and $K^\top Q = I$ all tokens tend to the origin. The covariance $C$ obeys
-$\dot C \approx -2\beta C^2$ once it is small, so that $C(t) \approx I/(2\beta t)$ on the
-span of the centred tokens: whatever the start, the cloud becomes round and shrinks like
-$t^{-1/2}$. The mean $m$ goes faster, but not exponentially: attention averaged over the
-cloud is $m + \tfrac{\beta^2}2\kappa_3{:}C$ to leading order, with the third central
-moment $\kappa_3$, so that $m \approx -\tfrac{\beta^2}2\kappa_3{:}C$, which falls like
-$t^{-5/2}$ unless the cloud is symmetric. Two opposite tokens $\pm a$ of the line follow
-$\dot a = -a\tanh(\beta a^2)$ exactly. The laws of $C$ and $m$ are derived for small
-covariances and observed here; that all tokens tend to the origin is a theorem.
+$\dot C \approx -2\beta C^2$ once it is small, so that $C(t) \approx I/(2\beta t)$ on
+the span of the centred tokens: whatever the start, the cloud becomes round and shrinks
+like $t^{-1/2}$. The mean $m$ goes faster, but not exponentially: attention averaged
+over the cloud is $m + \tfrac{\beta^2}2\kappa_3{:}C$ to leading order, with the third
+central moment $\kappa_3$, so that $m \approx -\tfrac{\beta^2}2\kappa_3{:}C$, which
+falls like $t^{-5/2}$ unless the cloud is symmetric. Two opposite tokens $\pm a$ of the
+line follow $\dot a = -a\tanh(\beta a^2)$ exactly. The laws of $C$ and $m$ are derived
+for small covariances and observed here; that all tokens tend to the origin is a
+theorem.
 """
 
 from dataclasses import dataclass
@@ -59,14 +60,15 @@ CENTRED = Claim(
 )
 SLOPE = Claim(
     id="slope",
-    statement=r"The variance of every cloud falls like $1/t$: fitted exponents over the "
-    r"last decade of depth.",
+    statement=r"The variance of every cloud falls like $1/t$: fitted exponents over "
+    r"the last decade of depth.",
     status="observation",
 )
 CONSTANT = Claim(
     id="constant",
-    statement=r"Random clouds of the plane and of space, $\beta = \tfrac12, 1, 2$, tend "
-    r"to the same $2\beta tC \to I$: largest entry of the difference at the last depth.",
+    statement=r"Random clouds of the plane and of space, $\beta = \tfrac12, 1, 2$, "
+    r"tend to the same $2\beta tC \to I$: largest entry of the difference at the last "
+    r"depth.",
     status="observation",
 )
 MEAN = Claim(
@@ -271,12 +273,12 @@ def draw_decay(six, clouds) -> Picture:
         for number, line in enumerate(np.array(spectra).T):
             name = "eigenvalues of $C(t)$" if number == 0 else None
             axes.plot(depths, line, color=style.BLUE, label=name)
-        means = [float(np.linalg.norm(path.cloud(i).mean())) for i in range(1, len(path))]
+        means = [
+            float(np.linalg.norm(path.cloud(i).mean())) for i in range(1, len(path))
+        ]
         axes.plot(depths, means, color=style.ORANGE, label="norm of the mean")
         late = depths[depths > 1]
-        draw_slope(
-            late, 1 / (2 * beta * late[-1]), -1, axes, label=r"$1/(2\beta t)$"
-        )
+        draw_slope(late, 1 / (2 * beta * late[-1]), -1, axes, label=r"$1/(2\beta t)$")
         draw_slope(
             late, means[-1] / 3, -2.5, axes, color=style.ORANGE, label=r"$t^{-5/2}$"
         )
@@ -286,7 +288,8 @@ def draw_decay(six, clouds) -> Picture:
     return Picture(
         figure,
         r"Covariance and mean of tokens drawn inwards, $V = -I$: all eigenvalues "
-        r"approach $1/(2\beta t)$, while the mean falls like $t^{-5/2}$ (dashed, a little below).",
+        r"approach $1/(2\beta t)$, while the mean falls like $t^{-5/2}$ (dashed, a "
+        r"little below).",
     )
 
 

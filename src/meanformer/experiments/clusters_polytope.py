@@ -275,9 +275,7 @@ def draw_plane(six) -> Picture:
 
 def draw_space(space) -> Picture:
     """Tokens of space, and the polytope they tend to."""
-    figure, panels = style.canvas(
-        2, panel=(4.6, 4.2), subplot_kw={"projection": "3d"}
-    )
+    figure, panels = style.canvas(2, panel=(4.6, 4.2), subplot_kw={"projection": "3d"})
     path = space.continued(np.linspace(0, 8, 121))
     draw_paths_3d(path, panels[0])
     furnish(panels[1], np.asarray(path.points).reshape(-1, 3))
@@ -299,9 +297,7 @@ def draw_heat(heat, planar) -> Picture:
     figure, (left, right) = style.canvas(2, panel=(4.6, 4.2))
     path = heat.trajectory
     depth = float(path.depths[-1])
-    matrix = mf.attention_matrix(
-        path.flow.velocity.attention_at(depth), path.cloud(-1)
-    )
+    matrix = mf.attention_matrix(path.flow.velocity.attention_at(depth), path.cloud(-1))
     draw_attention(
         matrix,
         left,

@@ -290,7 +290,9 @@ def draw(results) -> Picture:
     axes.imshow(counts, cmap=colours, vmin=-counts.max(), vmax=counts.max())
     for (row, column), count in np.ndenumerate(counts):
         if count:
-            axes.text(column, row, str(count), ha="center", va="center", color="#ffffff")
+            axes.text(
+                column, row, str(count), ha="center", va="center", color="#ffffff"
+            )
     axes.set_xticks(range(len(names)), [*shapes, "open"], rotation=30, ha="right")
     axes.set_yticks(range(len(names)), [*shapes, "no theorem"])
     axes.set(xlabel="found in the trajectory", ylabel="made for")

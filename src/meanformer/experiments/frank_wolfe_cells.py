@@ -10,7 +10,7 @@ cells are polygons, exact up to rounding, and tokens move over them.
 """
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -18,6 +18,7 @@ import meanformer as mf
 from meanformer.experiments import (
     Claim,
     Experiment,
+    Movie,
     Outcome,
     Picture,
     Table,
@@ -28,6 +29,7 @@ from meanformer.experiments import (
 )
 from meanformer.geometry import Cells, Polytope
 from meanformer.plotting import (
+    PlaneFrames,
     draw_cells,
     draw_form,
     draw_leaders,
@@ -176,6 +178,21 @@ def run(parameters: Parameters, *, progress) -> Outcome:
             picture_of_forms(),
         ],
         tables=[table_of(chosen)],
+        movies=[cells_movie(*paths[-1])] if paths else [],
+    )
+
+
+def cells_movie(cells: Cells, path: mf.HardmaxRun) -> Movie:
+    """Tokens on their way over the cells."""
+    shown = path.to_trajectory()
+    count = shown.points.shape[1]
+    # Passive tokens have no weight, and would not be drawn.
+    visible = replace(shown, weights=np.full(count, 1 / count))
+    return Movie(
+        visible,
+        "Tokens go straight to the vertex of the cell they start in.",
+        draw=PlaneFrames(decorate=lambda axes, frame: draw_cells(cells, axes)),
+        depths=np.linspace(0, float(shown.depths[12]), 60),
     )
 
 

@@ -21,6 +21,7 @@ import meanformer as mf
 from meanformer.experiments import (
     Claim,
     Experiment,
+    Movie,
     Outcome,
     Picture,
     closed_form,
@@ -28,7 +29,7 @@ from meanformer.experiments import (
     setting,
     theory,
 )
-from meanformer.plotting import draw_leaders, style
+from meanformer.plotting import PlaneFrames, draw_leaders, style
 
 ALPHA, STEPS, SHOWN = Fraction(1, 2), 30, (0, 1, 2, 5, 30)
 EMERGING = (
@@ -149,6 +150,15 @@ def run(parameters: Parameters, *, progress) -> Outcome:
             picture_of_critical_step(),
             picture_of_ties(),
             picture_of_low_temperature(soft),
+        ],
+        movies=[
+            Movie(
+                cases["emerging leader"].to_trajectory(),
+                "The tokens of the published example with an emerging leader, step by "
+                "step, and their hull.",
+                draw=PlaneFrames(hull=True),
+                depths=np.linspace(0, 4, 60),
+            )
         ],
     )
 

@@ -52,10 +52,10 @@ class Parameters:
     """Sizes of the clouds that go through an actual layer."""
 
     largest: int = setting(
-        400, full=4000, help="tokens of the largest cloud", at_least=40
+        400, full=2000, help="tokens of the largest cloud", at_least=40
     )
     dimension: int = setting(
-        512, full=4096, help="dimension of random tokens", at_least=64
+        512, full=2048, help="dimension of random tokens", at_least=64
     )
     seed: int = setting(0, help="seed of the random tokens", at_least=0)
 

@@ -22,6 +22,7 @@ import meanformer as mf
 from meanformer.experiments import (
     Claim,
     Experiment,
+    Movie,
     Outcome,
     Picture,
     Table,
@@ -32,7 +33,7 @@ from meanformer.experiments import (
 )
 from meanformer.flows import Merges
 from meanformer.observables import greedy_staircase
-from meanformer.plotting import style
+from meanformer.plotting import CircleFrames, style
 
 FIVE = (0.0621971438, 0.2143229734, 1.8191226208, 2.9110710095, 3.1879369617)
 SPACED = 0.5 * np.log(2000) / np.sqrt(2000) * np.array([0, 0.5, 2, 4, 7])
@@ -165,6 +166,16 @@ def run(parameters: Parameters, *, progress) -> Outcome:
                     for beta, (depth, steps) in zip(betas, dwells, strict=True)
                 ],
                 r"Two equal groups at the angle $\pi/2$, until they are $0.1$ apart.",
+            )
+        ],
+        movies=[
+            Movie(
+                five,
+                "The five tokens of the published run on the circle: two groups form "
+                "at once, and meet after depth 329. One frame per saved depth.",
+                depths=np.asarray(five.depths),
+                draw=CircleFrames(),
+                fps=8,
             )
         ],
     )

@@ -69,8 +69,8 @@ class Parameters:
         64, full=512, help="dimension of random weights", at_least=16
     )
     tokens: int = setting(16, full=64, help="tokens under random weights", at_least=4)
-    layers: int = setting(48, full=96, help="layers of random weights", at_least=24)
-    networks: int = setting(16, full=50, help="random networks", at_least=4)
+    layers: int = setting(48, full=64, help="layers of random weights", at_least=24)
+    networks: int = setting(16, full=20, help="random networks", at_least=4)
     seed: int = setting(0, help="seed of weights and tokens", at_least=0)
 
 

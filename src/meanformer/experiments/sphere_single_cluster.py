@@ -42,7 +42,7 @@ from meanformer.plotting import draw_sphere, style
 KINDS = {"SA": mf.Softmax, "USA": mf.Unnormalised}
 BETAS = (0.5, 1.0, 2.0)
 COLD = 9.0
-CIRCLE = (-0.15, 0.0, 1.0, 3.0)
+CIRCLE = (-0.15, 0.0, 1.0, 2.0)
 SAVED = 61
 LONG = {"SA": 200.0, "USA": 1500.0}  # in units of the rate at the end
 TRIANGLE = -2 / 3  # below this inverse temperature three equal gaps are stable
@@ -70,7 +70,7 @@ SINGLE = Claim(
 )
 CIRCLE_SINGLE = Claim(
     id="circle",
-    statement=r"So do they on the circle, at $\beta = -0.15, 0, 1, 3$.",
+    statement=r"So do they on the circle, at $\beta = -0.15, 0, 1, 2$.",
     status="theorem",
     reference="PRY25, synchronisation for inverse temperatures of -0.16 and more",
 )
@@ -244,7 +244,7 @@ def circle_gaps(parameters: Parameters) -> np.ndarray:
     angles = jr.uniform(key, shape, maxval=2 * jnp.pi)
     return np.array(
         [
-            [last_gap("SA", beta, equator(row), 400.0) for row in angles]
+            [last_gap("SA", beta, equator(row), 600.0) for row in angles]
             for beta in CIRCLE
         ]
     )

@@ -1,8 +1,5 @@
 """How many clusters a cloud has, by single linkage, and along a trajectory."""
 
-import math
-from typing import NamedTuple
-
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +7,6 @@ from jaxtyping import Array, Float, Int
 
 from meanformer.errors import (
     InvalidInput,
-    Unsupported,
     as_number,
     check,
     is_concrete,
@@ -19,19 +15,13 @@ from meanformer.flows import Trajectory
 from meanformer.geometry import AbstractSpace, Euclidean, Sphere
 from meanformer.measures import TokenCloud
 from meanformer.measures.cloud import check_cloud
-from meanformer.numerics.linkage import (
-    circle_edges,
-    close_components,
-    components,
-    line_edges,
-    spanning_edges,
+from meanformer.observables.cluster_tree import (
+    Groups,
+    Tokens,
+    cut_of,
+    groups_of,
+    is_number,
 )
-
-MOST_FOR_TREE = 20_000
-GAP_RATIO = 10.0
-# In units of beta^(-1/2) on the sphere, of the diameter elsewhere.
-SPHERE_SHARES = (0.5, 1e-3)
-EUCLIDEAN_SHARES = (0.05, 1e-4)
 
 
 class Clusters(eqx.Module):
@@ -115,19 +105,19 @@ def count_clusters(
         under `jit`.
     """
     space = _checked(cloud, space)
-    cut = _cut(space, threshold, beta, scale)
+    cut = cut_of(space, threshold, beta, scale)
     smallest_mass = as_number("smallest_mass", smallest_mass, "a number, zero or more")
     check(
         smallest_mass >= 0,
         f"smallest_mass is {smallest_mass}; it must not be negative.",
     )
     kept = np.flatnonzero(np.asarray(cloud.weights) > 0)
-    tokens = _Tokens(
+    tokens = Tokens(
         np.asarray(cloud.points, np.float64)[kept],
         np.asarray(cloud.weights, np.float64)[kept],
         space,
     )
-    groups = _groups(tokens, cut)
+    groups = groups_of(tokens, cut)
     return _as_clusters(cloud, kept, tokens, groups, smallest_mass)
 
 
@@ -171,7 +161,7 @@ def cluster_profile(
         The counts. Cost: one count per saved depth.
     """
     space = Euclidean() if space is None else space
-    needs_scale = scale is None and not _is_number(threshold)
+    needs_scale = scale is None and not is_number(threshold)
     if needs_scale and not isinstance(space, Sphere):
         scale = trajectory.cloud(0).diameter()
     found = tuple(
@@ -187,41 +177,6 @@ def cluster_profile(
     )
     counts = [-1 if one.count is None else one.count for one in found]
     return ClusterProfile(trajectory.depths, jnp.asarray(counts, int), found)
-
-
-class _Tokens(NamedTuple):
-    points: np.ndarray
-    masses: np.ndarray
-    space: AbstractSpace
-
-    def distances(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-        # Padded to few lengths, so that few programs serve clouds of all sizes.
-        missing = (1 << max(len(first) - 1, 0).bit_length()) - len(first)
-        ends = [
-            jnp.asarray(np.pad(rows, ((0, missing), (0, 0))))
-            for rows in (first, second)
-        ]
-        return np.asarray(_distance(self.space, *ends), np.float64)[: len(first)]
-
-
-@eqx.filter_jit
-def _distance(space: AbstractSpace, first: Array, second: Array) -> Array:
-    return space.distance(first, second)
-
-
-class _Cut(NamedTuple):
-    """Where to cut the tree: at a threshold, or where a gap above the floor is."""
-
-    threshold: float | None
-    floor: float
-
-
-class _Groups(NamedTuple):
-    labels: np.ndarray
-    heights: np.ndarray | None
-    threshold: float
-    is_decided: bool
-    verdict: str
 
 
 def _checked(cloud: TokenCloud, space: AbstractSpace | None) -> AbstractSpace:
@@ -240,117 +195,11 @@ def _checked(cloud: TokenCloud, space: AbstractSpace | None) -> AbstractSpace:
     return space
 
 
-def _is_number(threshold) -> bool:
-    return threshold is not None and not isinstance(threshold, str)
-
-
-def _cut(space, threshold, beta, scale) -> _Cut:
-    if _is_number(threshold):
-        given = as_number(
-            "threshold", threshold, 'a distance, "auto", or None for the default'
-        )
-        check(
-            given >= 0 and math.isfinite(given),
-            f"threshold is {given}; it must be a distance, zero or more.",
-        )
-        return _Cut(given, 0.0)
-    check(
-        threshold in (None, "auto"),
-        f'threshold is {threshold!r}; it must be a distance, "auto", or None for the '
-        "default.",
-    )
-    unit, (share, floor) = _unit(space, beta, scale)
-    return _Cut(None if threshold == "auto" else share * unit, floor * unit)
-
-
-def _unit(space, beta, scale) -> tuple[float, tuple[float, float]]:
-    """Return what thresholds are measured in: 1/sqrt(beta), or the diameter."""
-    if isinstance(space, Sphere):
-        if beta is None:
-            raise InvalidInput(
-                "on Sphere() the threshold is measured in beta^(-1/2); pass beta=…, or "
-                "threshold=… as an angle."
-            )
-        beta = as_number("beta", beta)
-        check(
-            beta > 0 and math.isfinite(beta),
-            f"beta is {beta}; the threshold beta^(-1/2) needs it to be positive: pass "
-            "threshold=… as an angle.",
-        )
-        return 1 / math.sqrt(beta), SPHERE_SHARES
-    if scale is None:
-        raise InvalidInput(
-            "in Euclidean() the threshold is a share of the diameter at the start; "
-            "pass scale=start.diameter(), or threshold=… as a distance; for tokens on "
-            "the sphere pass space=Sphere() and beta=…."
-        )
-    scale = as_number("scale", scale)
-    check(
-        scale >= 0 and math.isfinite(scale),
-        f"scale is {scale}; it must be a diameter, zero or more.",
-    )
-    return scale, EUCLIDEAN_SHARES
-
-
-def _groups(tokens: _Tokens, cut: _Cut) -> _Groups:
-    edges = _edges(tokens)
-    if edges is None:
-        return _groups_without_tree(tokens, cut)
-    heights = tokens.distances(tokens.points[edges[:, 0]], tokens.points[edges[:, 1]])
-    order = np.argsort(heights, kind="stable")
-    edges, heights = edges[order], heights[order]
-    threshold, verdict = cut.threshold, "counted at the threshold"
-    is_decided = True
-    if threshold is None:
-        is_decided, threshold, verdict = _automatic(heights, cut.floor)
-    labels = components(len(tokens.points), edges[heights <= threshold])
-    return _Groups(labels, heights, threshold, is_decided, verdict)
-
-
-def _edges(tokens: _Tokens) -> np.ndarray | None:
-    """Return the edges of a shortest tree, or nothing if that takes too long."""
-    points = tokens.points
-    dimension, is_round = points.shape[1], isinstance(tokens.space, Sphere)
-    if dimension == 1:
-        return line_edges(points[:, 0])
-    if is_round and dimension == 2:
-        return circle_edges(np.arctan2(points[:, 1], points[:, 0]))
-    return None if len(points) > MOST_FOR_TREE else spanning_edges(points)
-
-
-def _groups_without_tree(tokens: _Tokens, cut: _Cut) -> _Groups:
-    if cut.threshold is None:
-        raise Unsupported(
-            'threshold="auto" needs a tree through all tokens, and '
-            f"{len(tokens.points)} are more than {MOST_FOR_TREE}; join close ones "
-            "first with merge(cloud, tolerance), or give a threshold."
-        )
-    chord = float(tokens.space.chord(jnp.asarray(cut.threshold)))
-    labels = close_components(tokens.points, chord)
-    return _Groups(labels, None, cut.threshold, True, "counted at the threshold")
-
-
-def _automatic(heights: np.ndarray, floor: float) -> tuple[bool, float, str]:
-    """Return whether the heights have a gap, where to cut, and why."""
-    if len(heights) == 0 or heights[-1] <= floor:
-        return True, floor, "one cluster: no step is longer than the floor"
-    below = np.append(0.0, heights[:-1])
-    apart = np.full_like(heights, np.inf)
-    ratios = np.divide(heights, below, out=apart, where=below > 0)
-    # The shortest step has none below it: tokens that are all apart show no gap.
-    ratios[0] = 0.0
-    ratios[heights <= floor] = 0.0
-    best = int(ratios.argmax())
-    if ratios[best] < GAP_RATIO:
-        return False, floor, f"undecided: no ratio of steps reaches {GAP_RATIO:g}"
-    return True, float(below[best]), f"a gap: steps grow by a factor {ratios[best]:.3g}"
-
-
 def _as_clusters(
     cloud: TokenCloud,
     kept: np.ndarray,
-    tokens: _Tokens,
-    groups: _Groups,
+    tokens: Tokens,
+    groups: Groups,
     smallest_mass: float,
 ) -> Clusters:
     totals = np.bincount(groups.labels, tokens.masses)
@@ -379,7 +228,7 @@ def _as_clusters(
 
 
 def _centres(
-    tokens: _Tokens, labels: np.ndarray, count: int
+    tokens: Tokens, labels: np.ndarray, count: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return weighted means, on the sphere brought back to it, and radii."""
     is_kept = labels >= 0
@@ -403,14 +252,14 @@ def _centres(
     return means, radii
 
 
-def _separations(tokens: _Tokens, centres: np.ndarray) -> np.ndarray:
+def _separations(tokens: Tokens, centres: np.ndarray) -> np.ndarray:
     """Return the distance from each centre to the nearest other one."""
     from scipy.spatial import KDTree
 
     if len(centres) < 2:
         return np.zeros(0)
     # The nearest in the space around is the nearest in the space.
-    nearest = KDTree(centres).query(centres, k=2)[1]
+    nearest = np.asarray(KDTree(centres).query(centres, k=2)[1])
     own = nearest[:, 0] == np.arange(len(centres))
     partner = np.where(own, nearest[:, 1], nearest[:, 0])
     return tokens.distances(centres, centres[partner])

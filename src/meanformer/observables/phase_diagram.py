@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from meanformer.attention import AbstractInContextMap
 from meanformer.errors import (
@@ -24,7 +24,6 @@ from meanformer.errors import (
     as_number,
     check,
     check_finite,
-    check_shape,
     warn,
 )
 from meanformer.flows.recorder import AbstractProgress, bar_for
@@ -50,6 +49,7 @@ from meanformer.observables.phase_walk import (
     Walk,
     begun,
     continued,
+    renewed,
 )
 from meanformer.typing import ArrayLike, Key
 
@@ -106,7 +106,9 @@ class PhaseDiagram(eqx.Module):
         row = np.arange(len(self.betas))
         before = np.maximum(first - 1, 0)
         low, high = self.mean[row, before], self.mean[row, first]
-        share = np.where(high > low, (value - low) / np.where(high > low, high - low, 1), 1)
+        share = np.where(
+            high > low, (value - low) / np.where(high > low, high - low, 1), 1
+        )
         depth = self.depths[before] + share * (self.depths[first] - self.depths[before])
         return np.where(reached.any(axis=1), depth, -1.0)
 
@@ -138,19 +140,21 @@ def phase_diagram(
     weight move by identity attention, or by maps that are drawn at random. At every
     depth one number is read from each start:
 
-    | `quantity` | what is read |
-    |---|---|
-    | `"pairs"` | the fraction of pairs $i < j$ with $\langle x_i, x_j\rangle$ above `level` |
-    | `"clusters"` | the number of groups linked by steps of at most `threshold`, $\tfrac12\beta^{-1/2}$ by default |
-    | `"rank"` | the number of eigenvalues of the Gram matrix above `threshold`, $10^{-3}$ by default, at most `cap` |
+    - `"pairs"`: the fraction of pairs $i < j$ with $\langle x_i, x_j\rangle$ above
+      `level`;
+    - `"clusters"`: the number of groups linked by steps of at most `threshold`, an
+      angle, $\tfrac12\beta^{-1/2}$ by default;
+    - `"rank"`: the number of eigenvalues of the Gram matrix above `threshold`,
+      $10^{-3}$ by default, at most `cap`.
 
     Attention sees inner products only. So if there are more dimensions than tokens, the
     Gram matrix itself is integrated, and the dimension costs nothing. Batches of starts
     share an adaptive step (Tsitouras' method of order 5); between steps the gap
     $1 - \langle x_i, x_j\rangle$ is interpolated in its logarithm. A batch ends as soon
-    as all its pairs are clustered: the smallest inner product, once positive, never
-    decreases, since for the pair $(i, j)$ that attains it
-    $\dot G_{ij} \ge G_{ij}\sum_k(A_{ik} + A_{jk})(1 - G_{ik} \wedge 1) \ge 0$.
+    as all its pairs are clustered: the smallest inner product, once it is not negative,
+    never decreases, since for the pair $(i, j)$ that attains it
+    $\dot G_{ij} = \sum_k A_{ik}(G_{kj} - G_{ik}G_{ij}) + \sum_k A_{jk}(G_{ki} -
+    G_{jk}G_{ij}) \ge 0$ term by term.
 
     In single precision inner products carry errors of $10^{-7}$: enough for the level
     0.999, and a warning is given for levels within $10^{-4}$ of one.
@@ -320,16 +324,18 @@ class _Maps(NamedTuple):
         self, beta: float, indices: np.ndarray, layer: int, dtype
     ) -> AbstractSystem:
         """Return the maps in force, one for each start."""
-        draw = self.draw
-        if draw is None:
-            raise Unsupported("there is nothing to draw.")
-        keys = jax.vmap(jr.fold_in, in_axes=(None, 0))(
-            jr.fold_in(self.key, layer), jnp.asarray(indices)
-        )
-        maps = eqx.filter_vmap(lambda key: draw(key, jnp.asarray(beta, dtype)))(keys)
-        if not isinstance(maps, AbstractInContextMap):
-            raise InvalidInput(f"draw returned {maps!r}, which is not a map.")
-        return MovedByMaps(maps)
+        key = jr.fold_in(self.key, layer)
+        drawn = _drawn(self.draw, key, jnp.asarray(indices), jnp.asarray(beta, dtype))
+        if not isinstance(drawn, AbstractInContextMap):
+            raise InvalidInput(f"draw returned {drawn!r}, which is not a map.")
+        return MovedByMaps(drawn)
+
+
+@eqx.filter_jit
+def _drawn(draw: Any, key: Key, indices: Array, beta: Array) -> Any:
+    """Return what is drawn for several starts, stacked."""
+    keys = jax.vmap(jr.fold_in, in_axes=(None, 0))(key, indices)
+    return eqx.filter_vmap(lambda key: draw(key, beta))(keys)
 
 
 class _Clouds(NamedTuple):
@@ -430,7 +436,11 @@ def _walk(
         else:
             system = maps.system(beta, filled, layer, options.dtype)
         course = options.course(stop)
-        walk = _compiled(system, reader, state if walk is None else walk, course)
+        if walk is None:
+            walk = _begun(system, reader, state, course)
+        else:
+            walk = _renewed(system, reader, walk)
+        walk = _continued(system, reader, walk, course)
     walk = jax.block_until_ready(walk)
     if int(walk.index) < len(options.depths):
         raise Unsupported(
@@ -440,19 +450,17 @@ def _walk(
     return walk
 
 
-@eqx.filter_jit
-def _compiled(system, reader, start: Array | Walk, course: Course) -> Walk:
-    if not isinstance(start, Walk):
-        return continued(system, reader, begun(system, reader, start, course), course)
-    rate = system.rate(start.state)
-    seen = reader.look(system, start.state, rate)
-    return continued(system, reader, start._replace(rate=rate, seen=seen), course)
+_begun = eqx.filter_jit(begun)
+_renewed = eqx.filter_jit(renewed)
+_continued = eqx.filter_jit(continued)
 
 
 def _in_threads(function, jobs: list, workers: int | None) -> Iterator:
     """Map over jobs in order, on several threads: compiled code runs side by side."""
     if workers is None:
-        workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+        workers = (
+            len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+        )
     workers = as_integer("workers", workers, least=1)
     if workers == 1 or len(jobs) == 1:
         yield from map(function, jobs)

@@ -45,7 +45,9 @@ def hermite(before: Seen, after: Seen, width: Float[Array, ""]) -> Cubic:
     """Return the cubic with given values and velocities at both ends of a step."""
     rise = after.values - before.values
     first, last = width * before.rates, width * after.rates
-    return Cubic(before.values, first, 3 * rise - 2 * first - last, first + last - 2 * rise)
+    return Cubic(
+        before.values, first, 3 * rise - 2 * first - last, first + last - 2 * rise
+    )
 
 
 class AbstractReader(eqx.Module):
@@ -165,7 +167,9 @@ class Rank(AbstractReader):
     def value(self, seen):
         """Return the rank, at most the cap."""
         tokens = unit_tokens(seen)
-        short = tokens if tokens.shape[1] < tokens.shape[2] else jnp.swapaxes(tokens, 1, 2)
+        short = (
+            tokens if tokens.shape[1] < tokens.shape[2] else jnp.swapaxes(tokens, 1, 2)
+        )
         values = jnp.linalg.eigvalsh(gram_matrices(short, short))
         rank = jnp.sum(values > self.threshold, axis=1).astype(seen.dtype)
         return rank if self.cap is None else jnp.minimum(rank, self.cap)

@@ -80,6 +80,13 @@ def begun(
     return Walk(start, width, state, rate, seen, zero, values, zero, zero)
 
 
+def renewed(system: AbstractSystem, reader: AbstractReader, walk: Walk) -> Walk:
+    """Return the walk where it is, under another system."""
+    rate = system.rate(walk.state)
+    seen = reader.look(system, walk.state, rate)
+    return walk._replace(rate=rate, seen=seen)
+
+
 def continued(
     system: AbstractSystem, reader: AbstractReader, walk: Walk, course: Course
 ) -> Walk:

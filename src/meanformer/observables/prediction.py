@@ -352,7 +352,8 @@ def leading_positive(
     if np.linalg.cond(vectors) > 1e8:
         count = 0
     dual = np.linalg.inv(vectors) if count else vectors
-    return tuple(map(np.real, (vectors[:, :count].T, dual[:count], values[:count])))
+    kept = vectors[:, :count].T, dual[:count], values[:count]
+    return np.real(kept[0]), np.real(kept[1]), np.real(kept[2])
 
 
 def _origin(facts: _Facts) -> _Holds | str:

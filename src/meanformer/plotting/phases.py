@@ -59,7 +59,9 @@ def draw_phase_diagram(
     if curve is not None:
         _add_curve(curve, axes)
     axes.set(xlabel="depth $t$", ylabel=r"$\beta$")
-    axes.set(xlim=_ends(diagram.depths), ylim=_ends(diagram.betas))
+    for name, grid in (("xlim", diagram.depths), ("ylim", diagram.betas)):
+        if len(grid) > 1:
+            axes.set(**{name: (grid[0], grid[-1])})
     axes.grid(False)
     if bar:
         label = LABELS[diagram.quantity].replace("{level:g}", f"{diagram.level:g}")
@@ -109,8 +111,3 @@ def _edges(centres: np.ndarray) -> np.ndarray:
             [1.5 * centres[-1] - 0.5 * centres[-2]],
         ]
     )
-
-
-def _ends(centres: np.ndarray) -> tuple[float, float]:
-    edges = _edges(centres)
-    return float(edges[0]), float(edges[-1])

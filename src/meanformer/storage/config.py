@@ -27,19 +27,27 @@ from meanformer.attention import (
 from meanformer.attention.zoo import KINDS
 from meanformer.errors import InvalidInput, check
 from meanformer.flows import (
+    NGPT,
     AbstractIntegrator,
+    AbstractScheme,
     Adaptive,
     EscapeRadius,
     FixedStep,
     Flow,
     LongDepth,
     Merge,
+    MixNorm,
+    PeriNorm,
+    PostNorm,
+    PreNorm,
     Rescaled,
     Splitting,
+    SqrtScaling,
     SteadyState,
     StepBudget,
     Stiff,
     Switching,
+    normalised_flow,
 )
 from meanformer.geometry import Euclidean, Sphere
 from meanformer.measures import Gaussian, TokenCloud, UniformBox, UniformSphere
@@ -51,6 +59,14 @@ SPACES = {"euclidean": Euclidean, "sphere": Sphere}
 LAWS = ("gaussian", "sphere", "box")
 MASKS = ("causal", "strict", "window", "prefix", "blocks")
 SOLVERS = ("adaptive", "stiff", "switching", "fixed", "lie", "strang", "long-depth")
+SCHEMES: dict[str, type[AbstractScheme]] = {
+    "post": PostNorm,
+    "pre": PreNorm,
+    "peri": PeriNorm,
+    "ngpt": NGPT,
+    "mix": MixNorm,
+    "sqrt": SqrtScaling,
+}
 ACTIVATIONS = {
     "gelu": jax.nn.gelu,
     "relu": jax.nn.relu,
@@ -274,12 +290,32 @@ def _perceptron(section: Section) -> Perceptron | None:
 
 
 def _flow(section: Section, velocity: AbstractInContextMap):
+    scheme, is_rescaled = _scheme(section), section.take("rescaled", bool, False)
+    has_space = section.has("space")
     space = SPACES[section.choose("space", SPACES, "euclidean")]()
     noise, seed = section.take("noise", float), section.take_seed("seed", 0)
     key = None if noise is None else jr.key(seed)
-    is_rescaled = section.take("rescaled", bool, False)
+    if scheme is not None:
+        check(
+            not (is_rescaled or has_space or noise is not None),
+            "flow.normalisation decides the space and the speed; leave flow.space, "
+            "flow.rescaled and flow.noise out.",
+        )
+        return normalised_flow(velocity, scheme), key
     moved = Rescaled(velocity) if is_rescaled else velocity
     return Flow(moved, space=space, noise=noise), key
+
+
+def _scheme(section: Section) -> AbstractScheme | None:
+    """Return the normalisation scheme of a flow, if there is one."""
+    if not section.has("normalisation"):
+        return None
+    name = section.choose("normalisation", SCHEMES)
+    if name == "mix":
+        return MixNorm(section.require("switch", float))
+    if name == "ngpt":
+        return NGPT(section.take_positive("alpha", float, 1.0))
+    return SCHEMES[name]()
 
 
 def _solve(section: Section, dtype) -> tuple[Float[Array, " t"], dict[str, Any]]:

@@ -10,6 +10,7 @@ WORDS = {
     "save more often": "lower solve.save_every",
     "pass stop=StepBudget(more)": "raise stop.step_budget",
     "raise the radius": "raise stop.escape_radius",
+    "use PostNorm()": 'set flow.normalisation = "post"',
     "use the explicit solver": 'set solve.solver = "adaptive"',
     "on Sphere() every": 'with flow.space = "sphere" every',
     "use Adaptive() or Stiff()": 'set solve.solver = "adaptive" or "stiff"',

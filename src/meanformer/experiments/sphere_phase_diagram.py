@@ -1,0 +1,514 @@
+r"""How clustered random tokens are, over depth and temperature.
+
+Thirty-two tokens start uniformly on the sphere and follow softmax attention with
+$Q = K = V = I$. The fraction of pairs with $\langle x_i, x_j\rangle > 0.999$, a mean
+over many starts, is drawn over depth and $\beta$: the published phase diagrams. In high
+dimension random tokens are nearly orthogonal, the angles stay nearly equal, and the
+diagram is a sharp front, at the depth
+$T(\beta) = \int_0^{0.999} \frac{e^{\beta(1-r)} + n - 1}{2(1-r)((n-1)r + 1)}\,dr$; in
+low dimension a wide region of several clusters lies beyond it. The published scheme,
+Euler steps of $0.1$ and division by the norm, runs a slow clock, because it also moves
+along the radius; here steps are adaptive, and tangent to the sphere.
+"""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import scipy.integrate
+
+import meanformer as mf
+from meanformer.experiments import (
+    Claim,
+    Experiment,
+    Outcome,
+    Picture,
+    Table,
+    closed_form,
+    other_method,
+    published,
+    setting,
+    theory,
+)
+from meanformer.observables import (
+    Equiangular,
+    PhaseDiagram,
+    phase_diagram,
+)
+from meanformer.plotting import draw_phase_diagram, style
+
+COUNT, LEVEL = 32, 0.999
+LAST, LAST_UNNORMALISED = 30.0, 1.0
+HIGH = 1024
+EULER_STEP = 0.1
+EULER = {EULER_STEP: 5.60, 0.05: 5.45, 0.01: 5.30}  # tabulated
+# Up to here the front of high dimension is compared with the curve.
+STEEPEST = 6.0
+SPAN = 8  # dimension of the tokens moved by random matrices
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Sizes of the diagrams."""
+
+    starts: int = setting(24, full=2048, help="random starts", at_least=8)
+    betas: int = setting(14, full=90, help="inverse temperatures", at_least=4)
+    depths: int = setting(121, full=200, help="depths", at_least=61)
+    largest: float = setting(9.0, help=r"largest $\beta$ of softmax", at_least=6)
+    largest_unnormalised: float = setting(
+        8.0, full=9.0, help=r"largest $\beta$ without normalisation", at_least=6
+    )
+    lowest: int = setting(
+        8, full=2, help="smallest dimension of a diagram", at_least=2, at_most=8
+    )
+    ensembles: int = setting(
+        1, full=5, help="ensembles of random matrices", at_least=1, at_most=5
+    )
+    drawn: int = setting(6, full=64, help="starts of each of them", at_least=2)
+    seed: int = setting(0, help="seed of all starts", at_least=0)
+
+
+CURVE = Claim(
+    id="equiangular-front",
+    statement=rf"In dimension ${HIGH}$ half of the pairs have clustered at the depth "
+    r"$T(\beta)$ of tokens at equal angles, within four percent for $\beta \le 6$.",
+    status="observation",
+    reference="GLPR23, phase diagrams and the curve in high dimension",
+)
+DIMENSION = Claim(
+    id="front-sharpens",
+    statement=r"The front tends to that curve with the dimension: at $\beta = 6$ it is "
+    r"further away in dimension $128$ than in dimension $1024$.",
+    status="observation",
+)
+HOT = Claim(
+    id="hot-limit",
+    statement=r"At $\beta = 0$ the curve starts at "
+    r"$\frac12\log\frac{(n - 1)(1-\delta) + 1}{\delta}$ with $\delta = 0.001$, and so "
+    r"does the front.",
+    status="observation",
+)
+UNNORMALISED = Claim(
+    id="unnormalised-front",
+    statement=rf"Without normalisation, in dimension ${HIGH}$, the front follows its "
+    r"own curve within six percent for $\beta$ from $5$ to $6$.",
+    status="observation",
+)
+EXACT = Claim(
+    id="orthonormal-time",
+    statement=r"Thirty-two orthonormal tokens at $\beta = 1$ pass $0.999$ at the depth "
+    r"$5.2703$ of the integral.",
+    status="theorem",
+    reference="GLPR23, equal angles stay equal",
+)
+SLOW_CLOCK = Claim(
+    id="slow-clock",
+    statement=r"Euler steps with division by the norm take them there only at $5.60$, "
+    r"$5.45$ and $5.30$, for steps of $0.1$, $0.05$ and $0.01$.",
+    status="observation",
+)
+AGREES = Claim(
+    id="dense-integration",
+    statement=r"The fractions of a few starts are those of a dense integration in "
+    r"double precision.",
+    status="observation",
+)
+EULER_ERROR = Claim(
+    id="euler-error",
+    statement=r"On the same starts the published scheme errs by more than $0.1$ at "
+    r"some depth.",
+    status="observation",
+)
+FOR_EVER = Claim(
+    id="clusters-stay",
+    statement=r"In dimension $1024$, where all tokens lie in a hemisphere, the "
+    r"fraction never decreases with depth.",
+    status="observation",
+)
+SPAN_FALLS = Claim(
+    id="span-falls",
+    statement=r"Under random $K^\top Q$ with $V = I$, redrawn at every unit of depth, "
+    r"tokens still end in one point at $\beta = 0.1$: their span has dimension one.",
+    status="observation",
+)
+
+
+def run(parameters: Parameters, *, progress) -> Outcome:
+    """Compute the diagrams, then compare with curves and other integrations."""
+    diagrams = {
+        dimension: diagram(dimension, parameters)
+        for dimension in progress.over(dimensions(parameters), 0.5)
+    }
+    for _ in progress.over(range(1), 0.2):
+        unnormalised = diagram(HIGH, parameters, kind="unnormalised")
+    spans = {
+        name: span_diagram(name, parameters)
+        for name in progress.over(list(ENSEMBLES)[: parameters.ensembles], 0.2)
+    }
+    findings = [
+        *front_findings(diagrams, parameters),
+        unnormalised_finding(unnormalised),
+        *clock_findings(parameters),
+        *few_starts_findings(parameters),
+        FOR_EVER.at_least(
+            np.diff(diagrams[HIGH].mean, axis=1).min(),
+            0.0,
+            tolerance=1e-3,
+            source=theory("no pair that is close parts again"),
+        ),
+        span_finding(spans),
+    ]
+    return Outcome(
+        findings=findings,
+        pictures=[
+            draw_diagrams(diagrams),
+            draw_low_and_high(diagrams[8], unnormalised),
+            draw_spans(spans),
+        ],
+        tables=[front_table(diagrams)],
+    )
+
+
+def dimensions(parameters: Parameters) -> list[int]:
+    """The dimensions of the diagrams."""
+    return sorted({parameters.lowest, 8, 128, HIGH})
+
+
+def diagram(dimension: int, parameters: Parameters, kind="softmax") -> PhaseDiagram:
+    """One diagram, in single precision."""
+    is_softmax = kind == "softmax"
+    if is_softmax:
+        betas = np.linspace(0.1, parameters.largest, parameters.betas)
+    else:
+        betas = np.linspace(0.1, parameters.largest_unnormalised, parameters.betas)
+    # The ends of the comparisons belong to the grid.
+    betas = np.unique(np.append(betas, [0.0, STEEPEST] if is_softmax else [5.0, 6.0]))
+    last = LAST if is_softmax else LAST_UNNORMALISED
+    return phase_diagram(
+        dimension=dimension,
+        betas=betas,
+        depths=np.linspace(0, last, parameters.depths),
+        count=COUNT,
+        starts=parameters.starts,
+        kind=kind,
+        level=LEVEL,
+        dtype="float32",
+        key=jr.key(parameters.seed),
+    )
+
+
+def curve_depths(betas, kind: str = "softmax") -> np.ndarray:
+    """Depths at which tokens at equal angles reach the level."""
+    return np.array([Equiangular(COUNT, b, kind=kind).time_to(LEVEL) for b in betas])
+
+
+def front_findings(diagrams, parameters: Parameters) -> list:
+    """Fronts of high dimension against the curve."""
+    high, middle = diagrams[HIGH], diagrams[128]
+    inside = high.betas <= STEEPEST
+    expected = curve_depths(high.betas[inside])
+    # A front between two depths of the grid is known up to their distance.
+    spacing = LAST / (parameters.depths - 1)
+    steep = np.flatnonzero(high.betas == STEEPEST)[0]
+    source = closed_form("the time of tokens at equal angles, an integral")
+    start = 0.5 * np.log(((COUNT - 1) * LEVEL + 1) / (1 - LEVEL))
+    return [
+        CURVE.close_to(
+            high.passage()[inside], expected, relative_tolerance=0.04, source=source
+        ),
+        DIMENSION.above(
+            abs(middle.passage()[steep] - expected[-1]),
+            abs(high.passage()[steep] - expected[-1]),
+            source=other_method("the same distance in dimension 1024"),
+        ),
+        HOT.close_to(
+            [high.passage()[0], curve_depths([0.0])[0]],
+            start,
+            tolerance=spacing,
+            source=closed_form(r"up to the distance of two depths"),
+        ),
+    ]
+
+
+def unnormalised_finding(diagram: PhaseDiagram):
+    """The front without normalisation against its curve."""
+    chosen = (diagram.betas >= 5) & (diagram.betas <= 6)
+    return UNNORMALISED.close_to(
+        diagram.passage()[chosen],
+        curve_depths(diagram.betas[chosen], "unnormalised"),
+        relative_tolerance=0.06,
+        source=closed_form("the time of tokens at equal angles, an integral"),
+    )
+
+
+def clock_findings(parameters: Parameters) -> list:
+    """Orthonormal tokens: our depth, and that of Euler steps."""
+    exact = float(Equiangular(COUNT, 1.0).time_to(LEVEL))
+    # Of the shape of the diagrams, whose compiled program serves again.
+    starts = np.broadcast_to(np.eye(COUNT), (parameters.starts, COUNT, COUNT))
+    found = phase_diagram(
+        betas=[1.0],
+        depths=exact + np.linspace(-0.02, 0.02, parameters.depths),
+        starts=starts.astype(np.float32),
+        level=LEVEL,
+        dtype="float32",
+        tolerance=1e-5,
+        key=jr.key(0),
+    ).passage()[0]
+    source = closed_form("the integral of the equiangular equation")
+    return [
+        EXACT.close_to(found, exact, tolerance=1e-3, source=source),
+        SLOW_CLOCK.close_to(
+            [euler_depth(step) for step in EULER],
+            list(EULER.values()),
+            tolerance=1e-9,
+            source=published("a rerun of the published scheme"),
+        ),
+    ]
+
+
+def euler_step(tokens: np.ndarray, beta: float, step: float) -> np.ndarray:
+    """One step of the published scheme, for any number of clouds."""
+    weights = np.exp(beta * (tokens @ np.swapaxes(tokens, -1, -2) - 1))
+    attention = weights @ tokens / weights.sum(axis=-1, keepdims=True)
+    moved = tokens + step * attention
+    return moved / np.linalg.norm(moved, axis=-1, keepdims=True)
+
+
+def euler_depth(step: float) -> float:
+    """Depth at which Euler steps take orthonormal tokens to the level."""
+    tokens, index = np.eye(COUNT), 0
+    while tokens[0] @ tokens[1] < LEVEL:
+        tokens, index = euler_step(tokens, 1.0, step), index + 1
+    return index * step
+
+
+def few_starts_findings(parameters: Parameters, beta: float = 3.0) -> list:
+    """A few starts in dimension 8 by SciPy, by Euler steps and by us."""
+    number = min(parameters.starts, 32)
+    drawn = np.random.default_rng(0).standard_normal((number, COUNT, 8))
+    tokens = drawn / np.linalg.norm(drawn, axis=2, keepdims=True)
+    depths = EULER_STEP * np.arange(parameters.depths)
+    exact = scipy_fractions(tokens, beta, depths)
+    ours = phase_diagram(
+        betas=[beta],
+        depths=depths,
+        starts=tokens.astype(np.float32),
+        level=LEVEL,
+        dtype="float32",
+        key=jr.key(0),
+    ).mean[0]
+    steps = [tokens]
+    for _ in depths[1:]:
+        steps.append(euler_step(steps[-1], beta, EULER_STEP))
+    published_scheme = fractions(np.stack(steps))
+    dense = other_method("SciPy's DOP853 in double precision")
+    return [
+        AGREES.close_to(ours, exact, tolerance=5e-3, source=dense),
+        EULER_ERROR.above(np.abs(published_scheme - exact).max(), 0.1, source=dense),
+    ]
+
+
+def scipy_fractions(tokens: np.ndarray, beta: float, depths: np.ndarray) -> np.ndarray:
+    """Fractions by a dense integration of all tokens."""
+    shape = tokens.shape
+
+    def velocity(_, flat):
+        points = flat.reshape(shape)
+        weights = np.exp(beta * (points @ np.swapaxes(points, 1, 2) - 1))
+        pulls = weights @ points / weights.sum(axis=2, keepdims=True)
+        radial = np.sum(pulls * points, axis=2, keepdims=True)
+        return (pulls - radial * points).ravel()
+
+    path = scipy.integrate.solve_ivp(
+        velocity,
+        (0, depths[-1]),
+        tokens.ravel(),
+        method="DOP853",
+        t_eval=depths,
+        rtol=1e-9,
+        atol=1e-11,
+    )
+    return fractions(path.y.T.reshape(-1, *shape))
+
+
+def fractions(points: np.ndarray) -> np.ndarray:
+    """Mean fraction of close pairs over several clouds, at each depth."""
+    gram = points @ np.swapaxes(points, -1, -2)
+    close = np.sum(gram > LEVEL, axis=(-1, -2)) - COUNT
+    return np.mean(close / (COUNT * (COUNT - 1)), axis=1)
+
+
+def gaussian(key, dtype):
+    """Independent Gaussian $K$ and $Q$, and the identity as value."""
+    first, second = jr.normal(key, (2, SPAN, SPAN), dtype)
+    return first @ second / np.sqrt(SPAN), jnp.eye(SPAN, dtype=dtype)
+
+
+def orthogonal_ensemble(key, dtype):
+    """A symmetric Gaussian score, and the identity as value."""
+    entries = jr.normal(key, (SPAN, SPAN), dtype)
+    return (entries + entries.T) / np.sqrt(2.0), jnp.eye(SPAN, dtype=dtype)
+
+
+def positive_value(key, dtype):
+    """A Gaussian score, and a positive semi-definite value."""
+    key_score, key_value = jr.split(key)
+    entries = jr.normal(key_value, (SPAN, SPAN), dtype)
+    return gaussian(key_score, dtype)[0], entries @ entries.T / np.sqrt(SPAN)
+
+
+def ascent(key, dtype):
+    """A symmetric score, and the same as value: a gradient ascent."""
+    score, _ = orthogonal_ensemble(key, dtype)
+    return score, score / np.sqrt(SPAN + 1.0)
+
+
+def descent(key, dtype):
+    """A symmetric score, and its negative as value: a gradient descent."""
+    score, value = ascent(key, dtype)
+    return score, -value
+
+
+ENSEMBLES = {
+    r"Gaussian $K^\top Q$, $V = I$": gaussian,
+    r"symmetric $K^\top Q$, $V = I$": orthogonal_ensemble,
+    r"Gaussian $K^\top Q$, $V \succeq 0$": positive_value,
+    r"$V = K^\top Q$ symmetric": ascent,
+    r"$V = -K^\top Q$ symmetric": descent,
+}
+
+
+def span_diagram(name: str, parameters: Parameters) -> tuple[PhaseDiagram, ...]:
+    """Dimension of the span under random matrices, kept and redrawn."""
+
+    def draw(key: jax.Array, beta: jax.Array) -> mf.Softmax:
+        score, value = ENSEMBLES[name](key, beta.dtype)
+        return mf.Softmax(score, jnp.eye(SPAN, dtype=beta.dtype), value, beta=beta)
+
+    def drawn(redraw):
+        return phase_diagram(
+            dimension=SPAN,
+            betas=np.linspace(0.1, parameters.largest, max(4, parameters.betas // 3)),
+            depths=np.linspace(0, LAST, 61),
+            count=COUNT,
+            starts=parameters.drawn,
+            quantity="rank",
+            draw=draw,
+            redraw=redraw,
+            dtype="float32",
+            key=jr.key(parameters.seed),
+        )
+
+    return drawn(None), drawn(1.0)
+
+
+def span_finding(spans):
+    """The last dimension of the span, at the smallest inverse temperature."""
+    _, redrawn = next(iter(spans.values()))
+    return SPAN_FALLS.close_to(
+        redrawn.mean[0, -1],
+        1.0,
+        tolerance=0.2,
+        source=theory("convex combinations of tokens in a hemisphere contract"),
+    )
+
+
+def front_table(diagrams) -> Table:
+    """Depths of the front at some temperatures."""
+    betas = diagrams[HIGH].betas
+    chosen = np.unique(np.linspace(0, len(betas) - 1, 8).astype(int))
+    rows = []
+    for index in chosen:
+        found = [diagrams[d].passage()[index] for d in diagrams]
+        depths = [f"{depth:.3g}" if depth >= 0 else "beyond" for depth in found]
+        rows.append([betas[index], *depths, curve_depths([betas[index]])[0]])
+    columns = [r"$\beta$", *(f"$d = {d}$" for d in diagrams), "equal angles"]
+    caption = (
+        r"Depth at which half of the pairs have $\langle x_i, x_j\rangle > 0.999$, up "
+        "to depth 30, and that of tokens at equal angles."
+    )
+    return Table(columns, rows, caption)
+
+
+def curve_of(diagram: PhaseDiagram) -> tuple[np.ndarray, np.ndarray]:
+    """The theoretical curve over the temperatures of a diagram."""
+    betas = np.linspace(diagram.betas[0], diagram.betas[-1], 60)
+    return curve_depths(betas, diagram.kind), betas
+
+
+def draw_diagrams(diagrams) -> Picture:
+    """Diagrams of softmax in all dimensions, with the curve."""
+    columns = len(diagrams)
+    figure, axes = style.canvas(columns, panel=(3.3, 3.1), sharey=True)
+    for panel, (dimension, found) in zip(axes, diagrams.items(), strict=True):
+        is_last = dimension == HIGH
+        draw_phase_diagram(found, panel, curve=curve_of(found), bar=is_last)
+        panel.set_title(f"$d = {dimension}$")
+        if panel is not axes[0]:
+            panel.set_ylabel("")
+    return Picture(
+        figure,
+        r"Fraction of pairs with $\langle x_i, x_j\rangle > 0.999$ for $32$ uniform "
+        "tokens under softmax attention. Dashed: where tokens at equal angles reach "
+        "0.999. In high dimension the front is sharp and follows the curve; in low "
+        "dimension several clusters last beyond it.",
+    )
+
+
+def draw_low_and_high(low: PhaseDiagram, unnormalised: PhaseDiagram) -> Picture:
+    """A diagram with logarithmic colours, and one without normalisation."""
+    figure, (left, right) = style.canvas(2, panel=(4.6, 3.3))
+    draw_phase_diagram(low, left, curve=curve_of(low), colours="log")
+    left.set_title("$d = 8$, logarithmic colours")
+    draw_phase_diagram(unnormalised, right, curve=curve_of(unnormalised))
+    right.set_title(f"unnormalised, $d = {HIGH}$")
+    return Picture(
+        figure,
+        r"Left: the diagram of dimension $8$ in logarithmic colours: some pairs meet "
+        r"long before the front. Right: without normalisation a larger $\beta$ "
+        "clusters sooner, here in dimension 1024. Dashed: tokens at equal angles.",
+    )
+
+
+def draw_spans(spans) -> Picture:
+    """Dimension of the span under random matrices."""
+    figure, axes = style.canvas(
+        2, len(spans), panel=(4.0, 2.5), sharex=True, sharey=True, squeeze=False
+    )
+    for row, (name, pair) in zip(axes, spans.items(), strict=True):
+        for panel, found, word in zip(row, pair, ("kept", "redrawn"), strict=True):
+            draw_phase_diagram(found, panel, bar=word == "redrawn")
+            panel.set_title(f"{name}, {word}", fontsize=9.5)
+            panel.label_outer()
+    return Picture(
+        figure,
+        rf"Dimension of the span (eigenvalues of the Gram matrix above $10^{{-3}}$) of "
+        rf"$32$ tokens in dimension ${SPAN}$ under random matrices: drawn once for "
+        "each start (left), and drawn anew at every unit of depth (right).",
+    )
+
+
+experiment = Experiment(
+    name="sphere-phase-diagram",
+    title="Phase diagrams of clustering on the sphere",
+    room="observables",
+    about=__doc__,
+    claims=(
+        CURVE,
+        DIMENSION,
+        HOT,
+        UNNORMALISED,
+        EXACT,
+        SLOW_CLOCK,
+        AGREES,
+        EULER_ERROR,
+        FOR_EVER,
+        SPAN_FALLS,
+    ),
+    parameters=Parameters,
+    run=run,
+    seconds=10,
+)

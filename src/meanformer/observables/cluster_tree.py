@@ -1,0 +1,174 @@
+"""Where to cut the shortest tree through tokens, and the groups that are left."""
+
+import math
+from typing import NamedTuple
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from meanformer.errors import InvalidInput, Unsupported, as_number, check
+from meanformer.geometry import AbstractSpace, Sphere
+from meanformer.numerics.linkage import (
+    circle_edges,
+    close_components,
+    components,
+    line_edges,
+    spanning_edges,
+)
+
+MOST_FOR_TREE = 20_000
+GAP_RATIO = 10.0
+# In units of beta^(-1/2) on the sphere, of the diameter elsewhere.
+SPHERE_SHARES = (0.5, 1e-3)
+EUCLIDEAN_SHARES = (0.05, 1e-4)
+
+
+class Tokens(NamedTuple):
+    """Present tokens on the host, in double precision."""
+
+    points: np.ndarray
+    masses: np.ndarray
+    space: AbstractSpace
+
+    def distances(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
+        """Return the distance within the space, row by row."""
+        # Padded to few lengths, so that few programs serve clouds of all sizes.
+        missing = (1 << max(len(first) - 1, 0).bit_length()) - len(first)
+        ends = [
+            jnp.asarray(np.pad(rows, ((0, missing), (0, 0))))
+            for rows in (first, second)
+        ]
+        return np.asarray(_distance(self.space, *ends), np.float64)[: len(first)]
+
+
+@eqx.filter_jit
+def _distance(space: AbstractSpace, first: Array, second: Array) -> Array:
+    return space.distance(first, second)
+
+
+class Cut(NamedTuple):
+    """Where to cut the tree: at a threshold, or where a gap above the floor is."""
+
+    threshold: float | None
+    floor: float
+
+
+class Groups(NamedTuple):
+    """Groups of tokens, with what decided them."""
+
+    labels: np.ndarray
+    heights: np.ndarray | None
+    threshold: float
+    is_decided: bool
+    verdict: str
+
+
+def is_number(threshold) -> bool:
+    """Whether a threshold is given as a distance."""
+    return threshold is not None and not isinstance(threshold, str)
+
+
+def cut_of(space, threshold, beta, scale) -> Cut:
+    """Return where to cut, or raise with what is missing for it."""
+    if is_number(threshold):
+        given = as_number(
+            "threshold", threshold, 'a distance, "auto", or None for the default'
+        )
+        check(
+            given >= 0 and math.isfinite(given),
+            f"threshold is {given}; it must be a distance, zero or more.",
+        )
+        return Cut(given, 0.0)
+    check(
+        threshold in (None, "auto"),
+        f'threshold is {threshold!r}; it must be a distance, "auto", or None for the '
+        "default.",
+    )
+    unit, (share, floor) = _unit(space, beta, scale)
+    return Cut(None if threshold == "auto" else share * unit, floor * unit)
+
+
+def _unit(space, beta, scale) -> tuple[float, tuple[float, float]]:
+    """Return what thresholds are measured in: 1/sqrt(beta), or the diameter."""
+    if isinstance(space, Sphere):
+        if beta is None:
+            raise InvalidInput(
+                "on Sphere() the threshold is measured in beta^(-1/2); pass beta=…, or "
+                "threshold=… as an angle."
+            )
+        beta = as_number("beta", beta)
+        check(
+            beta > 0 and math.isfinite(beta),
+            f"beta is {beta}; the threshold beta^(-1/2) needs it to be positive: pass "
+            "threshold=… as an angle.",
+        )
+        return 1 / math.sqrt(beta), SPHERE_SHARES
+    if scale is None:
+        raise InvalidInput(
+            "in Euclidean() the threshold is a share of the diameter at the start; "
+            "pass scale=start.diameter(), or threshold=… as a distance; for tokens on "
+            "the sphere pass space=Sphere() and beta=…."
+        )
+    scale = as_number("scale", scale)
+    check(
+        scale >= 0 and math.isfinite(scale),
+        f"scale is {scale}; it must be a diameter, zero or more.",
+    )
+    return scale, EUCLIDEAN_SHARES
+
+
+def groups_of(tokens: Tokens, cut: Cut) -> Groups:
+    """Return the groups that are left when the tree is cut."""
+    edges = _edges(tokens)
+    if edges is None:
+        return _groups_without_tree(tokens, cut)
+    heights = tokens.distances(tokens.points[edges[:, 0]], tokens.points[edges[:, 1]])
+    order = np.argsort(heights, kind="stable")
+    edges, heights = edges[order], heights[order]
+    threshold, verdict = cut.threshold, "counted at the threshold"
+    is_decided = True
+    if threshold is None:
+        is_decided, threshold, verdict = _automatic(heights, cut.floor)
+    labels = components(len(tokens.points), edges[heights <= threshold])
+    return Groups(labels, heights, threshold, is_decided, verdict)
+
+
+def _edges(tokens: Tokens) -> np.ndarray | None:
+    """Return the edges of a shortest tree, or nothing if that takes too long."""
+    points = tokens.points
+    dimension, is_round = points.shape[1], isinstance(tokens.space, Sphere)
+    if dimension == 1:
+        return line_edges(points[:, 0])
+    if is_round and dimension == 2:
+        return circle_edges(np.arctan2(points[:, 1], points[:, 0]))
+    return None if len(points) > MOST_FOR_TREE else spanning_edges(points)
+
+
+def _groups_without_tree(tokens: Tokens, cut: Cut) -> Groups:
+    if cut.threshold is None:
+        raise Unsupported(
+            'threshold="auto" needs a tree through all tokens, and '
+            f"{len(tokens.points)} are more than {MOST_FOR_TREE}; join close ones "
+            "first with merge(cloud, tolerance), or give a threshold."
+        )
+    chord = float(tokens.space.chord(jnp.asarray(cut.threshold)))
+    labels = close_components(tokens.points, chord)
+    return Groups(labels, None, cut.threshold, True, "counted at the threshold")
+
+
+def _automatic(heights: np.ndarray, floor: float) -> tuple[bool, float, str]:
+    """Return whether the heights have a gap, where to cut, and why."""
+    if len(heights) == 0 or heights[-1] <= floor:
+        return True, floor, "one cluster: no step is longer than the floor"
+    below = np.append(0.0, heights[:-1])
+    apart = np.full_like(heights, np.inf)
+    ratios = np.divide(heights, below, out=apart, where=below > 0)
+    # The shortest step has none below it: tokens that are all apart show no gap.
+    ratios[0] = 0.0
+    ratios[heights <= floor] = 0.0
+    best = int(ratios.argmax())
+    if ratios[best] < GAP_RATIO:
+        return False, floor, f"undecided: no ratio of steps reaches {GAP_RATIO:g}"
+    return True, float(below[best]), f"a gap: steps grow by a factor {ratios[best]:.3g}"
