@@ -67,7 +67,7 @@ class Parameters:
 
     count: int = setting(32, help="random tokens", at_least=8)
     dimension: int = setting(256, full=1024, help="their dimension", at_least=32)
-    clouds: int = setting(4, full=32, help="independent clouds", at_least=2)
+    clouds: int = setting(4, full=12, help="independent clouds", at_least=2)
     seed: int = setting(0, help="seed of the clouds", at_least=0)
 
 

@@ -11,6 +11,7 @@ Euler steps of $0.1$ and division by the norm, runs a slow clock, because it als
 along the radius; here steps are adaptive, and tangent to the sphere.
 """
 
+import math
 from dataclasses import dataclass
 
 import jax
@@ -344,26 +345,26 @@ def fractions(points: np.ndarray) -> np.ndarray:
 def gaussian(key, dtype):
     """Independent Gaussian $K$ and $Q$, and the identity as value."""
     first, second = jr.normal(key, (2, SPAN, SPAN), dtype)
-    return first @ second / np.sqrt(SPAN), jnp.eye(SPAN, dtype=dtype)
+    return first @ second / math.sqrt(SPAN), jnp.eye(SPAN, dtype=dtype)
 
 
 def orthogonal_ensemble(key, dtype):
     """A symmetric Gaussian score, and the identity as value."""
     entries = jr.normal(key, (SPAN, SPAN), dtype)
-    return (entries + entries.T) / np.sqrt(2.0), jnp.eye(SPAN, dtype=dtype)
+    return (entries + entries.T) / math.sqrt(2), jnp.eye(SPAN, dtype=dtype)
 
 
 def positive_value(key, dtype):
     """A Gaussian score, and a positive semi-definite value."""
     key_score, key_value = jr.split(key)
     entries = jr.normal(key_value, (SPAN, SPAN), dtype)
-    return gaussian(key_score, dtype)[0], entries @ entries.T / np.sqrt(SPAN)
+    return gaussian(key_score, dtype)[0], entries @ entries.T / math.sqrt(SPAN)
 
 
 def ascent(key, dtype):
     """A symmetric score, and the same as value: a gradient ascent."""
     score, _ = orthogonal_ensemble(key, dtype)
-    return score, score / np.sqrt(SPAN + 1.0)
+    return score, score / math.sqrt(SPAN + 1)
 
 
 def descent(key, dtype):

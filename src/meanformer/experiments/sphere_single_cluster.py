@@ -22,10 +22,13 @@ import meanformer as mf
 from meanformer.experiments import (
     Claim,
     Experiment,
+    Movie,
+    Movies,
     Outcome,
     Picture,
     Table,
     closed_form,
+    movie_setting,
     other_method,
     setting,
     theory,
@@ -37,7 +40,7 @@ from meanformer.observables import (
     order_parameter,
     stationary_report,
 )
-from meanformer.plotting import draw_sphere, style
+from meanformer.plotting import SphereFrames, draw_sphere, style
 
 KINDS = {"SA": mf.Softmax, "USA": mf.Unnormalised}
 BETAS = (0.5, 1.0, 2.0)
@@ -58,6 +61,7 @@ class Parameters:
     )
     depth: float = setting(15.0, help="depth of the pictures", at_least=10, at_most=40)
     seed: int = setting(3, help="seed of all starts", at_least=0)
+    movie: Movies = movie_setting()
 
 
 SINGLE = Claim(
@@ -165,6 +169,22 @@ def run(parameters: Parameters, *, progress) -> Outcome:
             draw_gram(whole[COLD], kuramoto),
         ],
         tables=[gap_table(ends)],
+        movies=[
+            *[
+                Movie(
+                    path,
+                    rf"Uniform tokens on the sphere under SA at $\beta = {beta:g}$.",
+                    draw=SphereFrames(),
+                )
+                for beta, path in whole.items()
+            ],
+            Movie(
+                paths["SA", 1.0],
+                r"Tokens of a half-sphere under SA at $\beta = 1$.",
+                draw=SphereFrames(),
+                depths=np.linspace(0, 8, 60),
+            ),
+        ],
     )
 
 
