@@ -22,8 +22,10 @@ from meanformer.observables import (
     count_clusters,
     phase_curve,
     phase_diagram,
+    phase_follow,
     span_dimension,
 )
+from meanformer.observables.phase_merging import Flock, leaders_of, shrunk
 from meanformer.observables.phase_readers import ClosePairs
 from meanformer.observables.phase_systems import Tokens, reduced_tokens
 from meanformer.observables.phase_walk import Course, begun, continued
@@ -35,6 +37,11 @@ DEPTHS = np.linspace(0, 8, 33)
 def on_sphere(seed, starts=4, count=8, dimension=3):
     drawn = np.random.default_rng(seed).standard_normal((starts, count, dimension))
     return drawn / np.linalg.norm(drawn, axis=2, keepdims=True)
+
+
+def equal(points):
+    """Equal weights."""
+    return jnp.full(points.shape[:2], 1 / points.shape[1])
 
 
 def fractions(points, level):
@@ -59,7 +66,7 @@ def solved(start, beta, depths, kind="softmax"):
 def test_velocities_are_those_of_the_flow(kind, key):
     points = jnp.asarray(on_sphere(0, 3, 5, 4))
     beta = jnp.asarray(2.0)
-    found = token_velocities(points, beta, is_softmax=kind == "softmax")
+    found = token_velocities(points, equal(points), beta, is_softmax=kind == "softmax")
     attention = mf.identity_attention(kind, 4, 2.0)
     for cloud, velocities in zip(points, found, strict=True):
         exact = mf.Sphere().project(cloud, attention(mf.TokenCloud(cloud), cloud))
@@ -68,8 +75,12 @@ def test_velocities_are_those_of_the_flow(kind, key):
 
 def test_velocities_of_the_specified_tokens_have_their_digits():
     points = jnp.array([[1.0, 0, 0], [0, 1, 0], [0, 0, 1], [0.6, 0.8, 0]])[None]
-    softmax = token_velocities(points, jnp.asarray(2.0), is_softmax=True)[0]
-    kernel = token_velocities(points, jnp.asarray(2.0), is_softmax=False)[0]
+    softmax = token_velocities(
+        points, equal(points), jnp.asarray(2.0), is_softmax=True
+    )[0]
+    kernel = token_velocities(
+        points, equal(points), jnp.asarray(2.0), is_softmax=False
+    )[0]
     np.testing.assert_allclose(
         softmax,
         [
@@ -96,19 +107,21 @@ def test_velocities_of_the_specified_tokens_have_their_digits():
 def test_gram_matrices_move_as_their_tokens_do(is_softmax):
     points = jnp.asarray(on_sphere(1, 2, 6, 9))
     beta = jnp.asarray(3.0)
-    velocities = token_velocities(points, beta, is_softmax=is_softmax)
+    velocities = token_velocities(points, equal(points), beta, is_softmax=is_softmax)
     half = gram_matrices(velocities, points)
     exact = half + jnp.swapaxes(half, 1, 2)
     gram = gram_matrices(points, points)
-    found = gram_velocities(gram, beta, is_softmax=is_softmax)
+    found = gram_velocities(gram, equal(points), beta, is_softmax=is_softmax)
     np.testing.assert_allclose(found, exact, atol=1e-13)
 
 
 def test_velocities_do_not_see_the_norms():
     points = jnp.asarray(on_sphere(2, 2, 5, 3))
-    exact = token_velocities(points, jnp.asarray(4.0), is_softmax=True)
+    exact = token_velocities(points, equal(points), jnp.asarray(4.0), is_softmax=True)
     norms = jnp.linspace(0.5, 2.0, 5)[None, :, None]
-    found = token_velocities(norms * points, jnp.asarray(4.0), is_softmax=True)
+    found = token_velocities(
+        norms * points, equal(points), jnp.asarray(4.0), is_softmax=True
+    )
     np.testing.assert_allclose(found, exact, atol=1e-14)
 
 
@@ -158,9 +171,9 @@ def test_the_default_tolerance_moves_few_pairs_across_the_level(key):
     betas = [0.5, 4.0, 8.0]
     options = {"betas": betas, "depths": DEPTHS, "starts": starts, "key": key}
     exact = phase_diagram(tolerance=1e-9, **options).mean
-    assert np.abs(phase_diagram(**options).mean - exact).max() < 5e-3
+    assert np.abs(phase_diagram(**options).mean - exact).max() < 1e-2
     single = phase_diagram(dtype="float32", **options).mean
-    assert np.abs(single - exact).max() < 5e-3
+    assert np.abs(single - exact).max() < 1e-2
 
 
 def test_a_dense_integration_by_scipy_agrees(key):
@@ -331,6 +344,53 @@ def test_batches_and_threads_change_nothing_beyond_the_tolerance(key):
     np.testing.assert_allclose(parts.standard_error, whole.standard_error, atol=1e-12)
 
 
+@pytest.mark.parametrize("dimension", [3, 12])
+@pytest.mark.parametrize("quantity", ["pairs", "clusters"])
+def test_tokens_that_have_met_go_on_as_one(dimension, quantity, monkeypatch, key):
+    options = {"betas": [1.0, 6.0], "depths": 4 * DEPTHS, "quantity": quantity}
+    starts = on_sphere(17, 48, 8, dimension)
+    whole = phase_diagram(starts=starts, tolerance=1e-6, key=key, **options)
+    monkeypatch.setattr(phase_follow, "MANY", 8)
+    staged = phase_diagram(
+        starts=starts, tolerance=1e-6, batch_size=4, workers=1, key=key, **options
+    )
+    np.testing.assert_allclose(staged.mean, whole.mean, atol=1e-3)
+
+
+def test_leaders_are_the_first_tokens_of_their_groups():
+    together = np.eye(5, dtype=bool)[None]
+    for pair in ((0, 2), (2, 3), (1, 4)):
+        together[0, pair, pair[::-1]] = True
+    present = np.array([[True, True, True, True, False]])
+    # Token 3 has met token 2 only, which follows token 0; token 4 is absent.
+    np.testing.assert_array_equal(leaders_of(together, present), [[0, 1, 0, 3, 4]])
+
+
+@pytest.mark.parametrize("is_gram", [False, True])
+def test_groups_become_their_mean_directions(is_gram):
+    tokens = on_sphere(18, 1, 16, 5)
+    tokens[0, 4:] = tokens[0, :4][np.arange(12) % 4]
+    states = tokens @ np.swapaxes(tokens, 1, 2) if is_gram else tokens
+    flock = Flock(states, np.ones((1, 16)), np.array([7]), np.array([0.5]))
+    together = np.arange(16)[:, None] % 4 == np.arange(16)[None, :] % 4
+    (small,) = shrunk(flock, together[None], count=16, is_gram=is_gram)
+    np.testing.assert_array_equal(small.numbers, [[4, 4, 4, 4]])
+    np.testing.assert_array_equal(small.places, [7])
+    exact = states[:, :4, :4] if is_gram else tokens[:, :4]
+    np.testing.assert_allclose(small.states, exact, atol=1e-14)
+
+
+def test_places_that_stay_empty_have_no_weight():
+    tokens = on_sphere(19, 1, 16, 5)
+    tokens[0, 3:] = tokens[0, 0]
+    flock = Flock(tokens, np.ones((1, 16)), np.array([0]), np.array([0.5]))
+    together = np.ones((1, 16, 16), bool)
+    together[0, 1:3] = together[0, :, 1:3] = False
+    (small,) = shrunk(flock, together, count=16, is_gram=False)
+    np.testing.assert_array_equal(small.numbers, [[14, 1, 1, 0]])
+    np.testing.assert_allclose(small.states[0, 3], tokens[0, 0], atol=1e-14)
+
+
 def test_mean_and_standard_error_are_those_of_the_starts(key):
     starts = on_sphere(12)
     options = {"betas": [4.0], "depths": DEPTHS, "tolerance": 1e-9, "key": key}
@@ -353,8 +413,8 @@ def test_single_precision_is_an_option(key):
 
 def test_steps_have_the_order_of_the_method():
     tokens = jnp.asarray(on_sphere(13, 1, 6, 3))
-    system = Tokens(jnp.asarray(3.0), True)
-    reader = ClosePairs(jnp.asarray(1e-3), 6)
+    system = Tokens(equal(tokens), jnp.asarray(3.0), True)
+    reader = ClosePairs.of(jnp.asarray(1e-3), jnp.ones((1, 6)))
 
     def end(width):
         numbers = ([2.0], 2.0, 0.1, width)

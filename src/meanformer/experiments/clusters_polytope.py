@@ -185,7 +185,10 @@ def six_findings(six):
     directions = np.stack([np.cos(angles), np.sin(angles)])
     support = (np.asarray(six.trajectory.points) @ directions).max(axis=1)
     goals = np.array(VERTICES)[list(FOLLOWS)]
-    early, late = (np.abs(found.phase.at(t) - goals).max() for t in (5.2, 10.2))
+    early, late = (
+        np.abs(dense_rescaled_flow(layer(2), cloud, t) - goals).max()
+        for t in (5.0, 10.0)
+    )
     return (
         LEADERS.close_to(found.follows, FOLLOWS, tolerance=0, source=tabulated),
         POINTS.close_to(found.vertices, VERTICES, tolerance=1e-8, source=tabulated),
@@ -199,8 +202,8 @@ def six_findings(six):
         RATE.close_to(
             np.log(early / late) / 5,
             1.0,
-            tolerance=1e-4,
-            source=theory("the eigenvalue of $V$"),
+            tolerance=2e-3,
+            source=theory("the eigenvalue of $V$; measured on the dense program"),
         ),
     )
 

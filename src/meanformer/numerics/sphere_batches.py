@@ -31,14 +31,18 @@ def gram_matrices(
 
 
 def token_velocities(
-    tokens: Float[Array, "b n d"], beta: Float[Array, ""], *, is_softmax: bool
+    tokens: Float[Array, "b n d"],
+    weights: Float[Array, "b n"],
+    beta: Float[Array, ""],
+    *,
+    is_softmax: bool,
 ) -> Float[Array, "b n d"]:
-    r"""Velocities of equal tokens on the sphere under identity attention.
+    r"""Velocities of tokens on the sphere under identity attention.
 
     $$\dot x_i = (I - \hat x_i\hat x_i^\top)\, s_i \sum_j
-      e^{\beta(\langle\hat x_i, \hat x_j\rangle - 1)}\,\hat x_j, \qquad
+      w_j e^{\beta(\langle\hat x_i, \hat x_j\rangle - 1)}\,\hat x_j, \qquad
       \hat x = x/|x|,$$
-    with $s_i$ the inverse of the sum of the exponentials for softmax, and $e^\beta/n$
+    with $s_i$ the inverse of the same sum without $\hat x_j$ for softmax, and $e^\beta$
     without normalisation. The field does not see the norms: so an error along the
     radius stays as it is, where in the field without hats it is damped at the rate
     $2\langle x, A\rangle$, which costs an explicit method half of its steps.
@@ -46,36 +50,41 @@ def token_velocities(
     Cost: $O(n^2 d)$ for each cloud.
     """
     directions = unit_tokens(tokens)
-    masses = _masses(gram_matrices(directions, directions), beta)
+    masses = _masses(gram_matrices(directions, directions), weights, beta)
     pulls = matmul(masses, directions)
     tangent = pulls - row_sums(pulls * directions) * directions
     return tangent * _scale(masses, beta, is_softmax)
 
 
 def gram_velocities(
-    gram: Float[Array, "b n n"], beta: Float[Array, ""], *, is_softmax: bool
+    gram: Float[Array, "b n n"],
+    weights: Float[Array, "b n"],
+    beta: Float[Array, ""],
+    *,
+    is_softmax: bool,
 ) -> Float[Array, "b n n"]:
-    r"""Velocities of the Gram matrices of equal tokens under identity attention.
+    r"""Velocities of the Gram matrices of tokens under identity attention.
 
     With $A$ the attention matrix and $m$ the diagonal of $AG$,
     $$\dot G = F + F^\top, \qquad F = AG - \operatorname{diag}(m)\,G :$$
     the dimension of the tokens is gone. Cost: $O(n^3)$ for each cloud.
     """
-    masses = _masses(gram, beta)
+    masses = _masses(gram, weights, beta)
     pulls = matmul(masses, gram)
     radial = row_sums(pulls * jnp.eye(gram.shape[-1], dtype=gram.dtype)[None])
     half = (pulls - radial * gram) * _scale(masses, beta, is_softmax)
     return half + jnp.swapaxes(half, 1, 2)
 
 
-def _masses(gram: Array, beta: Array) -> Array:
-    return scaled_exp((beta * exponent_scale(gram.dtype)) * (gram - 1))
+def _masses(gram: Array, weights: Array, beta: Array) -> Array:
+    exponents = (beta * exponent_scale(gram.dtype)) * (gram - 1)
+    return scaled_exp(exponents) * weights[:, None, :]
 
 
 def _scale(masses: Array, beta: Array, is_softmax: bool) -> Array:
     if is_softmax:
         return 1 / jnp.sum(masses, axis=-1, keepdims=True)
-    return jnp.exp(beta) / masses.shape[-1]
+    return jnp.exp(beta)
 
 
 def packed_pairs(gram: Float[Array, "b n n"]) -> Float[Array, "b h n"]:

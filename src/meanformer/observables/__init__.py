@@ -9,7 +9,6 @@ from meanformer.observables.clusters import count_clusters as count_clusters
 from meanformer.observables.convergence import TokenConvergence as TokenConvergence
 from meanformer.observables.convergence import token_convergence as token_convergence
 from meanformer.observables.detection import LimitDetection as LimitDetection
-from meanformer.observables.detection import detect_limit as detect_limit
 from meanformer.observables.distances import DistanceStatistics as DistanceStatistics
 from meanformer.observables.distances import distance_statistics as distance_statistics
 from meanformer.observables.energies import EnergyProfile as EnergyProfile
@@ -25,6 +24,7 @@ from meanformer.observables.leaders import Following as Following
 from meanformer.observables.leaders import attention_rank as attention_rank
 from meanformer.observables.leaders import find_leaders as find_leaders
 from meanformer.observables.limits import LimitReport as LimitReport
+from meanformer.observables.limits import detect_limit as detect_limit
 from meanformer.observables.limits import find_limit as find_limit
 from meanformer.observables.long_context import ContextSimilarity as ContextSimilarity
 from meanformer.observables.long_context import context_similarity as context_similarity

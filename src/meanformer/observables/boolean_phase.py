@@ -13,8 +13,9 @@ from meanformer.attention import AbstractAttention
 from meanformer.errors import InvalidInput, Overflow, check
 from meanformer.numerics.growth import ScaledExponential
 
-# Later depths at which the choices are looked at, in units of the growth rate.
-LATER = np.geomspace(1e-3, 1e3, 61)
+# Later depths at which the choices are looked at: how many, the first and the last in
+# units of the growth rate, and the last in units of the smallest gap of rates.
+LATER, FIRST_GROWTH, LAST_GROWTH, LAST_GAP = 81, 1e-3, 1e3, 100.0
 # Powers of e beyond which one term outweighs another whatever its factor.
 OUTWEIGHED = 300.0
 TINY = float(np.finfo(float).tiny)
@@ -112,14 +113,22 @@ class BooleanPhase(eqx.Module):
             attention: the layer in original coordinates.
             accuracy: relative error of the points.
         """
-        rate = max(float(np.linalg.eigvals(self.value).real.max()), 0.0)
-        times = np.append(0.0, LATER / rate if rate > 0 else LATER)
+        times = self._later()
         growths = _growths(self.value, self.depth + times)
         margins = [
             self._margins(attention, later, growths[0], growth, accuracy)
             for later, growth in zip(times, growths, strict=True)
         ]
         return np.min(margins, axis=0)
+
+    def _later(self) -> np.ndarray:
+        """Later depths: up to where also the closest eigenvalue has fallen behind."""
+        rates = np.sort(np.real(np.linalg.eigvals(self.value)))[::-1]
+        rate = rates[0] if rates[0] > 0 else 1.0
+        gaps = rates[0] - rates
+        slowest = np.min(gaps[gaps > 1e-9 * abs(rate)], initial=rate)
+        last = max(LAST_GROWTH / rate, LAST_GAP / slowest)
+        return np.append(0.0, np.geomspace(FIRST_GROWTH / rate, last, LATER))
 
     def _margins(self, attention, later, then, now, accuracy: float) -> np.ndarray:
         tokens, apart = self._original(later, then, now)

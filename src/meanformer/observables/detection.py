@@ -12,15 +12,14 @@ from meanformer.attention import (
     AbstractInContextMap,
     attention_matrix,
 )
-from meanformer.errors import InvalidInput, Unsupported, check
+from meanformer.errors import InvalidInput, check
 from meanformer.flows import Flow, Rescaled, Trajectory
 from meanformer.flows.schedule import AbstractSchedule
-from meanformer.geometry import Euclidean
 from meanformer.measures import TokenCloud
 from meanformer.numerics.growth import ScaledExponential
 from meanformer.numerics.linkage import components
 from meanformer.observables.boolean_phase import BooleanPhase, boolean_phase
-from meanformer.observables.leaders import SHARP, Following, find_leaders
+from meanformer.observables.leaders import Following, find_leaders
 from meanformer.observables.prediction import (
     Geometry,
     LimitPrediction,
@@ -39,7 +38,8 @@ class LimitDetection(eqx.Module):
     r"""What a trajectory tells of its limit.
 
     Attributes:
-        geometry: the shape that was found; `"unknown"` unless the verdict is reached.
+        geometry: the shape that was found; `"unknown"` unless the verdict is reached,
+            and where tokens came to rest in another shape than the predicted one.
         verdict: `"reached"`, `"not reached"` at the last depth, or `"undecided"`.
         reason: what the verdict rests on, in one sentence.
         depth: the last depth, where it was looked at.
@@ -50,8 +50,10 @@ class LimitDetection(eqx.Module):
         vertices: positions of the leaders, one per row; the limits of all tokens are
             among them, up to the coordinates that are free.
         offsets: the values $\varphi_1^*(z) = c$ of the hyperplanes, increasing.
-        residual: largest distance of a token to its limit, in the coordinates that
-            settle, relative to the diameter of the tokens in these.
+        limits: for each token its limit in the coordinates that settle, those of
+            `prediction.functionals`; zero for tokens of weight zero.
+        residual: largest distance of a token to its limit, relative to the diameter of
+            the tokens in these coordinates.
         free_dimension: how many coordinates stay free.
         exponent: for the origin, the fitted exponent of depth in the variance.
         phase: the rest of the flow in closed form, where it was taken over; of distinct
@@ -69,6 +71,7 @@ class LimitDetection(eqx.Module):
     follows: Int[np.ndarray, " n"] | None = None
     vertices: Float[np.ndarray, "k d"] | None = None
     offsets: Float[np.ndarray, " h"] | None = None
+    limits: Float[np.ndarray, "n m"] | None = None
     residual: float | None = None
     free_dimension: int = 0
     exponent: float | None = None
@@ -87,57 +90,65 @@ class LimitDetection(eqx.Module):
         return f"{shape}{self.verdict} at depth {self.depth:.6g}: {self.reason}."
 
 
-def detect_limit(
+class Reading(eqx.Module):
+    """How a limit is read off: by which layer, in which coordinates, how exactly."""
+
+    attention: AbstractAttention
+    is_rescaled: bool
+    tolerance: float
+    sharpness: float
+    accuracy: float
+
+    def read(self, trajectory: Trajectory) -> LimitDetection:
+        """Look at the last depth of a trajectory."""
+        prediction = predict_limit(self.attention)
+        depth = float(trajectory.depths[-1])
+        if prediction.geometry == "origin":
+            return _detect_origin(trajectory, self, prediction)
+        if prediction.geometry == "unknown":
+            return _open(prediction, depth, prediction.reason)
+        scene = _Scene(trajectory, self)
+        mixed = np.flatnonzero(~scene.following.is_boolean)
+        if mixed.size > 0:
+            return _not_sharp(scene, prediction, mixed, self.tolerance)
+        return _detect_leaders(scene, prediction, self)
+
+
+def reading_of(
     trajectory: Trajectory,
-    gamma: AbstractInContextMap | Flow | AbstractSchedule | None = None,
-    *,
-    tolerance: float = 1e-3,
-    sharpness: float = SHARP,
-    accuracy: float = 1e-8,
-) -> LimitDetection:
-    r"""Look whether the tokens of a trajectory have reached their limit, and which.
-
-    The last depth is looked at, in rescaled coordinates $z = e^{-tV}x$. A limit is
-    reached if
-
-    - every row of the attention matrix gives all but `sharpness` to one token, the
-      choices lead to leaders (tokens that attend to themselves alone), and they stand
-      at all later depths: in the closed form that the flow has from here on;
-    - the tokens are within `tolerance` of their leaders in the coordinates that settle,
-      or the rows are so sharp ($10^{-12}$) that the closed form has taken over.
-
-    Which coordinates settle is read off the spectrum of $V$, and names the geometry. A
-    leader is a vertex of the hull of all tokens by itself: it alone has the largest
-    $\langle Qz, Ky\rangle$ over all $y$. A row that stays mixed while all others are
-    sharp is exceptional, and the answer is undecided. For $V = -cI$ the limit is the
-    origin, where the variance decays like $1/t$: its exponent is fitted over the last
-    decade of depth and must be within 0.05 of $-1$.
-
-    Args:
-        trajectory: of `Flow(attention)` or, better, of `Flow(Rescaled(attention))`,
-            which does not overflow.
-        gamma: the flow or the attention, where the trajectory does not know it
-            (`trajectory.flow`).
-        tolerance: largest distance of a token from its limit, relative to the diameter.
-        sharpness: what a row of the attention matrix may give to others.
-        accuracy: relative error of the tokens, below which choices are not trusted.
-
-    Returns:
-        The verdict with all that it rests on. Cost: the attention matrix, and
-        $O(n^2 d)$ for each of 62 later depths; on the host, not under `jit`.
-    """
-    attention, is_rescaled = _layer(trajectory, gamma)
-    prediction = predict_limit(attention)
-    depth = float(trajectory.depths[-1])
-    if prediction.geometry == "origin":
-        return _detect_origin(trajectory, attention, is_rescaled, prediction)
-    if prediction.geometry == "unknown":
-        return _open(prediction, depth, prediction.reason)
-    scene = _Scene(trajectory, attention, is_rescaled, sharpness)
-    mixed = np.flatnonzero(~scene.following.is_boolean)
-    if mixed.size > 0:
-        return _not_sharp(scene, prediction, mixed)
-    return _detect_leaders(scene, prediction, tolerance, accuracy)
+    gamma: AbstractInContextMap | Flow | AbstractSchedule | None,
+    tolerance: float,
+    sharpness: float,
+    accuracy: float,
+) -> Reading:
+    """Return how a trajectory is read, or raise if it cannot be."""
+    check(
+        isinstance(trajectory, Trajectory),
+        f"trajectory is {type(trajectory).__name__}; it must be the Trajectory of a "
+        "solve of tokens.",
+    )
+    for name, value in (("tolerance", tolerance), ("accuracy", accuracy)):
+        check(0 < value < 1, f"{name} is {value}; it must be between 0 and 1.")
+    check(
+        bool(trajectory.depths[-1] >= trajectory.depths[0]),
+        "the trajectory runs backward; limits are those of increasing depth.",
+    )
+    made_by = trajectory.flow if gamma is None else gamma
+    if made_by is None:
+        raise InvalidInput(
+            "the trajectory does not know the flow that made it; pass it: "
+            "detect_limit(trajectory, flow)."
+        )
+    attention = attention_of(made_by)
+    schedule = made_by.velocity if isinstance(made_by, Flow) else made_by
+    rounding = 1e3 * float(jnp.finfo(trajectory.points.dtype).eps)
+    return Reading(
+        attention,
+        isinstance(schedule, Rescaled),
+        tolerance,
+        sharpness,
+        max(accuracy, rounding),
+    )
 
 
 class _Scene(eqx.Module):
@@ -149,10 +160,11 @@ class _Scene(eqx.Module):
     members: np.ndarray
     labels: np.ndarray
     following: Following
+    velocities: np.ndarray
 
-    def __init__(self, trajectory, attention, is_rescaled, sharpness):
-        self.attention, self.depth = attention, float(trajectory.depths[-1])
-        cloud = _rescaled_cloud(trajectory, attention, is_rescaled)
+    def __init__(self, trajectory, reading: Reading):
+        self.attention, self.depth = reading.attention, float(trajectory.depths[-1])
+        cloud = rescaled_cloud(trajectory, reading, -1)
         points = np.asarray(cloud.points, np.float64)
         present = np.asarray(cloud.weights) > 0
         self.labels = _coincident(points, present)
@@ -161,46 +173,28 @@ class _Scene(eqx.Module):
             int,
         )
         self.points = points[self.members]
-        layer = Rescaled(attention).attention_at(self.depth)
+        schedule = Rescaled(self.attention)
+        layer = schedule.attention_at(self.depth)
         matrix = np.asarray(attention_matrix(layer, cloud), np.float64)
         columns = np.zeros((len(points), len(self.members)))
         columns[present, self.labels[present]] = 1
         self.following = find_leaders(
-            (matrix @ columns)[self.members], tolerance=sharpness
+            (matrix @ columns)[self.members], tolerance=reading.sharpness
         )
-
-
-def _layer(trajectory, gamma) -> tuple[AbstractAttention, bool]:
-    check(
-        isinstance(trajectory, Trajectory),
-        f"trajectory is {type(trajectory).__name__}; it must be the Trajectory of a "
-        "solve of tokens.",
-    )
-    made_by = trajectory.flow if gamma is None else gamma
-    if made_by is None:
-        raise InvalidInput(
-            "the trajectory does not know the flow that made it; pass it: "
-            "detect_limit(trajectory, flow)."
+        velocity = schedule.velocity(
+            jnp.asarray(self.depth, cloud.points.dtype), cloud, cloud.points, None
         )
-    if isinstance(made_by, Flow):
-        if not isinstance(made_by.space, Euclidean):
-            raise Unsupported(
-                f"the flow is on {type(made_by.space).__name__}(); these limits are of "
-                "tokens in R^d; on the sphere count_clusters tells."
-            )
-        check(made_by.noise is None, "limits are known for flows without noise.")
-        made_by = made_by.velocity
-    return attention_of(made_by), isinstance(made_by, Rescaled)
+        self.velocities = np.asarray(velocity, np.float64)[self.members]
 
 
-def _rescaled_cloud(trajectory, attention, is_rescaled: bool) -> TokenCloud:
-    cloud = trajectory.cloud(-1)
-    if is_rescaled:
+def rescaled_cloud(trajectory: Trajectory, reading: Reading, index: int) -> TokenCloud:
+    """Return the tokens at a saved depth in rescaled coordinates."""
+    cloud, depth = trajectory.cloud(index), trajectory.depths[index]
+    if reading.is_rescaled:
         return cloud
-    shrinking = ScaledExponential(-attention.value)
-    scale = jnp.exp(shrinking.log_scale(trajectory.depths[-1]))
-    points = scale * cloud.points @ shrinking.at(trajectory.depths[-1]).T
-    return cloud.moved(points)
+    shrinking = ScaledExponential(-reading.attention.value)
+    scale = jnp.exp(shrinking.log_scale(depth))
+    return cloud.moved(scale * cloud.points @ shrinking.at(depth).T)
 
 
 def _coincident(points: np.ndarray, present: np.ndarray) -> np.ndarray:
@@ -219,8 +213,12 @@ def _open(prediction, depth, reason, verdict="undecided", **facts) -> LimitDetec
     return LimitDetection("unknown", verdict, reason, depth, prediction, **facts)
 
 
-def _not_sharp(scene: _Scene, prediction, mixed: np.ndarray) -> LimitDetection:
+def _not_sharp(scene: _Scene, prediction, mixed, tolerance: float) -> LimitDetection:
     following = scene.following
+    if prediction.geometry == "hyperplanes":
+        found = _detect_spread(scene, prediction, tolerance)
+        if found is not None:
+            return found
     worst = int(scene.members[following.spread.argmax()])
     share = following.spread.max()
     if mixed.size == 1 and len(scene.members) > 2:
@@ -236,7 +234,43 @@ def _not_sharp(scene: _Scene, prediction, mixed: np.ndarray) -> LimitDetection:
     return _open(prediction, scene.depth, reason, "not reached", following=following)
 
 
-def _detect_leaders(scene: _Scene, prediction, tolerance, accuracy) -> LimitDetection:
+def _detect_spread(scene: _Scene, prediction, tolerance) -> LimitDetection | None:
+    """Hyperplanes by the spread of tokens around them, whoever attends to whom."""
+    functional = prediction.functionals[0]
+    heights, speeds = scene.points @ functional, scene.velocities @ functional
+    extent = np.abs(heights).max(initial=0)
+    if extent == 0 or np.abs(speeds).max() * prediction.time_scale > tolerance * extent:
+        return None
+    sides = np.where(np.abs(heights) <= tolerance * extent, 0, np.sign(heights))
+    offsets = np.array([heights[sides == side].mean() for side in np.unique(sides)])
+    limits = offsets[np.searchsorted(np.unique(sides), sides)]
+    residual = float(np.abs(heights - limits).max() / extent)
+    if residual > tolerance:
+        return None
+    reason = (
+        f"tokens are within {residual:.2g} of {len(offsets)} parallel hyperplanes and "
+        "rest there"
+    )
+    return LimitDetection(
+        prediction.geometry,
+        "reached",
+        reason,
+        scene.depth,
+        prediction,
+        following=scene.following,
+        offsets=offsets,
+        limits=_for_all(limits[:, None], scene.labels),
+        residual=residual,
+        free_dimension=scene.points.shape[1] - 1,
+    )
+
+
+def _for_all(rows: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Rows of distinct tokens as rows of all tokens; zero for absent ones."""
+    return np.where(labels[:, None] >= 0, rows[labels], 0.0)
+
+
+def _detect_leaders(scene: _Scene, prediction, reading: Reading) -> LimitDetection:
     following, depth = scene.following, scene.depth
     try:
         phase = boolean_phase(
@@ -244,63 +278,92 @@ def _detect_leaders(scene: _Scene, prediction, tolerance, accuracy) -> LimitDete
         )
     except InvalidInput as circle:
         return _open(prediction, depth, str(circle).rstrip("."), following=following)
-    margins = phase.lasts(scene.attention, accuracy=accuracy)
+    margins = phase.lasts(scene.attention, accuracy=reading.accuracy)
     weakest = int(margins.argmin())
-    if margins[weakest] <= accuracy:
+    if margins[weakest] <= reading.accuracy:
         reason = (
             f"token {scene.members[weakest]} will change whom it follows, or is too "
             "close to it to tell"
         )
         return _open(prediction, depth, reason, following=following, phase=phase)
+    facts = _facts(scene, prediction, phase)
+    is_taken_over = bool(following.spread.max() <= HAND_OVER)
+    if facts["residual"] > reading.tolerance and not is_taken_over:
+        reason = (
+            f"a token is still {facts['residual']:.2g} of the diameter from its leader"
+        )
+        return _open(prediction, depth, reason, "not reached", **facts)
+    contradiction = _contradiction(prediction, facts, scene)
+    geometry = "unknown" if contradiction else prediction.geometry
+    reason = contradiction or _reason(facts, is_taken_over)
+    return LimitDetection(geometry, "reached", reason, depth, prediction, **facts)
+
+
+def _contradiction(prediction, facts: dict, scene: _Scene) -> str:
+    """What is wrong with the tokens' limit for the predicted geometry, if anything."""
+    offsets = facts["offsets"]
+    if offsets is None:
+        return ""
+    if (offsets > 0).sum() > 1 or (offsets < 0).sum() > 1:
+        return (
+            f"tokens come to rest on {len(offsets)} hyperplanes, more than one on a "
+            "side of zero"
+        )
+    if prediction.geometry == "boolean-1d":
+        ends = {int(scene.points.argmin()), int(scene.points.argmax())}
+        leaders = {int(leader) for leader in np.unique(facts["phase"].leaders)}
+        if not leaders <= ends:
+            return "a token that is neither leftmost nor rightmost leads"
+    return ""
+
+
+def _facts(scene: _Scene, prediction, phase: BooleanPhase) -> dict:
+    leaders = np.unique(phase.leaders)
     settled = scene.points @ prediction.functionals.T
     limits = settled[phase.leaders]
     extent = max(float(np.ptp(settled, axis=0).max()), np.finfo(float).tiny)
-    residual = float(np.abs(settled - limits).max() / extent)
-    facts = _facts(scene, prediction, phase, residual)
-    is_taken_over = bool(following.spread.max() <= HAND_OVER)
-    if residual > tolerance and not is_taken_over:
-        reason = f"a token is still {residual:.2g} of the diameter from its leader"
-        return _open(prediction, depth, reason, "not reached", **facts)
-    reason = _reason(prediction, facts, residual, is_taken_over)
-    return LimitDetection(
-        prediction.geometry, "reached", reason, depth, prediction, **facts
-    )
-
-
-def _facts(scene: _Scene, prediction, phase: BooleanPhase, residual: float) -> dict:
-    leaders = np.unique(phase.leaders)
     follows = np.where(
         scene.labels >= 0, scene.members[phase.leaders][scene.labels], -1
     )
     offsets = None
     if len(prediction.functionals) == 1:
-        offsets = np.unique(scene.points[leaders] @ prediction.functionals[0])
+        offsets = _distinct(settled[leaders, 0], extent)
     return {
         "following": scene.following,
         "leaders": scene.members[leaders],
         "follows": follows,
         "vertices": scene.points[leaders],
         "offsets": offsets,
-        "residual": residual,
+        "limits": _for_all(limits, scene.labels),
+        "residual": float(np.abs(settled - limits).max() / extent),
         "free_dimension": scene.points.shape[1] - len(prediction.functionals),
         "phase": phase,
         "places": scene.labels,
     }
 
 
-def _reason(prediction, facts: dict, residual: float, is_taken_over: bool) -> str:
+def _distinct(values: np.ndarray, extent: float) -> np.ndarray:
+    """Values in order, those that agree up to rounding once."""
+    ordered = np.sort(values)
+    return ordered[np.append(True, np.diff(ordered) > 1e-9 * extent)]
+
+
+def _reason(facts: dict, is_taken_over: bool) -> str:
     count = len(facts["leaders"])
     leaders = "one leader" if count == 1 else f"{count} leaders"
-    kept = "the closed form has taken over" if is_taken_over else "all are close"
-    return (
-        f"{leaders}, attention of rank {facts['following'].rank}, tokens within "
-        f"{residual:.2g} of the diameter of their limits, and {kept}"
-    )
+    rank = facts["following"].rank
+    if is_taken_over:
+        rest = "every token attends to a single one, for good"
+    else:
+        rest = f"all are within {facts['residual']:.2g} of the diameter of their limits"
+    return f"{leaders}, attention of rank {rank}, and {rest}"
 
 
-def _detect_origin(trajectory, attention, is_rescaled, prediction) -> LimitDetection:
-    depths, means, traces = _moments(trajectory, attention, is_rescaled)
+def _detect_origin(trajectory, reading: Reading, prediction) -> LimitDetection:
+    depths, means, traces = _moments(trajectory, reading)
     depth = float(depths[-1])
+    if traces.max() <= (COINCIDENT * means.max()) ** 2:
+        return _detect_fall(prediction, depth, means, reading.tolerance)
     late = (depths > 0) & (depths >= depth / LAST_PART)
     if late.sum() < 3 or depths[late][0] > 0.5 * depth:
         reason = "the last decade of depth holds fewer than three saved depths"
@@ -318,13 +381,21 @@ def _detect_origin(trajectory, attention, is_rescaled, prediction) -> LimitDetec
     return _open(prediction, depth, reason, "not reached", exponent=exponent)
 
 
-def _moments(trajectory, attention, is_rescaled):
+def _detect_fall(prediction, depth: float, means, tolerance) -> LimitDetection:
+    """Tokens of one place, which fall exponentially."""
+    reason = f"all tokens are in one place, at the distance {means[-1]:.2g} from zero"
+    if means[-1] <= tolerance * means[0]:
+        return LimitDetection("origin", "reached", reason, depth, prediction)
+    return _open(prediction, depth, reason, "not reached")
+
+
+def _moments(trajectory, reading: Reading):
     """Depths, norms of the mean, and traces of the covariance, of original tokens."""
     means, traces = [], []
-    rescaled = Rescaled(attention)
+    rescaled = Rescaled(reading.attention)
     for index in range(len(trajectory)):
         cloud = trajectory.cloud(index)
-        if is_rescaled:
+        if reading.is_rescaled:
             log_scale, points = rescaled.original(
                 trajectory.depths[index], cloud.points
             )

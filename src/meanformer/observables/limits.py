@@ -1,5 +1,7 @@
 """From matrices and tokens to their limit: predicted, computed and compared."""
 
+import dataclasses
+import math
 import warnings
 from typing import cast
 
@@ -10,7 +12,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from meanformer.attention import AbstractInContextMap
-from meanformer.errors import StoppedEarly, check
+from meanformer.errors import InvalidInput, StoppedEarly, as_integer, check
 from meanformer.flows import (
     BooleanAttention,
     Flow,
@@ -21,19 +23,26 @@ from meanformer.flows import (
     solve,
 )
 from meanformer.flows.recorder import AbstractProgress
+from meanformer.flows.schedule import AbstractSchedule
 from meanformer.measures import TokenCloud
 from meanformer.observables.boolean_phase import BooleanPhase
-from meanformer.observables.detection import LimitDetection, detect_limit
+from meanformer.observables.detection import (
+    LimitDetection,
+    Reading,
+    reading_of,
+    rescaled_cloud,
+)
+from meanformer.observables.leaders import SHARP
 from meanformer.observables.prediction import (
     LimitPrediction,
     attention_of,
     predict_limit,
 )
 
-# Depths in units of the growth rate, within which rounding does not decide.
-GROWTHS = 18.0
-DECAY_DEPTH = 1e3
-FALLBACK_DEPTH = 20.0
+# Depth in units of the decay rate, for limits at the origin.
+DECAYS = 1e3
+# Tolerance, sharpness and accuracy of `detect_limit`.
+READING = (1e-3, SHARP, 1e-8)
 
 
 class LimitReport(eqx.Module):
@@ -69,64 +78,222 @@ class LimitReport(eqx.Module):
         return f"Predicted: {self.prediction}\nFound: {self.detection}"
 
 
+def detect_limit(
+    trajectory: Trajectory,
+    gamma: AbstractInContextMap | Flow | AbstractSchedule | None = None,
+    *,
+    tolerance: float = 1e-3,
+    sharpness: float = SHARP,
+    accuracy: float = 1e-8,
+    second_look: bool = True,
+) -> LimitDetection:
+    r"""Look whether the tokens of a trajectory have reached their limit, and which.
+
+    The last depth is looked at, in rescaled coordinates $z = e^{-tV}x$. A limit is
+    reached if
+
+    - every row of the attention matrix gives all but `sharpness` to one token, the
+      choices lead to leaders (tokens that attend to themselves alone), and they stand
+      at all later depths: in the closed form that the flow has from here on;
+    - the tokens are within `tolerance` of their leaders in the coordinates that settle,
+      or the rows are so sharp ($10^{-12}$) that the closed form has taken over;
+    - a second look agrees: tokens moved to either side by `accuracy` times their
+      diameter at first, and followed anew, tend to the same limits. Where rounding
+      decided (ties, exceptional rows, a solve that was not accurate) they do not.
+
+    Which coordinates settle is read off the spectrum of $V$. The tokens must have the
+    shape that belongs to it: at most one hyperplane on each side of zero, leaders on
+    the line that are leftmost or rightmost. A leader is a vertex of the hull of all
+    tokens by itself: it alone has the largest $\langle Qz, Ky\rangle$ over all $y$.
+    Hyperplanes are also reached if tokens rest on them, whoever attends to whom. A row
+    that stays mixed while all others are sharp is exceptional, and the answer is
+    undecided. For $V = -cI$ the limit is the origin, where the variance decays like
+    $1/t$: its exponent is fitted over the last decade of depth and must be within 0.05
+    of $-1$.
+
+    Args:
+        trajectory: of `Flow(attention)` or, better, of `Flow(Rescaled(attention))`,
+            which does not overflow.
+        gamma: the flow or the attention, where the trajectory does not know it
+            (`trajectory.flow`).
+        tolerance: largest distance of a token from its limit, relative to the diameter.
+        sharpness: what a row of the attention matrix may give to others.
+        accuracy: relative error of the tokens, below which choices are not trusted.
+        second_look: whether to follow moved tokens before saying that a limit is
+            reached: two solves more.
+
+    Returns:
+        The verdict with all that it rests on. Cost: the attention matrix, $O(n^2 d)$
+        for each of 82 later depths, and the second look; on the host, not under `jit`.
+    """
+    reading = reading_of(trajectory, gamma, tolerance, sharpness, accuracy)
+    found = reading.read(trajectory)
+    if not second_look:
+        return found
+    return _confirmed(found, reading, trajectory)
+
+
 def find_limit(
     gamma: AbstractInContextMap,
     cloud: TokenCloud,
     *,
     depth: float | None = None,
     save: int = 33,
-    rtol: float = 1e-10,
-    atol: float = 1e-12,
+    rtol: float | None = None,
+    atol: float | None = None,
+    second_look: bool = True,
     progress: bool | AbstractProgress = False,
 ) -> LimitReport:
     r"""Follow tokens to their limit, and compare it with the predicted one.
 
     The flow is solved in rescaled coordinates, with implicit steps where it is stiff,
-    until every token attends to a single one: the closed form of `BooleanPhase` takes
-    over there. For $V = -cI$ the original coordinates are followed, to a depth of a
-    thousand at logarithmically spaced depths.
+    until every token attends to a single one, for good: the closed form of
+    `BooleanPhase` takes over there. For $V = -cI$ the original coordinates are
+    followed, to a depth of $1000/c$ at logarithmically spaced depths.
 
     Args:
         gamma: `Softmax`, the same at all depths.
         cloud: the tokens.
-        depth: how far to go at most; by default 18 growth times $1/\lambda$, after
-            which rounding would decide.
+        depth: how far to go at most; by default as many growth times $1/\lambda$ as the
+            tolerance allows before errors decide (18 in double precision), and those
+            before scores are of order one.
         save: how many depths to save.
-        rtol: relative tolerance of the solve.
-        atol: absolute tolerance of the solve.
+        rtol: relative tolerance of the solve; $10^{-10}$, or $10^{-5}$ in single
+            precision, by default.
+        atol: absolute tolerance; a hundredth of `rtol` by default.
+        second_look: as for `detect_limit`.
         progress: show a progress bar; or an object to report to.
 
     Returns:
         Prediction, detection and trajectory.
     """
-    prediction = predict_limit(gamma)
-    attention = attention_of(gamma)
-    options = {"rtol": rtol, "atol": atol, "progress": progress}
-    if prediction.geometry == "origin":
-        last = DECAY_DEPTH if depth is None else depth
-        depths = np.append(0.0, np.geomspace(last / 1e4, last, save - 1))
-        path = solve(Flow(attention), cloud, last, save=depths, **options)
-        return LimitReport(prediction, detect_limit(path), path)
-    last = _depth_for(prediction) if depth is None else depth
-    flow, options = Flow(Rescaled(attention)), {"save": save, **options}
-    stop = BooleanAttention(flow.velocity)
-    path = _follow(flow, cloud, (0.0, last), stop=stop, **options)
-    found = detect_limit(path)
-    while _is_passing(found):
-        start = float(path.depths[-1])
-        further = start + last / GROWTHS
-        if further >= last:
-            break
-        # Boolean, but not for good: go on through the change, and to the next phase.
-        path = _joined(path, _follow(flow, path.cloud(-1), (start, further), **options))
-        rest = _follow(flow, path.cloud(-1), (further, last), stop=stop, **options)
-        path = _joined(path, rest)
-        found = detect_limit(path)
+    if not isinstance(cloud, TokenCloud):
+        raise InvalidInput(f"cloud is {type(cloud).__name__}; it must be a TokenCloud.")
+    save = as_integer("save", save, least=3)
+    check(depth is None or depth > 0, f"depth is {depth}; it must be positive.")
+    prediction, attention = predict_limit(gamma), attention_of(gamma)
+    walk = _Walk(attention, prediction, cloud, depth, save, rtol, atol, progress)
+    path, found = walk.to_the_origin() if prediction.geometry == "origin" else walk.on()
+    if second_look:
+        reading = reading_of(path, None, *READING)
+        found = _confirmed(found, reading, path)
     return LimitReport(prediction, found, path)
+
+
+class _Walk:
+    """Tokens followed until their limit is read off."""
+
+    def __init__(self, attention, prediction, cloud, depth, save, rtol, atol, progress):
+        is_double = cloud.points.dtype == jnp.float64
+        rtol = (1e-10 if is_double else 1e-5) if rtol is None else rtol
+        self.attention, self.prediction, self.cloud = attention, prediction, cloud
+        self.options = {
+            "rtol": rtol,
+            "atol": rtol / 100 if atol is None else atol,
+            "progress": progress,
+        }
+        self.save, self.depth = save, depth
+        # Errors are amplified like e^{2 lambda t} against gaps like e^{-lambda t}.
+        self.growths = 0.8 * math.log(1 / rtol)
+
+    def to_the_origin(self) -> tuple[Trajectory, LimitDetection]:
+        """Follow original tokens on a logarithmic scale of depth."""
+        rate = -self.prediction.spectrum.leading.real
+        last = DECAYS / rate if self.depth is None else self.depth
+        depths = np.append(0.0, np.geomspace(last / 1e4, last, self.save - 1))
+        saved = jnp.asarray(depths, self.cloud.points.dtype)
+        flow = Flow(self.attention)
+        path = _solve(flow, self.cloud, saved[-1], save=saved, **self.options)
+        return path, reading_of(path, None, *READING).read(path)
+
+    def on(self) -> tuple[Trajectory, LimitDetection]:
+        """Follow rescaled tokens until attention is Boolean for good."""
+        last, unit = self._depth(), self._unit()
+        flow = Flow(Rescaled(self.attention))
+        options = {"save": self.save, **self.options}
+        stop = BooleanAttention(flow.velocity)
+        path = _solve(flow, self.cloud, (0.0, last), stop=stop, **options)
+        reading = reading_of(path, None, *READING)
+        found = reading.read(path)
+        while _is_passing(found) and float(path.depths[-1]) + unit < last:
+            # Boolean, but not for good: through the change, and to the next phase.
+            start = float(path.depths[-1])
+            ends = (start, start + unit), (start + unit, last)
+            path = _joined(path, _solve(flow, path.cloud(-1), ends[0], **options))
+            rest = _solve(flow, path.cloud(-1), ends[1], stop=stop, **options)
+            path = _joined(path, rest)
+            found = reading.read(path)
+        return path, found
+
+    def _unit(self) -> float:
+        rate = self.prediction.spectrum.leading.real
+        return 1 / rate if rate > 0 else 1.0
+
+    def _depth(self) -> float:
+        if self.depth is not None:
+            return self.depth
+        scale = float(jnp.max(self.cloud.radius())) ** 2 * self.prediction.size
+        before = max(0.0, -math.log(max(scale, 1e-300)) / 2)
+        return (self.growths + before) * self._unit()
+
+
+def _confirmed(
+    found: LimitDetection, reading: Reading, trajectory: Trajectory
+) -> LimitDetection:
+    """Follow tokens moved to either side, and keep the verdict if they agree."""
+    if found.verdict != "reached" or found.limits is None:
+        return found
+    first = rescaled_cloud(trajectory, reading, 0)
+    start = float(trajectory.depths[0])
+    if start != 0:
+        return found
+    extent = max(float(np.abs(found.limits).max(initial=0)), 1e-300)
+    for side in (1.0, -1.0):
+        moved = _moved(first, side * reading.accuracy)
+        walk = _Walk(
+            reading.attention, found.prediction, moved, None, 3, None, None, False
+        )
+        _, other = walk.on()
+        apart = np.inf
+        if other.verdict == "reached" and other.limits is not None:
+            apart = float(np.abs(other.limits - found.limits).max()) / extent
+        is_same = np.array_equal(other.follows, found.follows)
+        if apart > reading.tolerance or not is_same:
+            return _unconfirmed(found, reading, apart)
+    return found
+
+
+def _moved(cloud: TokenCloud, share: float) -> TokenCloud:
+    """Tokens moved in fixed directions by a share of their diameter."""
+    points = np.asarray(cloud.points)
+    present = np.asarray(cloud.weights) > 0
+    diameter = np.ptp(points[present], axis=0).max(initial=0)
+    size = diameter if diameter > 0 else np.abs(points).max(initial=0)
+    directions = np.random.default_rng(0).normal(size=points.shape)
+    shift = jnp.asarray(share * size * directions, cloud.points.dtype)
+    return cloud.moved(cloud.points + shift)
+
+
+def _unconfirmed(found, reading: Reading, apart: float) -> LimitDetection:
+    if np.isfinite(apart):
+        what = f"changes whom they follow, or a limit by {apart:.2g} of their size"
+    else:
+        what = "leaves the limit open"
+    reason = (
+        f"a second look disagrees: moving the tokens by {reading.accuracy:.2g} of "
+        f"their diameter {what}; ties, an exceptional row, or errors of the solve decide"
+    )
+    return dataclasses.replace(
+        found, geometry="unknown", verdict="undecided", reason=reason
+    )
 
 
 def _continued(report: LimitReport, depths: np.ndarray) -> Trajectory:
     path, found = report.trajectory, report.detection
+    check(
+        depths.ndim == 1 and len(depths) > 0 and bool((np.diff(depths) > 0).all()),
+        "depths must be a list of at least one depth, increasing.",
+    )
     inside = depths <= float(path.depths[-1])
     check(
         found.phase is not None and found.verdict == "reached" or bool(inside.all()),
@@ -189,7 +356,7 @@ def _steps(path: Trajectory) -> tuple:
     return path.accepted_steps, path.rejected_steps
 
 
-def _follow(flow: Flow, cloud: TokenCloud, depth, **options) -> Trajectory:
+def _solve(flow: Flow, cloud: TokenCloud, depth, **options) -> Trajectory:
     """Solve; again with implicit steps where it is stiff."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", StoppedEarly)
@@ -197,8 +364,3 @@ def _follow(flow: Flow, cloud: TokenCloud, depth, **options) -> Trajectory:
     if bool(path.status == Status.step_budget):
         return solve(flow, cloud, depth, solver=Switching(), **options)
     return path
-
-
-def _depth_for(prediction: LimitPrediction) -> float:
-    rate = prediction.spectrum.leading.real
-    return GROWTHS / rate if rate > 0 else FALLBACK_DEPTH

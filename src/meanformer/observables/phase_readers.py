@@ -107,25 +107,44 @@ class AbstractGapReader(AbstractReader):
 
 
 class ClosePairs(AbstractGapReader):
-    """The fraction of pairs of different tokens whose product is above a level."""
+    """The fraction of pairs of different tokens whose product is above a level.
+
+    Attributes:
+        gap: one less the level.
+        pairs: numbers of pairs of tokens, as the gaps are arranged.
+        inside: number of pairs of tokens that have met.
+        total: number of all pairs.
+    """
 
     gap: Float[Array, ""]
-    count: int = eqx.field(static=True)
+    pairs: Float[Array, "b r c"]
+    inside: Float[Array, " b"]
+    total: Float[Array, " b"]
+
+    @classmethod
+    def of(cls, gap: Float[Array, ""], numbers: Float[Array, "b n"]) -> "ClosePairs":
+        """Return the reader for so many tokens at each place."""
+        pairs = packed_pairs(numbers[:, :, None] * numbers[:, None, :])
+        inside = jnp.sum(numbers * (numbers - 1), axis=1) / 2
+        count = jnp.sum(numbers, axis=1)
+        return cls(gap, jnp.maximum(pairs, 0), inside, count * (count - 1) / 2)
 
     def arranged(self, gram):
         """Return each pair once."""
         return packed_pairs(gram)
 
     def value(self, seen):
-        """Return the fraction."""
-        pairs = self.count * (self.count - 1) / 2
-        return self.close(seen).sum(axis=(1, 2)) / pairs
+        """Return the fraction; tokens that have met are close."""
+        return self._counted(seen, self.gap) / self.total
 
     def is_final(self, seen):
         """Say where all pairs are close, and no angle is obtuse."""
-        least = jnp.log(jnp.minimum(self.gap, 1.0))
-        near = jnp.sum(seen.values < least, axis=(1, 2))
-        return near == self.count * (self.count - 1) // 2
+        return self._counted(seen.values, jnp.minimum(self.gap, 1.0)) == self.total
+
+    def _counted(self, seen: Float[Array, "b r c"], gap: Array) -> Float[Array, " b"]:
+        # Whole numbers, and exact.
+        close = jnp.where(seen < jnp.log(gap), self.pairs, 0)
+        return self.inside + jnp.sum(close, axis=(1, 2))
 
 
 class LinkedGroups(AbstractGapReader):

@@ -67,25 +67,31 @@ class AbstractTokens(AbstractSystem):
 class Tokens(AbstractTokens):
     """Tokens under identity attention."""
 
+    weights: Float[Array, "b n"]
     beta: Float[Array, ""]
     is_softmax: bool = eqx.field(static=True)
     gathers: bool = eqx.field(static=True, default=True)
 
     def rate(self, state):
         """Return the velocities."""
-        return token_velocities(state, self.beta, is_softmax=self.is_softmax)
+        return token_velocities(
+            state, self.weights, self.beta, is_softmax=self.is_softmax
+        )
 
 
 class Grams(AbstractSystem):
     """Gram matrices under identity attention: no dimension but the number of tokens."""
 
+    weights: Float[Array, "b n"]
     beta: Float[Array, ""]
     is_softmax: bool = eqx.field(static=True)
     gathers: bool = eqx.field(static=True, default=True)
 
     def rate(self, state):
         """Return the velocities."""
-        return gram_velocities(state, self.beta, is_softmax=self.is_softmax)
+        return gram_velocities(
+            state, self.weights, self.beta, is_softmax=self.is_softmax
+        )
 
     def settled(self, state):
         """Return the matrix: its diagonal attracts one."""

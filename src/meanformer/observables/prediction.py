@@ -10,12 +10,13 @@ from meanformer.attention import AbstractAttention, AbstractInContextMap, Softma
 from meanformer.errors import Unsupported, check, is_concrete
 from meanformer.flows import Flow, Rescaled
 from meanformer.flows.schedule import AbstractSchedule, Constant
+from meanformer.geometry import Euclidean
 from meanformer.numerics.proportions import (
     ROUNDINGS,
     multiple_of,
     multiple_of_identity,
 )
-from meanformer.observables.spectrum import Spectrum, spectrum
+from meanformer.observables.spectrum import SKEW, Spectrum, spectrum
 
 Geometry = Literal[
     "boolean-1d",
@@ -28,6 +29,7 @@ Geometry = Literal[
 ]
 # A form whose sign is that of a number below this share of its norm has no clear sign.
 CLEAR = 1e-10
+SMALLEST = 1e-70
 
 
 class LimitPrediction(eqx.Module):
@@ -43,6 +45,7 @@ class LimitPrediction(eqx.Module):
             leading eigenspace, $\langle Q\varphi_1, K\varphi_1\rangle$ if it is simple.
         definiteness: smallest $\langle Qx, Kx\rangle$ over all unit vectors.
         functionals: the coordinates of $z = e^{-tV}x$ that settle, one per row.
+        size: norm of $\beta K^\top Q$.
         time_scale: depth in which distances to the limit fall by the factor $e$,
             $1/\lambda$.
     """
@@ -55,6 +58,7 @@ class LimitPrediction(eqx.Module):
     alignment: float
     definiteness: float
     functionals: Float[np.ndarray, "k d"]
+    size: float
     time_scale: float | None
 
     @property
@@ -119,6 +123,7 @@ def attention_of(
 ) -> AbstractAttention:
     """Return the single attention layer of a map, a flow or a rescaled flow."""
     if isinstance(gamma, Flow):
+        _check_flow(gamma)
         gamma = gamma.velocity
     if isinstance(gamma, Rescaled):
         return gamma.attention
@@ -131,6 +136,15 @@ def attention_of(
             "several heads give one."
         )
     return gamma
+
+
+def _check_flow(flow: Flow) -> None:
+    if not isinstance(flow.space, Euclidean):
+        raise Unsupported(
+            f"the flow is on {type(flow.space).__name__}(); these limits are of tokens "
+            "in R^d; on the sphere count_clusters tells."
+        )
+    check(flow.noise is None, "limits are known for flows without noise.")
 
 
 class _Holds(eqx.Module):
@@ -178,6 +192,7 @@ class _Facts(eqx.Module):
             self.alignment,
             self.definiteness,
             holds.functionals,
+            self.size,
             holds.time_scale,
         )
 
@@ -187,6 +202,8 @@ class _Facts(eqx.Module):
             return self.common_failure
         if not np.any(self.value):
             return "V is zero, and nothing moves"
+        if self.spectrum.is_defective:
+            return _defective(self.spectrum)
         if not self.spectrum.is_real:
             return (
                 f"the leading eigenvalues {leading.real:.4g} +- "
@@ -214,6 +231,12 @@ def _matrices(layer: AbstractAttention) -> tuple[np.ndarray, np.ndarray]:
     shape = layer.value.shape
     check(shape[0] == shape[1], f"value has shape {shape}; it must be square.")
     keys, queries = (np.asarray(m, np.float64) for m in (layer.key, layer.query))
+    sizes = [float(np.abs(m).max(initial=0)) for m in (keys, queries)]
+    check(
+        all(size == 0 or SMALLEST < size < 1 / SMALLEST for size in sizes),
+        f"the largest entries of key and query are {sizes[0]:.2g} and {sizes[1]:.2g}; "
+        "their product would leave the range of numbers: rescale them.",
+    )
     return np.asarray(layer.value), float(layer.beta) * keys.T @ queries
 
 
@@ -270,6 +293,8 @@ def _leads(facts: _Facts) -> str:
     found = facts.spectrum
     if facts.common_failure:
         return facts.common_failure
+    if found.is_defective:
+        return _defective(found)
     if not found.is_real:
         return f"the leading eigenvalue {found.leading:.4g} of V is complex"
     if found.leading.real <= 0:
@@ -277,6 +302,13 @@ def _leads(facts: _Facts) -> str:
     if not found.is_clear:
         return f"the gap {found.gap:.3g} to the next eigenvalue is too small to tell"
     return ""
+
+
+def _defective(found: Spectrum) -> str:
+    return (
+        "V has a Jordan block at its leading eigenvalue, or cannot be told from such a "
+        f"matrix: its left and right eigenvectors have the cosine {found.cosine:.2g}"
+    )
 
 
 def _hyperplanes(facts: _Facts) -> _Holds | str:
@@ -300,8 +332,6 @@ def _mixed(facts: _Facts) -> _Holds | str:
         return failure
     if found.multiplicity < 2:
         return "the leading eigenvalue is simple"
-    if not found.is_diagonal:
-        return "V has a Jordan block at its leading eigenvalue"
     if not facts.is_definite:
         return _indefinite(facts)
     reason = (
@@ -339,17 +369,19 @@ def leading_positive(
     As many as are real and positive before the first that is neither, in the order of
     their modulus; none if the eigenvectors do not form a basis.
     """
+    eps = float(np.finfo(np.asarray(value).dtype).eps)
+    clear = max(CLEAR, 1e3 * eps)
     values, vectors = np.linalg.eig(np.asarray(value, np.float64))
     order = np.argsort(-np.abs(values), kind="stable")
     values, vectors = values[order], vectors[:, order]
     size = np.abs(values).max(initial=0)
-    is_real = np.abs(np.imag(values)) <= CLEAR * size
-    is_positive = is_real & (np.real(values) > CLEAR * size)
+    is_real = np.abs(np.imag(values)) <= clear * size
+    is_positive = is_real & (np.real(values) > clear * size)
     count = int(np.argmin(np.append(is_positive, False)))
     # Ties in modulus with what is not positive do not lead.
     rest = np.abs(values[count:]).max(initial=0)
-    count = int((np.abs(values[:count]) > rest + CLEAR * size).sum())
-    if np.linalg.cond(vectors) > 1e8:
+    count = int((np.abs(values[:count]) > rest + clear * size).sum())
+    if np.linalg.cond(vectors) > 1 / SKEW:
         count = 0
     dual = np.linalg.inv(vectors) if count else vectors
     kept = vectors[:, :count].T, dual[:count], values[:count]

@@ -1,5 +1,7 @@
 """The spectrum of a value matrix: what leads, with which multiplicity and margin."""
 
+from typing import Any
+
 import equinox as eqx
 import numpy as np
 from jaxtyping import Complex, Float
@@ -8,6 +10,9 @@ from jaxtyping import Complex, Float
 # eigenvalue; farther apart than the second they are two; between, nobody can tell.
 SAME, APART = 1e-12, 1e-7
 ROUNDINGS = 64
+# Left and right eigenvectors with a smaller cosine belong to a matrix that cannot be
+# told from one with a Jordan block.
+SKEW = 1e-6
 
 
 class Spectrum(eqx.Module):
@@ -20,6 +25,8 @@ class Spectrum(eqx.Module):
         multiplicity: how many eigenvalues coincide with it.
         gap: its modulus less that of the next eigenvalue; its modulus if there is none.
         is_clear: whether the gap is far above rounding.
+        cosine: smallest cosine between its left and right eigenvectors; the eigenvalue
+            is known to rounding over this.
         vectors: a basis of its eigenspace, one per row; $\varphi_1$ if it is simple.
         functionals: the dual basis of left eigenvectors, $\langle\varphi_i^*,
             \varphi_j\rangle = \delta_{ij}$.
@@ -33,57 +40,81 @@ class Spectrum(eqx.Module):
     multiplicity: int
     gap: float
     is_clear: bool
+    cosine: float
     vectors: Float[np.ndarray, "k d"]
     functionals: Float[np.ndarray, "k d"]
     is_diagonal: bool
+
+    @property
+    def is_defective(self) -> bool:
+        """Whether the matrix cannot be told from one with a Jordan block there."""
+        return self.cosine < SKEW or (self.is_real and not self.is_diagonal)
 
 
 def spectrum(matrix: Float[np.ndarray, "d d"]) -> Spectrum:
     """Analyse the leading eigenvalue of a square matrix, on the host."""
     matrix = np.asarray(matrix)
     # An eigenvalue is known to rounding of the type that the matrix came in.
-    rounding = ROUNDINGS * len(matrix) * float(np.finfo(matrix.dtype).eps)
+    eps = float(np.finfo(matrix.dtype).eps)
     matrix = matrix.astype(np.float64)
-    size = np.linalg.norm(matrix, 2)
-    values = np.linalg.eigvals(matrix)
-    values = values[np.argsort(-np.abs(values), kind="stable")].astype(complex)
-    same, apart = max(SAME, rounding) * size, max(APART, rounding) * size
+    size = float(np.linalg.norm(matrix, 2))
+    values, cosines = _values_and_cosines(matrix)
+    same = max(SAME, ROUNDINGS * len(matrix) * eps) * size
     leading = values[0]
-    is_real = bool(abs(leading.imag) <= same)
     close = np.abs(values - leading) <= same
-    rest = values[~close]
-    gap = float(abs(leading) - (np.abs(rest).max() if len(rest) else 0.0))
-    vectors, functionals = _eigenspace(matrix, leading.real, same)
-    multiplicity = int(close.sum())
+    multiplicity, is_real = int(close.sum()), bool(abs(leading.imag) <= same)
+    vectors, functionals, cosine, defect = _eigenspace(
+        matrix, leading.real, multiplicity
+    )
+    if multiplicity == 1 or not is_real:
+        cosine = float(cosines[0])
+    rest = np.abs(values[~close]).max(initial=0.0)
+    gap = float(abs(leading) - rest)
+    needed = max(APART, ROUNDINGS * eps / max(cosine, SKEW)) * size
     return Spectrum(
         values,
         complex(leading),
         is_real,
         multiplicity,
         gap,
-        bool(gap > apart),
+        bool(gap > needed),
+        cosine,
         vectors,
         functionals,
-        is_real and len(vectors) == multiplicity,
+        is_real and defect <= 1e3 * same,
     )
 
 
-def _eigenspace(matrix, value: float, tolerance: float):
-    """Null space of the matrix less the eigenvalue, and its dual."""
+def _values_and_cosines(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Eigenvalues by modulus, and the cosines of their left and right vectors."""
+    import scipy.linalg
+
+    found: Any = scipy.linalg.eig(matrix, left=True, right=True)
+    values, left, right = found
+    cosines = np.abs(np.sum(left.conj() * right, axis=0))
+    order = np.argsort(-np.abs(values), kind="stable")
+    return values[order].astype(complex), cosines[order]
+
+
+def _eigenspace(matrix, value: float, count: int):
+    """Vectors that the matrix less the eigenvalue shrinks most, and their dual.
+
+    Also the smallest cosine between the two spaces, and by how much these vectors are
+    not in the kernel.
+    """
     left, sizes, right = np.linalg.svd(matrix - value * np.eye(len(matrix)))
-    # An eigenvalue is accurate to rounding times the conditioning of its vectors.
-    kernel = sizes <= 1e3 * tolerance
-    vectors, functionals = right[kernel], left[:, kernel].T
+    vectors, functionals = right[-count:], left[:, -count:].T
     vectors = vectors * _signs(vectors)
     pairing = functionals @ vectors.T
-    if len(vectors) == 0 or np.linalg.cond(pairing) > 1e8:
-        return np.zeros((0, len(matrix))), np.zeros((0, len(matrix)))
-    return vectors, np.linalg.solve(pairing, functionals)
+    cosine = float(np.linalg.svd(pairing, compute_uv=False)[-1])
+    if cosine < SKEW:
+        nothing = np.zeros((0, len(matrix)))
+        return nothing, nothing, cosine, float(sizes[-count])
+    dual = np.linalg.solve(pairing, functionals)
+    return vectors, dual, cosine, float(sizes[-count])
 
 
 def _signs(vectors: np.ndarray) -> np.ndarray:
-    """Make the largest entry of every vector positive."""
-    if len(vectors) == 0:
-        return np.ones((0, 1))
+    """Signs that make the largest entry of every vector positive."""
     largest = np.abs(vectors).argmax(axis=1)
     return np.sign(vectors[np.arange(len(vectors)), largest])[:, None]

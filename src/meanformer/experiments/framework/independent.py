@@ -31,12 +31,17 @@ def dense_velocity(
 
 
 def dense_rescaled_flow(
-    attention: Softmax, cloud: TokenCloud, depth: float, *, method: str = "DOP853"
+    attention: Softmax,
+    cloud: TokenCloud,
+    depth: float,
+    *,
+    start: float = 0.0,
+    method: str = "DOP853",
 ) -> np.ndarray:
     r"""Return the tokens $z = e^{-tV}x$ at a depth, by SciPy at tolerance 1e-11.
 
     $\dot z_i = \sum_jP_{ij}V(z_j - z_i)$ with scores of $e^{tV}z$, by eigenvectors of
-    $V$. With `method="LSODA"` where it is stiff.
+    $V$; from the depth `start` on. With `method="LSODA"` where it is stiff.
     """
     weights, points = np.asarray(cloud.weights), np.asarray(cloud.points)
     query, key, value = (
@@ -55,7 +60,7 @@ def dense_rescaled_flow(
         return ((means - rescaled) @ value.T).ravel()
 
     solution = scipy.integrate.solve_ivp(
-        velocity, (0, depth), points.ravel(), method=method, rtol=1e-11, atol=1e-12
+        velocity, (start, depth), points.ravel(), method=method, rtol=1e-11, atol=1e-12
     )
     return solution.y[:, -1].reshape(points.shape)
 
