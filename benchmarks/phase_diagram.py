@@ -29,7 +29,7 @@ def results() -> Iterator[Result]:
 
 
 def of_speed(dimension: int) -> Result:
-    """Compare the time of the whole diagram, ours with compilation."""
+    """Compare the shortest times of the whole diagram; ours is compiled by then."""
     ours = shortest(lambda: diagram(dimension, BETAS, STARTS))
     theirs = shortest(lambda: euler(dimension, BETAS[SHARE], STARTS))
     name = f"phase diagram, n={TOKENS}, d={dimension}, 90 x 200, {STARTS} starts"

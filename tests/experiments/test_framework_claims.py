@@ -8,8 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meanformer.experiments import Claim, InvalidExperiment, closed_form, published
+from meanformer.experiments import (
+    Claim,
+    InvalidExperiment,
+    closed_form,
+    other_method,
+    published,
+    tabulated,
+    theory,
+)
 from meanformer.experiments.framework.claims import Reference
+from meanformer.experiments.framework.report.verdicts import ORIGINS
 
 CLAIM = Claim("toy", "Something is true.", "observation")
 SOURCE = closed_form("a formula")
@@ -40,6 +49,20 @@ def test_inside_is_a_closed_interval(measured, first, second):
     low, high = sorted((first, second))
     finding = CLAIM.inside(measured, low, high, source=SOURCE)
     assert finding.holds == (low <= measured <= high)
+
+
+@pytest.mark.parametrize("ends", [(0.0, np.inf), (-np.inf, 0.0), (np.nan, 1.0)])
+def test_an_interval_without_an_end_is_refused(ends):
+    with pytest.raises(InvalidExperiment, match="use at_least or at_most"):
+        CLAIM.inside(0.0, *ends, source=SOURCE)
+
+
+@pytest.mark.parametrize(
+    "source", [closed_form, other_method, tabulated, published, theory]
+)
+def test_every_kind_of_source_is_told_in_reports(source):
+    assert source("detail").kind in ORIGINS
+    assert str(source("detail")) == f"{source().kind}: detail"
 
 
 def test_a_bound_may_be_missed_by_the_tolerance_and_no_more():

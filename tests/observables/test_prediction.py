@@ -141,6 +141,38 @@ def test_random_layers_of_known_limit_are_recognised(kind):
         assert predict_limit(layer).geometry == geometry
 
 
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_what_cannot_be_told_from_a_jordan_block_is_unknown(size):
+    block = np.eye(size) + np.eye(size, k=1)
+    for seed in range(4):
+        vectors = np.random.default_rng(seed).normal(size=(size, size))
+        found = predict_limit(plain(vectors @ block @ np.linalg.inv(vectors)))
+        assert found.geometry == "unknown"
+        assert "Jordan block" in found.reason
+
+
+def test_single_precision_tells_eigenvalues_apart():
+    rng = np.random.default_rng(0)
+    factor = rng.normal(size=(64, 64))
+    for value in (np.diag([1, 0.99]), np.diag([2, 1.9, 1.8, 1]), factor @ factor.T):
+        narrow = value.astype(np.float32)
+        identity = np.eye(len(value), dtype=np.float32)
+        assert predict_limit(mf.Softmax(identity, identity, narrow)).geometry == (
+            "hyperplanes"
+        )
+
+
+def test_flows_on_the_sphere_or_with_noise_are_not_covered():
+    layer = plain(np.eye(2))
+    with pytest.raises(Unsupported, match="on Sphere"):
+        predict_limit(mf.Flow(layer, space=mf.Sphere()))
+    with pytest.raises(InvalidInput, match="without noise"):
+        predict_limit(mf.Flow(layer, noise=0.1))
+    huge = mf.Softmax(1e200 * np.eye(2), 1e200 * np.eye(2), np.eye(2))
+    with pytest.raises(InvalidInput, match="rescale them"):
+        predict_limit(huge)
+
+
 def test_what_is_no_single_layer_is_refused():
     layer = plain(np.eye(2))
     with pytest.raises(Unsupported, match="of several heads give one"):

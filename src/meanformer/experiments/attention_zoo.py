@@ -22,6 +22,7 @@ from meanformer.experiments import (
     reference_attention,
     reference_cloud,
     setting,
+    tabulated,
 )
 from meanformer.plotting import draw_field, draw_matrix, style
 
@@ -147,13 +148,13 @@ def run(parameters: Parameters, *, progress) -> Outcome:
         name: np.asarray(maps[name](cloud, cloud.points, positions=cloud.positions))
         for name in progress.over(maps)
     }
-    source = other_method("tabulated from an independent computation, 16 digits")
-    tabulated = [
+    source = tabulated("16 digits")
+    findings = [
         CLAIMS[name].close_to(values[name], TABLE[name], tolerance=1e-10, source=source)
         for name in TABLE
     ]
     return Outcome(
-        findings=[*tabulated, *limits(cloud, parameters.hot)],
+        findings=[*findings, *limits(cloud, parameters.hot)],
         pictures=[
             draw_fields(maps, cloud, parameters.resolution),
             draw_matrices(maps, cloud),

@@ -29,6 +29,7 @@ from meanformer.experiments import (
     movie_setting,
     other_method,
     setting,
+    tabulated,
     theory,
 )
 from meanformer.observables import find_limit, predict_limit
@@ -112,10 +113,10 @@ AGREES = Claim(
 )
 COORDINATES = Claim(
     id="coordinates",
-    statement=r"In high dimension the distances of tokens to their leaders shrink along "
-    r"eigenvectors with positive eigenvalues and grow along the others as the closed "
-    r"form says: largest difference after the hand-over, relative to the largest "
-    r"distance of each coordinate.",
+    statement=r"In high dimension the distances of tokens to their leaders shrink "
+    r"along eigenvectors with positive eigenvalues and grow along the others as the "
+    r"closed form says: largest difference after the hand-over, relative to the "
+    r"largest distance of each coordinate.",
     status="observation",
 )
 CODIM = Claim(
@@ -203,7 +204,7 @@ def wide_cloud(rng, parameters: Parameters) -> mf.TokenCloud:
 def six_findings(six):
     """Spectrum, offsets and the dense program."""
     found = predict_limit(layer(PLANE))
-    tabulated = other_method("tabulated beforehand")
+    source = tabulated()
     cloud = mf.TokenCloud(np.array(SIX))
     dense = dense_rescaled_flow(layer(PLANE), cloud, 8.0, method="LSODA")
     return (
@@ -217,9 +218,9 @@ def six_findings(six):
             ),
             [*EIGENVALUES, *VECTOR, *FUNCTIONAL],
             tolerance=1e-10,
-            source=tabulated,
+            source=source,
         ),
-        TWO.close_to(six.detection.offsets, OFFSETS, tolerance=1e-9, source=tabulated),
+        TWO.close_to(six.detection.offsets, OFFSETS, tolerance=1e-9, source=source),
         DENSE.close_to(
             six.detection.phase.at(8.0),
             dense,
@@ -292,7 +293,7 @@ def codimension_finding(report):
     direct = (found.phase.follows == found.follows) & (
         found.follows != np.arange(len(gaps[0]))
     )
-    rates = np.log(np.abs(gaps[0] / np.where(direct, gaps[1], 1)))[direct]
+    rates = np.log(np.abs(gaps[0][direct] / gaps[1][direct]))
     return CODIM.close_to(
         rates / (depths[1] - depths[0]),
         values[1],

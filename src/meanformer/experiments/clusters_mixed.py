@@ -24,6 +24,7 @@ from meanformer.experiments import (
     movie_setting,
     other_method,
     setting,
+    tabulated,
     theory,
 )
 from meanformer.observables import find_limit
@@ -84,8 +85,8 @@ AGREES = Claim(
 )
 FREE = Claim(
     id="settled",
-    statement=r"In the two leading coordinates their tokens come to rest on the leaders "
-    r"found: largest distance at depth $9/\lambda$, relative to the diameter.",
+    statement=r"In the two leading coordinates their tokens come to rest on the "
+    r"leaders found: largest distance at depth $9/\lambda$, relative to the diameter.",
     status="theorem",
     reference="GLPR23b, Theorem on polytopes times subspaces",
 )
@@ -130,7 +131,7 @@ def random_limit(rng):
 
 def six_findings(six):
     """Leaders, drift, exponents and the dense program."""
-    found, tabulated = six.detection, other_method("tabulated beforehand")
+    found, source = six.detection, tabulated()
     fourth = [found.phase.at(depth)[3, 2] for depth in FOURTH]
     early, late = (dense_rescaled_flow(layer(), cloud_of_six(), t) for t in (6.0, 8.0))
     followers = np.setdiff1d(np.arange(6), found.leaders)
@@ -138,8 +139,8 @@ def six_findings(six):
     far = [z[followers, 2] - z[leaders, 2] for z in (early, late)]
     exponents = np.log(far[1] / far[0]) / 2
     return (
-        LEADERS.close_to(found.vertices, VERTICES, tolerance=1e-8, source=tabulated),
-        DRIFT.close_to(fourth, list(FOURTH.values()), tolerance=1e-3, source=tabulated),
+        LEADERS.close_to(found.vertices, VERTICES, tolerance=1e-8, source=source),
+        DRIFT.close_to(fourth, list(FOURTH.values()), tolerance=1e-3, source=source),
         EXPONENT.close_to(
             exponents,
             0.5,

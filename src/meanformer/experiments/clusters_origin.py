@@ -27,6 +27,7 @@ from meanformer.experiments import (
     dense_flow,
     other_method,
     setting,
+    tabulated,
     theory,
 )
 from meanformer.observables import find_limit
@@ -150,19 +151,19 @@ def scaled_covariance(report, beta: float) -> np.ndarray:
 
 def six_findings(six):
     """Covariance, mean and the dense program."""
-    last, tabulated = six.trajectory.cloud(-1), other_method("tabulated beforehand")
+    last, source = six.trajectory.cloud(-1), tabulated()
     flow = mf.Flow(layer(2))
     start = mf.TokenCloud(np.array(SIX))
     near = mf.solve(flow, start, 20.0, save=2, rtol=1e-10, atol=1e-12)
     return (
         ROUND.close_to(
-            scaled_covariance(six, 0.5), AT_1000, tolerance=1e-5, source=tabulated
+            scaled_covariance(six, 0.5), AT_1000, tolerance=1e-5, source=source
         ),
         CENTRED.close_to(
             np.linalg.norm(last.mean()),
             MEAN_AT_1000,
             tolerance=1e-10,
-            source=tabulated,
+            source=source,
         ),
         MEAN.close_to(
             np.asarray(last.mean()) / np.linalg.norm(last.mean()),

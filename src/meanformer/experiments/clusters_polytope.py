@@ -24,6 +24,7 @@ from meanformer.experiments import (
     movie_setting,
     other_method,
     setting,
+    tabulated,
     theory,
 )
 from meanformer.observables import find_limit
@@ -178,7 +179,7 @@ def high_dimension(rng, parameters: Parameters):
 def six_findings(six):
     """Leaders, positions, the dense program, the hull and the rate."""
     found = six.detection
-    tabulated = other_method("tabulated beforehand")
+    source = tabulated()
     cloud = mf.TokenCloud(np.array(SIX))
     dense = dense_rescaled_flow(layer(2), cloud, 15.0)
     angles = np.linspace(0, 2 * np.pi, 256, endpoint=False)
@@ -190,8 +191,8 @@ def six_findings(six):
         for t in (5.0, 10.0)
     )
     return (
-        LEADERS.close_to(found.follows, FOLLOWS, tolerance=0, source=tabulated),
-        POINTS.close_to(found.vertices, VERTICES, tolerance=1e-8, source=tabulated),
+        LEADERS.close_to(found.follows, FOLLOWS, tolerance=0, source=source),
+        POINTS.close_to(found.vertices, VERTICES, tolerance=1e-8, source=source),
         DENSE.close_to(
             found.phase.at(15.0),
             dense,

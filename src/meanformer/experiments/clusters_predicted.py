@@ -11,6 +11,7 @@ wrong answer is a failure, an open one is not.
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 
@@ -21,10 +22,12 @@ from meanformer.experiments import (
     Outcome,
     Picture,
     Table,
+    dense_rescaled_flow,
+    other_method,
     setting,
     theory,
 )
-from meanformer.observables import find_limit
+from meanformer.observables import BooleanPhase, find_limit
 from meanformer.plotting import style
 
 TOKENS = 8
@@ -50,10 +53,18 @@ PREDICTED = Claim(
 )
 DETECTED = Claim(
     id="never-wrong-verdict",
-    statement=r"No verdict is wrong: runs declared to have reached another limit than "
-    r"the one that the layer was made for.",
+    statement=r"No verdict is wrong: runs said to have reached another shape than that "
+    r"which the layer was made for, such as two hyperplanes on one side of zero.",
     status="theorem",
     reference="GLPR23b, limits for one, simple and multiple leading eigenvalues",
+)
+DENSE = Claim(
+    id="dense",
+    statement=r"The limits found are those of a dense program: largest distance of its "
+    r"tokens from their limits one growth time after the hand-over, and the distance "
+    r"that the closed form leaves there, in the coordinates that settle, relative to "
+    r"the diameter; the difference of the two.",
+    status="observation",
 )
 DECIDED = Claim(
     id="decided",
@@ -89,6 +100,12 @@ def run(parameters: Parameters, *, progress) -> Outcome:
                 0,
                 tolerance=0,
                 source=theory(f"in {len(every)} runs"),
+            ),
+            DENSE.close_to(
+                [against_scipy(kind, parameters.seed) for kind in SETTLING],
+                0.0,
+                tolerance=1e-4,
+                source=other_method("SciPy's DOP853, from the first tokens on"),
             ),
             DECIDED.at_least(
                 np.mean([result.agrees for result in known]),
@@ -143,6 +160,18 @@ def compare(kind: str, seed: int) -> Result:
     report = find_limit(attention, cloud, depth=None if is_known(kind) else 6.0)
     found = report.detection
     return Result(made_for, report.prediction.geometry, found.geometry, found.verdict)
+
+
+def against_scipy(kind: str, seed: int) -> float:
+    """Tokens of a dense program against the closed form, in settled coordinates."""
+    attention, cloud, _ = random_case(kind, seed)
+    report = find_limit(attention, cloud)
+    found, phase = report.detection, cast(BooleanPhase, report.detection.phase)
+    depth = found.depth + cast(float, report.prediction.time_scale)
+    functionals = report.prediction.functionals
+    closed = phase.at(depth) @ functionals.T
+    dense = dense_rescaled_flow(attention, cloud, depth) @ functionals.T
+    return float(np.abs(dense - closed).max() / np.ptp(closed, axis=0).max())
 
 
 def random_case(kind: str, seed: int) -> tuple[mf.Softmax, mf.TokenCloud, str]:
@@ -257,6 +286,9 @@ KINDS: dict[str, tuple[Callable[..., Matrices], str]] = {
 }
 
 
+SETTLING = ("line", "multiple of I", "simple leading", "double leading")
+
+
 def table(results) -> Table:
     """What was said and found of each kind."""
     rows = []
@@ -310,7 +342,7 @@ experiment = Experiment(
     title="The matrices of a layer tell the limit of its tokens",
     room="observables",
     about=__doc__,
-    claims=(PREDICTED, DETECTED, DECIDED, OPEN),
+    claims=(PREDICTED, DETECTED, DENSE, DECIDED, OPEN),
     parameters=Parameters,
     run=run,
     seconds=15,

@@ -29,8 +29,8 @@ from meanformer.experiments import (
     Picture,
     Table,
     closed_form,
-    other_method,
     setting,
+    tabulated,
     theory,
 )
 from meanformer.flows import run_normalised_layers
@@ -153,7 +153,7 @@ def run(parameters: Parameters, *, progress) -> Outcome:
                 list(clock.values()),
                 list(EULER.values()),
                 tolerance=1e-9,
-                source=other_method("tabulated beforehand"),
+                source=tabulated(),
             ),
         ],
         pictures=[draw_curves(), draw_paths(paths, parameters)],
@@ -175,18 +175,18 @@ def full_gap(kind: str) -> np.ndarray:
 
 def time_findings():
     """Times against the table and against exponential integrals."""
-    found, tabulated = [], []
+    found, expected = [], []
     for (count, beta), times in TIMES.items():
         for kind, time in zip(("softmax", "unnormalised"), times, strict=True):
             found.append(Equiangular(count, beta, kind=kind).time_to(LEVEL))
-            tabulated.append(time)
+            expected.append(time)
     cases = [(2, 3.0), (32, 1.0), (32, 30.0), (1000, 100.0), (5, 300.0)]
     return (
         DIGITS.close_to(
             found,
-            tabulated,
+            expected,
             relative_tolerance=1e-9,
-            source=other_method("tabulated beforehand"),
+            source=tabulated(),
         ),
         INTEGRALS.close_to(
             [Equiangular(*case).time_to(LEVEL) for case in cases],
@@ -217,7 +217,7 @@ def curve_findings():
         for n in CURVE
         for t in (10, 20, 30)
     ]
-    tabulated = [beta for betas in CURVE.values() for beta in betas]
+    expected = [beta for betas in CURVE.values() for beta in betas]
     end = 0.5 * np.log((31 * LEVEL + 1) / (1 - LEVEL))
     depths = np.linspace(0.1, 30, 200)
     exists = [
@@ -227,9 +227,9 @@ def curve_findings():
     return (
         INVERSE.close_to(
             [*found, *found],
-            [*tabulated, *bracketed],
+            [*expected, *bracketed],
             tolerance=6e-8,
-            source=other_method("tabulated beforehand, and Brent's method of SciPy"),
+            source=tabulated("and Brent's method of SciPy in this run"),
         ),
         EMPTY.close_to(
             exists,
@@ -326,8 +326,8 @@ def draw_curves() -> Picture:
         left.plot(curve.depths, curve.betas, label=f"$n = {count}$")
         times = [Equiangular(count, b, kind="unnormalised").time_to() for b in betas]
         right.plot(times, betas, label=f"$n = {count}$")
-    for tabulated in CURVE.values():
-        left.plot((10, 20, 30), tabulated, "o", color=style.INK, markersize=3.5)
+    for betas in CURVE.values():
+        left.plot((10, 20, 30), betas, "o", color=style.INK, markersize=3.5)
     left.plot([], [], "o", color=style.INK, markersize=3.5, label="tabulated")
     left.set(xscale="log", xlabel="depth $t$", ylabel=r"$\beta$", title="softmax")
     right.set(xscale="log", xlabel="depth $t$", title="unnormalised", ylim=(0, 12))

@@ -25,6 +25,7 @@ from meanformer.experiments import (
     closed_form,
     other_method,
     setting,
+    tabulated,
     theory,
 )
 from meanformer.geometry import Cells, Polytope
@@ -245,7 +246,7 @@ def area_findings(chosen, progress):
             np.concatenate([cells.volumes for cells in six]),
             np.concatenate(list(AREAS.values())),
             tolerance=1e-7,
-            source=other_method("tabulated beforehand"),
+            source=tabulated(),
         ),
         PARTITION.close_to(
             [cells.volumes.sum() for cells in spaces],

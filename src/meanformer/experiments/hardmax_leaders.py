@@ -27,6 +27,7 @@ from meanformer.experiments import (
     closed_form,
     other_method,
     setting,
+    tabulated,
     theory,
 )
 from meanformer.plotting import PlaneFrames, draw_leaders, style
@@ -246,7 +247,7 @@ def case_findings(cases):
             emerging.is_leader,
             expected,
             tolerance=0.0,
-            source=other_method("tabulated beforehand"),
+            source=tabulated(),
         ),
         EXACT.close_to(
             errors, 0.0, tolerance=1e-12, source=other_method("rational arithmetic")

@@ -24,9 +24,9 @@ from meanformer.experiments import (
     Picture,
     Table,
     closed_form,
-    other_method,
     published,
     setting,
+    tabulated,
     theory,
 )
 from meanformer.observables import (
@@ -150,7 +150,7 @@ def digits_finding():
         long_context_similarity(counts, PLACES / (1 - RHO), RHO),
         list(TABULATED.values()),
         tolerance=6e-9,
-        source=other_method("tabulated beforehand"),
+        source=tabulated(),
     )
 
 

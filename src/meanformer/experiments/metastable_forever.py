@@ -29,6 +29,7 @@ from meanformer.experiments import (
     closed_form,
     other_method,
     setting,
+    tabulated,
     theory,
 )
 from meanformer.flows import Merges
@@ -270,7 +271,7 @@ def dwell_findings(betas, dwells, unequal):
             depths[:known],
             list(DWELL.values()),
             relative_tolerance=1e-8,
-            source=other_method("tabulated beforehand"),
+            source=tabulated(),
         ),
         EXPONENTIAL.close_to(
             slope, 1.0, tolerance=1e-3, source=theory(r"at $\varphi_0 = \pi/2$")
@@ -302,7 +303,7 @@ def five_findings(five: mf.Trajectory):
             [*meetings, *meetings],
             [*CLOSE, *first_depths_within(1e-2)],
             tolerance=2e-2,
-            source=other_method("tabulated beforehand, and by SciPy's DOP853"),
+            source=tabulated("and by SciPy's DOP853 in this run"),
         ),
         FIVE_ENERGY.close_to(
             energies, np.exp(4 * (gram - 1)).mean((1, 2)), tolerance=1e-7, source=source

@@ -30,6 +30,7 @@ from meanformer.experiments import (
     closed_form,
     other_method,
     setting,
+    tabulated,
     theory,
 )
 from meanformer.flows import AbstractScheme, run_normalised_layers
@@ -302,7 +303,7 @@ def flow_findings(flows, curves):
             [flows[name][-1] for name in SCHEMES],
             TABULATED,
             tolerance=1e-9,
-            source=other_method("tabulated beforehand"),
+            source=tabulated(),
         ),
         SYSTEM.close_to(
             both,
@@ -354,7 +355,7 @@ def law_findings(curves):
             [gap[0] for gap in gaps],
             [1.691e-4, 1.658e-4, 9.758e-6],
             relative_tolerance=5e-4,
-            source=other_method("tabulated beforehand"),
+            source=tabulated(),
         ),
     )
 

@@ -281,7 +281,8 @@ def _unconfirmed(found, reading: Reading, apart: float) -> LimitDetection:
         what = "leaves the limit open"
     reason = (
         f"a second look disagrees: moving the tokens by {reading.accuracy:.2g} of "
-        f"their diameter {what}; ties, an exceptional row, or errors of the solve decide"
+        f"their diameter {what}; a tie, an exceptional row or errors of the solve "
+        "decide"
     )
     return dataclasses.replace(
         found, geometry="unknown", verdict="undecided", reason=reason

@@ -13,7 +13,7 @@ import numpy as np
 
 Status = Literal["theorem", "observation", "conjecture"]
 Relation = Literal["close to", "at most", "at least", "inside", "above", "below"]
-SourceKind = Literal["closed form", "other method", "published", "theory"]
+SourceKind = Literal["closed form", "other method", "tabulated", "published", "theory"]
 
 
 class InvalidExperiment(ValueError):
@@ -39,6 +39,14 @@ def closed_form(detail: str = "") -> Source:
 def other_method(detail: str = "") -> Source:
     """The expected value was computed in this run by an independent method."""
     return Source("other method", detail)
+
+
+def tabulated(detail: str = "") -> Source:
+    """The expected value was computed beforehand by an independent program.
+
+    Its digits stand in the experiment; the detail says what more there is to know.
+    """
+    return Source("tabulated", detail)
 
 
 def published(detail: str = "") -> Source:
@@ -182,6 +190,11 @@ class Claim:
     ) -> Finding:
         """The measured value lies in a closed interval."""
         low, high = float(low), float(high)
+        _declare(
+            math.isfinite(low) and math.isfinite(high),
+            f"claim {self.id!r} has the interval [{low}, {high}]; both ends must be "
+            "finite: use at_least or at_most for one of them",
+        )
         _declare(
             low <= high, f"claim {self.id!r} has the empty interval [{low}, {high}]"
         )

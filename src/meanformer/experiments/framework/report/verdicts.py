@@ -33,6 +33,7 @@ SIGNS = {
 ORIGINS = {
     "closed form": "in closed form",
     "other method": "by another method",
+    "tabulated": "as tabulated beforehand",
     "published": "as published",
     "theory": "from theory",
 }
