@@ -61,6 +61,7 @@ _HOMES = {
     "flows": (
         "Adaptive",
         "BooleanAttention",
+        "CustomScheme",
         "EscapeRadius",
         "FixedStep",
         "Flow",

@@ -55,6 +55,7 @@ from meanformer.errors import Unsupported as Unsupported
 from meanformer.flows import NGPT as NGPT
 from meanformer.flows import Adaptive as Adaptive
 from meanformer.flows import BooleanAttention as BooleanAttention
+from meanformer.flows import CustomScheme as CustomScheme
 from meanformer.flows import EscapeRadius as EscapeRadius
 from meanformer.flows import FixedStep as FixedStep
 from meanformer.flows import Flow as Flow

@@ -130,6 +130,52 @@ def test_the_size_of_the_hull_does_not_matter(shift):
     np.testing.assert_allclose(scaled.volumes / shift**2, 1.0, rtol=1e-12)
 
 
+@pytest.mark.parametrize("scale", [1e-12, 1e-6, 1e6, 1e100])
+def test_units_do_not_matter_in_space(scale):
+    cells = mf.Cells(random_points(12, 3))
+    scaled = mf.Cells(scale * cells.vertices)
+    np.testing.assert_allclose(scaled.volumes / scale**3, cells.volumes, atol=1e-14)
+    np.testing.assert_array_equal(scaled.keeps_vertex, cells.keeps_vertex)
+    assert scaled.hull.size == pytest.approx(scale * cells.hull.size)
+
+
+@pytest.mark.parametrize("scores", ["raw", "unit"])
+@pytest.mark.parametrize("scale", [1e-300, 1e-200, 1e200, 1e300])
+def test_units_whose_squares_are_no_numbers_do_not_matter(scale, scores):
+    points, form = random_points(9, 2), np.diag([1.0, 3.0])
+    cells = mf.Cells(points, form=form, scores=scores)
+    scaled = mf.Cells(scale * points, form=form / scale, scores=scores)
+    tokens = inside(cells, 50)
+    np.testing.assert_array_equal(scaled.owner(scale * tokens), cells.owner(tokens))
+    np.testing.assert_array_equal(scaled.keeps_vertex, cells.keeps_vertex)
+    assert scaled.explain() == cells.explain()
+    for index in range(9):
+        corners = cells.cell(index).corners
+        found = scaled.cell(index).corners / scale
+        assert (len(found) == 0) == (len(corners) == 0)
+        gaps = np.linalg.norm(found[:, None] - corners[None], axis=2)
+        for axis in (0, 1):  # the tip may be several corners, up to rounding
+            assert gaps.min(axis=axis, initial=9.0).max(initial=0.0) < 1e-12
+
+
+def test_a_volume_that_is_no_number_is_refused_or_rounded_to_zero():
+    with pytest.raises(mf.Overflow, match="about 1e400, too large for a number"):
+        _ = mf.Cells(1e200 * SQUARE).volumes
+    assert mf.Cells(1e-200 * SQUARE).volumes.tolist() == [0.0] * 4
+
+
+def test_a_margin_beyond_all_numbers_leaves_nothing():
+    assert mf.Cells(1e-200 * random_points(12, 3)).cone(0, 1e200).volume == 0
+    assert mf.Cells(SQUARE).cone(0, 1e308).volume == 0
+
+
+def test_halfspaces_that_bound_nothing_are_refused():
+    corners = np.array(np.meshgrid(*[[-1.0, 1.0]] * 3)).reshape(3, -1).T
+    open_box = Polytope(np.array([[1.0, 0, 0, -1], [0, 1.0, 0, -1]]), corners)
+    with pytest.raises(mf.InvalidInput, match="do not bound a polytope"):
+        _ = open_box.volume
+
+
 def test_equal_vertices_share_their_cell():
     cells = mf.Cells(np.concatenate([SQUARE, SQUARE[:1]]))
     np.testing.assert_allclose(cells.volumes, 1.0)
@@ -233,6 +279,7 @@ def test_a_polytope_without_volume_has_no_corners():
         ({"vertices": SQUARE, "scores": "best"}, 'it must be "raw" or "unit"'),
         ({"vertices": SQUARE, "form": np.eye(3)}, r"form has shape \(3, 3\)"),
         ({"vertices": [1.0, 2.0]}, "vertices has shape"),
+        ({"vertices": np.zeros((0, 2))}, r"shape \(0, 2\); .* 3 or more vertices"),
         ({"vertices": SQUARE * np.nan}, "vertices holds nan"),
         (
             {"vertices": [*SQUARE, (0.0, 0.0)], "scores": "unit"},
@@ -253,3 +300,12 @@ def test_wrong_questions_are_refused():
         cells.cone(0, -1.0)
     with pytest.raises(mf.InvalidInput, match="distance is -1.0; it must be zero"):
         cells.cell(0).eroded(-1.0)
+    with pytest.raises(mf.InvalidInput, match="distance is inf; it must be .* finite"):
+        cells.cell(0).eroded(np.inf)
+    with pytest.raises(mf.InvalidInput, match="margin is inf; it must be .* finite"):
+        mf.Cells(random_points(6, 3)).cone(0, np.inf)
+    for ask in (cells.owner, cells.contains, cells.score, cells.hull.contains):
+        with pytest.raises(mf.InvalidInput, match=r"x has shape \(2,\); it must be"):
+            ask(SQUARE[0])
+        with pytest.raises(mf.InvalidInput, match=r"\(4, 3\); it must be \(any, 2\)"):
+            ask(np.zeros((4, 3)))

@@ -11,7 +11,7 @@ import meanformer as mf
 from limit_cases import KINDS, THIRD, TOKENS, VALUE, plain, random_case
 from meanformer.errors import InvalidInput, Overflow, Unsupported
 from meanformer.observables import detect_limit, find_limit
-from meanformer.observables.detection import _contradiction
+from meanformer.observables.detection import contradiction_of
 
 LEADERS = np.array(
     [
@@ -33,6 +33,13 @@ LINES = (
 
 def limit_of(value, tokens, **options):
     return find_limit(plain(value), mf.TokenCloud(np.asarray(tokens)), **options)
+
+
+def padded(starts):
+    """Tokens of the line; padded, so that one program serves all."""
+    missing = 5 - len(starts)
+    weights = np.append(np.full(len(starts), 1 / len(starts)), np.zeros(missing))
+    return mf.TokenCloud(np.append(starts, np.zeros(missing))[:, None], weights)
 
 
 def by_scipy(value, tokens, depth):
@@ -98,10 +105,9 @@ def test_the_closed_form_goes_on_as_an_implicit_solver_of_another_library_does()
 
 @pytest.mark.parametrize(("starts", "follows", "ends"), LINES)
 def test_on_the_line_rows_become_boolean(starts, follows, ends):
-    tokens = np.array(starts)[:, None]
-    found = limit_of(1.0, tokens).detection
+    found = find_limit(plain(1.0), padded(starts)).detection
     assert (found.geometry, found.verdict) == ("boolean-1d", "reached")
-    np.testing.assert_array_equal(found.follows, follows)
+    np.testing.assert_array_equal(found.follows[: len(starts)], follows)
     assert found.following.rank == len(set(follows))
     if ends is not None:
         np.testing.assert_allclose(found.phase.at(8.0)[:, 0], ends, atol=1e-9)
@@ -160,6 +166,7 @@ def test_a_run_that_is_too_short_has_not_reached_its_limit():
     assert detect_limit(sparse).verdict == "undecided"
 
 
+@pytest.mark.slow
 def test_original_coordinates_give_the_same_answer():
     path = mf.solve(
         mf.Flow(plain(VALUE)), mf.TokenCloud(TOKENS), 8.0, rtol=1e-10, atol=1e-12
@@ -172,7 +179,7 @@ def test_original_coordinates_give_the_same_answer():
         mf.Flow(mf.Rescaled(plain(-np.eye(2)))), mf.TokenCloud(TOKENS), 100.0, save=41
     )
     for decay in (turned, scaled):
-        assert detect_limit(decay).exponent == pytest.approx(-1, abs=0.04)
+        assert detect_limit(decay).exponent == pytest.approx(-1, abs=0.06)
 
 
 def test_an_exceptional_row_is_undecided_and_not_guessed():
@@ -194,11 +201,11 @@ def test_an_exceptional_row_is_undecided_and_not_guessed():
 
 @pytest.mark.parametrize("order", [[0, 1, 2], [2, 1, 0], [1, 0, 2]])
 def test_a_tie_that_rounding_breaks_is_undecided_in_every_order(order):
-    tokens = np.array([-1.0, 0.0, 1.0])[order, None]
-    found = limit_of(1.0, tokens).detection
+    cloud = padded(np.array([-1.0, 0.0, 1.0])[order])
+    found = find_limit(plain(1.0), cloud).detection
     assert (found.geometry, found.verdict) == ("unknown", "undecided")
     assert "second look" in found.reason
-    guessed = limit_of(1.0, tokens, second_look=False).detection
+    guessed = find_limit(plain(1.0), cloud, second_look=False).detection
     assert guessed.verdict == "reached"
 
 
@@ -208,6 +215,7 @@ def test_errors_of_a_solve_in_original_coordinates_do_not_pass_for_a_limit():
     assert detect_limit(path).verdict == "undecided"
 
 
+@pytest.mark.slow
 def test_a_gap_too_small_to_have_shown_is_not_a_limit():
     found = limit_of(np.diag([1, 1 - 1e-5]), TOKENS).detection
     assert found.verdict != "reached"
@@ -216,8 +224,9 @@ def test_a_gap_too_small_to_have_shown_is_not_a_limit():
 def test_two_hyperplanes_on_one_side_contradict_the_theorem():
     reached = limit_of(VALUE, TOKENS).detection
     offsets = np.array([0.2, 0.5])
-    facts = {"offsets": offsets, "phase": reached.phase}
-    assert "more than one" in _contradiction(reached.prediction, facts, None)
+    told = contradiction_of(reached.prediction, offsets, reached.phase)
+    assert "more than one" in told
+    assert contradiction_of(reached.prediction, offsets - 0.3, reached.phase) == ""
     other = dataclasses.replace(reached, geometry="unknown")
     assert other.agrees is False
 
@@ -267,6 +276,7 @@ def test_copies_of_a_token_and_padding_change_nothing():
     np.testing.assert_array_equal(found.follows, [0, 1, 2, 0, 2, 0, 0, -1])
 
 
+@pytest.mark.slow
 def test_a_choice_that_will_not_last_is_passed_through():
     layer, tokens, geometry = random_case("simple leading", 112)
     first = find_limit(layer, tokens)

@@ -77,7 +77,7 @@ def _run(flow: Flow, path: Trajectory, mu: TokenCloud):
     seen_from = jnp.concatenate([places[latest, None], places[known:]])
 
     def layer(new: Float[Array, "k d"], saved):
-        depth, step, old, moving = saved
+        depth, old, moving = saved
         cloud = mu.moved(jnp.concatenate([old, new]))
         queries = jnp.concatenate([old[latest, None], new])
         velocity = flow.field(depth, cloud, queries, seen_from)
@@ -85,14 +85,15 @@ def _run(flow: Flow, path: Trajectory, mu: TokenCloud):
         moved = flow.space.retract(new + step * velocity[1:])
         return moved, (cloud.points, velocity, drift)
 
-    def misstep(depth_step, old, moving, after):
-        return jnp.abs(flow.space.retract(old + depth_step * moving) - after).max()
+    def misstep(old, moving, after):
+        return jnp.abs(flow.space.retract(old + step * moving) - after).max()
 
-    steps = jnp.append(jnp.diff(path.depths), 0)
-    saved = path.depths, steps, path.points, path.velocities
+    # All layers have the step of the first; later depths are products, rounded.
+    step = jnp.sum(jnp.diff(path.depths[:2]))
+    saved = path.depths, path.points, path.velocities
     _, (points, velocities, drift) = jax.lax.scan(layer, mu.points[known:], saved)
     missteps = jax.vmap(misstep)(
-        steps[:-1], path.points[:-1], path.velocities[:-1], path.points[1:]
+        path.points[:-1], path.velocities[:-1], path.points[1:]
     )
     largest = jnp.abs(path.velocities).max()
     unit = jnp.where(largest > 0, largest, 1)

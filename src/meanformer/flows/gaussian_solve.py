@@ -145,7 +145,7 @@ def _run(
             problem.flow.velocity, state.depth, state.carried
         )
         depth = size * (index + 1).astype(size.dtype)
-        return _step(problem, state, *found, depth), (state, _finite(found))
+        return _step(problem, state, *found, depth, size), (state, _finite(found))
 
     last, saved = jax.lax.scan(eqx.filter_checkpoint(layer), first, jnp.arange(count))
     final = _snapshot(problem, last)
@@ -158,8 +158,9 @@ def _step(
     slope: Float[Array, "d d"],
     drift: Float[Array, " d"],
     depth: Float[Array, ""],
+    size: Float[Array, ""],
 ) -> GaussianState:
-    size, (mean, linear, log_volume) = depth - state.depth, state.carried
+    mean, linear, log_volume = state.carried
     layer = jnp.eye(len(slope), dtype=slope.dtype) + size * slope
     log_volume = log_volume + jnp.linalg.slogdet(layer)[1]
     linear = linear + size * matmul(slope, linear)

@@ -23,10 +23,10 @@ from meanformer.flows.hardmax_rule import (
     Choice,
     HardmaxRule,
     Representatives,
-    norms_of,
 )
 from meanformer.flows.status import Status
 from meanformer.flows.trajectory import Trajectory
+from meanformer.geometry.polytopes import norms_of
 from meanformer.measures.cloud import TokenCloud, check_cloud
 from meanformer.typing import ArrayLike
 

@@ -7,6 +7,7 @@ import equinox as eqx
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from meanformer.geometry.polytopes import norms_of
 from meanformer.measures.operations import group_labels
 
 PAIRS_AT_ONCE = 2_000_000
@@ -184,9 +185,3 @@ def _of_size_one(
     """
     exponent = int(np.frexp(np.abs(vectors).max(initial=0.0))[1])
     return np.ldexp(vectors, -exponent), float(np.ldexp(1.0, min(exponent, 1023)))
-
-
-def norms_of(vectors: Float[np.ndarray, "n d"]) -> Float[np.ndarray, " n"]:
-    """Return the length of each row, whatever its size."""
-    scaled, scale = _of_size_one(vectors)
-    return scale * np.linalg.norm(scaled, axis=1)

@@ -155,14 +155,17 @@ def _diffeqsolve(problem: Problem, state: State, end: Float[Array, ""]):
         max_steps=problem.max_steps,
         adjoint=diffrax.RecursiveCheckpointAdjoint(checkpoints=CHECKPOINTS),
         throw=False,
-        **_options(problem, state, settings),
+        **_options(problem, state, end, settings),
     )
 
 
-def _options(problem: Problem, state: State, settings: StepSettings) -> dict[str, Any]:
+def _options(
+    problem: Problem, state: State, end: Float[Array, ""], settings: StepSettings
+) -> dict[str, Any]:
     """Return what differs between a solve that merges and one that does not."""
     controller = problem.integrator.controller(settings)
-    stops = [_event(problem, stop) for stop in problem.stops]
+    forward = direction(state.depth, end)
+    stops = [_event(problem, stop, forward) for stop in problem.stops]
     if problem.merge is None:
         return {
             "stepsize_controller": controller,
@@ -302,8 +305,17 @@ def just_inside(
     return depth + (inside - place)
 
 
-def _event(problem: Problem, stop: AbstractStop) -> Callable:
-    def condition(t, y, args, **kwargs):
+def direction(start: Float[Array, ""], end: Float[Array, ""]) -> Float[Array, ""]:
+    """Return the sign by which an event's time is to be multiplied to be the depth.
+
+    Diffrax runs backward solves in negated time, and shows it to events.
+    """
+    return jnp.where(start < end, 1, -1).astype(start.dtype)
+
+
+def _event(problem: Problem, stop: AbstractStop, forward: Float[Array, ""]) -> Callable:
+    def condition(time, y, args, **kwargs):
+        t = forward * time
         cloud = problem.cloud.moved(y[0])
         schedule = problem.flow.velocity
         return stop(moment_of(t, cloud, lambda: problem.velocity(schedule, t, y)[0]))

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from meanformer.errors import check, is_concrete
+from meanformer.errors import as_float_array, check, check_shape, is_concrete
 from meanformer.flows.flow import Flow
 from meanformer.flows.gaussian_solve import gaussian_layers, refuse_for_gaussians
 from meanformer.flows.gaussian_trajectory import (
@@ -19,7 +19,7 @@ from meanformer.flows.inputs import check_flow, checked_probes
 from meanformer.flows.integrate import Problem
 from meanformer.flows.solvers import FixedStep
 from meanformer.flows.state import State, initial_state, kept_if_finite
-from meanformer.flows.status import Status
+from meanformer.flows.status import Status, moment_of
 from meanformer.flows.trajectory import Trajectory, as_trajectory
 from meanformer.measures import Gaussian, TokenCloud
 from meanformer.typing import ArrayLike
@@ -77,19 +77,21 @@ def run_layers(
     check(is_count, f"count is {count}; it must be an integer >= 1.")
     if isinstance(mu, Gaussian):
         refuse_for_gaussians({"probes": probes})
-        size = _checked_step(step, count, mu.mean().dtype)
+        size = checked_step(step, count, mu.mean().dtype)
         return as_gaussian_trajectory(*gaussian_layers(flow, mu, count, size))
     check_flow(flow, mu)
     check(flow.noise is None, "layers have no noise; use solve with FixedStep(h).")
-    size = _checked_step(step, count, mu.points.dtype)
+    size = checked_step(step, count, mu.points.dtype)
     passive, places = checked_probes(flow, mu, probes)
     problem = Problem(flow, mu, places, FixedStep(1.0), (), 1.0, 1.0, 1)
     first = initial_state(jnp.zeros((), mu.points.dtype), mu.points, passive)
     return as_trajectory(flow, mu, *_run(problem, first, size, count))
 
 
-def _checked_step(step, count: int, dtype: jnp.dtype) -> Float[Array, ""]:
-    size = jnp.asarray(1 / count if step is None else step, dtype)
+def checked_step(step, count: int, dtype: jnp.dtype) -> Float[Array, ""]:
+    """Return the step, one over the count unless given, or raise."""
+    size = as_float_array("step", 1 / count if step is None else step).astype(dtype)
+    check_shape("step", size, ())
     if is_concrete(size):
         check(bool(np.isfinite(size)), f"step is {step}; it must be finite.")
     return size
@@ -99,7 +101,10 @@ def _checked_step(step, count: int, dtype: jnp.dtype) -> Float[Array, ""]:
 def _run(problem: Problem, first: State, size: Float[Array, ""], count: int):
     def layer(state: State, index: Array):
         velocity = problem.velocity(problem.flow.velocity, state.depth, state.moving)
-        moved = _step(problem, state, velocity, size * (index + 1).astype(size.dtype))
+        state = _stopped(problem, state, velocity)
+        # Depths are labels: their differences are not the step, but for rounding.
+        depth = size * (index + 1).astype(size.dtype)
+        moved = _step(problem, state, velocity, depth, size)
         return moved, (state, velocity[0])
 
     last, (states, velocities) = jax.lax.scan(
@@ -112,8 +117,17 @@ def _run(problem: Problem, first: State, size: Float[Array, ""], count: int):
     return states, jnp.where(jnp.isfinite(velocities), velocities, 0)
 
 
-def _step(problem: Problem, state: State, velocity, depth: Float[Array, ""]) -> State:
-    size = depth - state.depth
+def _stopped(problem: Problem, state: State, velocity) -> State:
+    """Return the state, stopped where the velocity has no meaning."""
+    cloud, status = problem.cloud.moved(state.points), state.status
+    for stop in problem.flow.velocity.stops:
+        is_met = stop(moment_of(state.depth, cloud, lambda: velocity[0]))
+        is_met &= state.status == Status.reached
+        status = Status.where(is_met, stop.status, status)
+    return eqx.tree_at(lambda s: s.status, state, status)
+
+
+def _step(problem: Problem, state: State, velocity, depth, size) -> State:
     retract = problem.flow.space.retract
     points, probes = jax.tree.map(
         lambda x, v: retract(x + size * v), state.moving, velocity

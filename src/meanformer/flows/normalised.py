@@ -10,13 +10,11 @@ from meanformer.attention import AbstractInContextMap
 from meanformer.attention.abstract import check_map
 from meanformer.errors import InvalidInput, as_integer, check, is_concrete
 from meanformer.flows.flow import Flow
-from meanformer.flows.layers import run_layers
+from meanformer.flows.layers import checked_step, run_layers
 from meanformer.flows.schedule import AbstractSchedule
 from meanformer.flows.scheme import AbstractScheme, NormalisedVelocity
-from meanformer.flows.schemes import MixNorm
 from meanformer.flows.status import AbstractStop, Moment, Status
 from meanformer.flows.trajectory import Trajectory
-from meanformer.geometry import Sphere
 from meanformer.measures import TokenCloud
 from meanformer.measures.cloud import check_cloud
 from meanformer.numerics.norms import safe_norm
@@ -82,8 +80,7 @@ class Normalised(AbstractSchedule):
             f"token {no_radius.argmax()} is at the origin and has no direction; "
             "normalisation needs tokens other than zero.",
         )
-        if isinstance(self.scheme, MixNorm):
-            Sphere().check(mu.points)
+        self.scheme.start.check(mu.points)
         defined = self.at(jnp.zeros(())).defined_at(mu, mu.points, mu.positions)
         lost = present & ~np.asarray(defined)
         check(
@@ -95,7 +92,7 @@ class Normalised(AbstractSchedule):
 
 
 class LostDirection(AbstractStop):
-    """Stop when a token loses its direction, or the attention that it is divided by.
+    """Stop when a token loses its direction, or the scheme its meaning.
 
     Args:
         schedule: the velocity.
@@ -110,9 +107,8 @@ class LostDirection(AbstractStop):
         assert isinstance(cloud, TokenCloud)
         radius = safe_norm(cloud.points)
         near = radius <= jnp.sqrt(jnp.finfo(radius.dtype).eps)
-        if self.schedule.scheme.divides_by_attention:
-            velocity = self.schedule.at(moment.depth)
-            near |= ~velocity.defined_at(cloud, cloud.points, cloud.positions)
+        velocity = self.schedule.at(moment.depth)
+        near |= ~velocity.defined_at(cloud, cloud.points, cloud.positions)
         return jnp.any(near & (cloud.weights > 0))
 
 
@@ -135,8 +131,9 @@ def normalised_flow(attention: AbstractInContextMap, scheme: AbstractScheme) -> 
 
     The last column is for softmax attention with $Q = K = V = I$. A solve ends with the
     status `undefined` where a token reaches the origin, or where the attention that a
-    scheme divides by vanishes; such tokens are refused where they are known. Steps of
-    fixed size may jump across the origin unnoticed.
+    scheme divides by vanishes (to rounding, against what a token alone receives), or
+    before depth $-1$ under `SqrtScaling()`; such tokens are refused where they are
+    known. Steps of fixed size may jump across the origin unnoticed.
 
     Args:
         attention: the map $A$, computed on directions.
@@ -222,10 +219,9 @@ def run_normalised_layers(
     """
     check_cloud("mu", mu)
     schedule = Normalised(attention, scheme)
-    scheme.space.check(mu.points)
     schedule.check(mu)
     count = as_integer("count", count, least=1)
-    size = jnp.asarray(1 / count if step is None else step, mu.points.dtype)
+    size = checked_step(step, count, mu.points.dtype)
     if is_concrete(size):
         check(bool(size > 0), f"step is {step}; it must be positive.")
     flow = Flow(Increments(scheme.layers(attention, size), size))

@@ -11,10 +11,10 @@ from jaxtyping import Array, Bool, Float
 from meanformer.attention import AbstractInContextMap, PointMap, push_forward
 from meanformer.flows.schedule import AbstractSchedule
 from meanformer.geometry import AbstractSpace, Sphere
-from meanformer.measures import AbstractContext
+from meanformer.measures import AbstractContext, TokenCloud
 from meanformer.numerics.norms import safe_norm, unit_rows
 
-# Attention on unit vectors that is shorter than this many roundings is zero.
+# Attention shorter than this many roundings of that of lone tokens is zero.
 ROUNDINGS = 8
 DIRECTIONS = PointMap(unit_rows)
 
@@ -57,6 +57,11 @@ class AbstractScheme(eqx.Module):
     @abc.abstractmethod
     def space(self) -> AbstractSpace:
         """Where tokens live: on the sphere, if the scheme keeps the radius at one."""
+
+    @property
+    def start(self) -> AbstractSpace:
+        """Where tokens must start: where they live, unless a scheme says otherwise."""
+        return self.space
 
     @property
     @abc.abstractmethod
@@ -114,7 +119,7 @@ class NormalisedVelocity(AbstractInContextMap):
         """Return the velocity of each point."""
         directions = unit_rows(x)
         pull = self._pull(mu, directions, positions)
-        parts = self._parts(x, directions, pull)
+        parts = self._parts(mu, x, directions, pull)
         defined = self._is_defined(parts)
         # What is undefined must not spoil the derivative of the rest either.
         radius, radial, norm = (jnp.where(defined, part, 1) for part in parts)
@@ -133,19 +138,36 @@ class NormalisedVelocity(AbstractInContextMap):
     ) -> Bool[Array, " m"]:
         """Return where there is a direction, and the scheme has a meaning."""
         directions = unit_rows(x)
+        if not self.scheme.divides_by_attention:
+            one = jnp.ones_like(x[:, 0])
+            return self._is_defined((safe_norm(x), one, one))
         pull = self._pull(mu, directions, positions)
-        return self._is_defined(self._parts(x, directions, pull))
+        return self._is_defined(self._parts(mu, x, directions, pull))
 
     def _pull(self, mu, directions, positions) -> Float[Array, "m e"]:
         context = push_forward(DIRECTIONS, mu)
         return self.attention(context, directions, positions=positions)
 
-    def _parts(self, x, directions, pull):
+    def _parts(self, mu, x, directions, pull):
         """Return the radius, the radial part of the attention, and its length."""
         norm = safe_norm(pull)
-        is_long = norm > ROUNDINGS * jnp.finfo(norm.dtype).eps
-        radial = jnp.sum(directions * pull, axis=1)
-        return safe_norm(x), radial, jnp.where(is_long, norm, 0)
+        if self.scheme.divides_by_attention:
+            cut = ROUNDINGS * jnp.finfo(norm.dtype).eps * self._scale(mu)
+            norm = jnp.where(norm > cut, norm, 0)
+        return safe_norm(x), jnp.sum(directions * pull, axis=1), norm
+
+    def _scale(self, mu: AbstractContext) -> Float[Array, ""]:
+        """Return the largest attention of a token to itself alone."""
+        if not isinstance(mu, TokenCloud):
+            return jnp.ones(())
+
+        def alone(x, position):
+            place = None if position is None else position[None]
+            cloud = TokenCloud(x[None], positions=place)
+            return safe_norm(self.attention(cloud, x[None], positions=place))[0]
+
+        lengths = jax.vmap(alone)(unit_rows(mu.points), mu.positions)
+        return jax.lax.stop_gradient(jnp.max(jnp.where(mu.weights > 0, lengths, 0)))
 
     def _is_defined(self, parts) -> Bool[Array, " m"]:
         depth, parts = jax.lax.stop_gradient((self.depth, parts))

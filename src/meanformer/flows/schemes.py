@@ -171,6 +171,11 @@ class MixNorm(AbstractScheme):
         return Euclidean()
 
     @property
+    def start(self) -> AbstractSpace:
+        """The sphere."""
+        return Sphere()
+
+    @property
     def jumps(self) -> Float[Array, " 1"]:
         """The depth of the change."""
         return jnp.array([self.switch])
@@ -179,8 +184,10 @@ class MixNorm(AbstractScheme):
         """Return the two layers with the depths at which they begin."""
         kinds = (PostNorm(), PreNorm())
         maps = [scheme.layer(attention, 0.0, step) for scheme in kinds]
-        starts = jnp.array([0.0, self.switch], as_float_array("step", step).dtype)
-        return Schedule(maps, starts)
+        dtype = as_float_array("step", step).dtype
+        # Depth is a multiple of the step, rounded: one just below is the switch.
+        switch = self.switch * (1 - 4 * jnp.finfo(dtype).eps)
+        return Schedule(maps, jnp.array([0.0, switch], dtype))
 
 
 class CustomScheme(AbstractScheme):

@@ -14,11 +14,12 @@ from meanformer.errors import (
     check_finite,
     check_shape,
 )
-from meanformer.geometry.polytopes import Polytope, hull_of
+from meanformer.geometry.polytopes import Polytope, as_points, hull_of, norms_of
 from meanformer.typing import ArrayLike
 
 SCORES = ("raw", "unit")
 OUTSIDE = -1
+LARGEST = np.finfo(np.float64).max
 
 
 class Cells(eqx.Module):
@@ -62,6 +63,11 @@ class Cells(eqx.Module):
     ):
         points = _checked("vertices", vertices, (None, None))
         dimension = points.shape[1]
+        check(
+            points.size > 0,
+            f"vertices has shape {points.shape}; it must be (k, d) with "
+            f"{dimension + 1} or more vertices.",
+        )
         check(scores in SCORES, f'scores is {scores!r}; it must be "raw" or "unit".')
         is_zero = (points == 0).all(axis=1)
         check(
@@ -88,11 +94,12 @@ class Cells(eqx.Module):
         """The vectors that points are scored with: the vertices or unit vectors."""
         if self.scores == "raw":
             return self.vertices
-        return self.vertices / np.linalg.norm(self.vertices, axis=1, keepdims=True)
+        return self.vertices / norms_of(self.vertices)[:, None]
 
-    def score(self, x: Float[np.ndarray, "m d"]) -> Float[np.ndarray, "m k"]:
+    def score(self, x: ArrayLike) -> Float[np.ndarray, "m k"]:
         r"""Return the scores $\langle Bx, v_i\rangle$ of points, a column a cell."""
-        return np.asarray(x, np.float64) @ self.form.T @ self.directions.T
+        points = as_points("x", x, self.dimension)
+        return points @ self.form.T @ self.directions.T
 
     def cell(self, index: int) -> Polytope:
         """Return a cell as a polytope."""
@@ -116,10 +123,17 @@ class Cells(eqx.Module):
             f"index is {index}; it must be below {len(self)}, the number of vertices.",
         )
         number = as_number("margin", margin)
-        check(number >= 0, f"margin is {margin}; it must be zero or more.")
+        check(
+            0 <= number < np.inf,
+            f"margin is {margin}; it must be zero or more, and finite.",
+        )
         gaps = self.directions - self.directions[index]
         gaps = gaps[(gaps != 0).any(axis=1)]
-        conditions = np.column_stack([gaps @ self.form, np.full(len(gaps), number)])
+        sizes, form_size = norms_of(gaps), _size(self.form)
+        normals = gaps / sizes[:, None] @ (self.form / form_size)
+        with np.errstate(over="ignore"):
+            margins = np.minimum(number / sizes / form_size, LARGEST)
+        conditions = np.column_stack([normals, margins])
         rows = np.concatenate([self.hull.halfspaces, conditions])
         return Polytope(rows, self.hull.frame)
 
@@ -129,25 +143,38 @@ class Cells(eqx.Module):
         return np.array([self.cell(index).volume for index in range(len(self))])
 
     def contains(
-        self, x: Float[np.ndarray, "m d"], *, tolerance: float = 1e-12
+        self, x: ArrayLike, *, tolerance: float = 1e-12
     ) -> Bool[np.ndarray, "m k"]:
         r"""Whether points lie in cells: several in the common boundary of cells.
 
-        The tolerance is relative to $\lvert Bx\rvert\max_j\lvert v_j\rvert$, and to the
-        size of the hull.
+        Args:
+            x: points, of shape (m, d).
+            tolerance: relative to $\lvert Bx\rvert\max_j\lvert v_j\rvert$, and to the
+                size of the hull.
         """
-        points = np.asarray(x, np.float64)
-        scores = self.score(points)
-        sizes = np.linalg.norm(points @ self.form.T, axis=1)
-        largest = np.linalg.norm(self.directions, axis=1).max()
-        slack = tolerance * sizes[:, None] * largest
+        points = as_points("x", x, self.dimension)
+        scores, sizes = self._relative_scores(points)
+        slack = tolerance * sizes[:, None]
         is_best = scores >= scores.max(axis=1, keepdims=True) - slack
         return is_best & self.hull.contains(points, tolerance=tolerance)[:, None]
 
-    def owner(self, x: Float[np.ndarray, "m d"]) -> Int[np.ndarray, " m"]:
-        """Return the cell of each point, the first one on a boundary; -1 outside."""
-        inside = self.hull.contains(x)
-        return np.where(inside, self.score(x).argmax(axis=1), OUTSIDE)
+    def owner(self, x: ArrayLike) -> Int[np.ndarray, " m"]:
+        """Return the cell of each point, the first one on a boundary; -1 outside.
+
+        Args:
+            x: points, of shape (m, d).
+        """
+        points = as_points("x", x, self.dimension)
+        scores, _ = self._relative_scores(points)
+        return np.where(self.hull.contains(points), scores.argmax(axis=1), OUTSIDE)
+
+    def _relative_scores(self, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        r"""Scores and $\lvert Bx\rvert\max_j\lvert v_j\rvert$, both over a size."""
+        lengths = norms_of(points)
+        moved = points / np.where(lengths > 0, lengths, 1)[:, None]
+        moved = moved @ (self.form / _size(self.form)).T
+        directions = self.directions / norms_of(self.directions).max()
+        return moved @ directions.T, np.linalg.norm(moved, axis=1)
 
     @property
     def keeps_vertex(self) -> Bool[np.ndarray, " k"]:
@@ -161,7 +188,7 @@ class Cells(eqx.Module):
 
     def explain(self) -> str:
         """Say in words which cells are empty and which vertices move, and why."""
-        empty = np.flatnonzero(self.volumes == 0).tolist()
+        empty = [index for index in range(len(self)) if self.cell(index).is_empty]
         moving = np.flatnonzero(~self.keeps_vertex).tolist()
         sentences = [f"{len(self) - len(empty)} of {len(self)} cells have a volume."]
         if empty:
@@ -180,6 +207,11 @@ class Cells(eqx.Module):
             else "All vertices lie in their own cells."
         )
         return " ".join(sentences)
+
+
+def _size(matrix: np.ndarray) -> float:
+    """The largest entry, to divide by; one for the matrix zero."""
+    return float(np.abs(matrix).max()) or 1.0
 
 
 def _listed(indices: list[int]) -> str:

@@ -1,21 +1,29 @@
 """Convex polytopes given by halfspaces: corners, volume, erosion."""
 
+import math
+from typing import Any
+
 import equinox as eqx
 import numpy as np
 from jaxtyping import Bool, Float
 
-from meanformer.errors import InvalidInput, as_number, check
+from meanformer.errors import InvalidInput, Overflow, as_number, check
+from meanformer.typing import ArrayLike
 
 # Of the size of a polytope: what is thinner has no volume, only rounding.
 THIN = 1e-12
 # A corner of a polygon closer to the last one than this share of the size is the same.
 SAME = 1e-14
+# In units of the frame no halfspace so far away cuts off anything, or leaves anything.
+FAR_AWAY = 100.0
 
 
 class Polytope(eqx.Module):
     r"""A bounded intersection of halfspaces.
 
     $$\{x : \langle a_k, x\rangle + b_k \le 0 \text{ for all } k\} .$$
+
+    Units do not matter: all is computed for the frame moved and scaled to size one.
 
     Attributes:
         halfspaces: the rows $(a_k, b_k)$, of shape (c, d + 1), as in `scipy.spatial`.
@@ -34,7 +42,9 @@ class Polytope(eqx.Module):
     @property
     def size(self) -> float:
         """The largest distance of the frame from its mean."""
-        return float(np.linalg.norm(self.frame - self.frame.mean(0), axis=1).max())
+        centre, unit = unit_of(self.frame)
+        points = (self.frame - centre) / unit
+        return unit * float(norms_of(points - points.mean(0)).max())
 
     @property
     def corners(self) -> Float[np.ndarray, "p d"]:
@@ -43,27 +53,35 @@ class Polytope(eqx.Module):
         In the plane and on the line the frame is clipped by one halfspace after the
         other, exactly up to rounding; above, Qhull meets all of them.
         """
-        if self.dimension == 1:
-            return _interval(self.halfspaces, THIN * self.size)
-        if self.dimension == 2:
-            return _polygon(self.halfspaces, self.frame, self.size)
-        return _corners_by_qhull(self.halfspaces, THIN * self.size)
+        centre, unit = unit_of(self.frame)
+        return centre + unit * self._unit_corners()
 
     @property
     def volume(self) -> float:
         """Length, area or volume; zero if there is none."""
-        return volume_of(self.corners)
+        _, unit = unit_of(self.frame)
+        return scaled_volume(volume_of(self._unit_corners()), unit, self.dimension)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has no volume, rather than one that is rounded to zero."""
+        return len(self._unit_corners()) == 0
 
     def contains(
-        self, x: Float[np.ndarray, "m d"], *, tolerance: float = 1e-12
+        self, x: ArrayLike, *, tolerance: float = 1e-12
     ) -> Bool[np.ndarray, " m"]:
-        """Whether points lie in it, or so close to it, relative to its size."""
-        normals, offsets = self.halfspaces[:, :-1], self.halfspaces[:, -1]
-        lengths = np.linalg.norm(normals, axis=1)
-        # A condition without a direction holds everywhere or nowhere.
-        slack = tolerance * np.where(lengths > 0, lengths * self.size, 1)
-        heights = np.asarray(x, np.float64) @ normals.T + offsets[None, :]
-        return np.asarray((heights <= slack[None, :]).all(axis=1))
+        """Whether points lie in it, or so close to it, relative to its size.
+
+        Args:
+            x: points, of shape (m, d).
+            tolerance: the distance allowed, in units of the size of the frame.
+        """
+        points = as_points("x", x, self.dimension)
+        centre, unit = unit_of(self.frame)
+        rows = self._unit_halfspaces()
+        with np.errstate(over="ignore", invalid="ignore"):  # far outside
+            heights = (points - centre) / unit @ rows[:, :-1].T + rows[None, :, -1]
+        return np.asarray((heights <= tolerance).all(axis=1))
 
     def eroded(self, distance: float) -> "Polytope":
         r"""Return the points whose ball of this radius lies in the polytope.
@@ -72,14 +90,38 @@ class Polytope(eqx.Module):
         no facet moves too, and cuts off nothing more.
         """
         number = as_number("distance", distance)
-        check(number >= 0, f"distance is {distance}; it must be zero or more.")
+        check(
+            0 <= number < np.inf,
+            f"distance is {distance}; it must be zero or more, and finite.",
+        )
         rows = self.halfspaces.copy()
-        rows[:, -1] += number * np.linalg.norm(rows[:, :-1], axis=1)
+        rows[:, -1] += number * norms_of(rows[:, :-1])
         return Polytope(rows, self.frame)
+
+    def _unit_halfspaces(self) -> np.ndarray:
+        """The halfspaces where the frame has size one, their normals of length one."""
+        centre, unit = unit_of(self.frame)
+        lengths = norms_of(self.halfspaces[:, :-1])
+        with np.errstate(over="ignore"):
+            # A condition without a direction holds everywhere or nowhere.
+            rows = self.halfspaces / np.where(lengths > 0, lengths, 1)[:, None]
+            rows[:, -1] = (rows[:, :-1] @ centre + rows[:, -1]) / unit
+        rows[:, -1] = np.clip(rows[:, -1], -FAR_AWAY, FAR_AWAY)
+        return rows
+
+    def _unit_corners(self) -> np.ndarray:
+        centre, unit = unit_of(self.frame)
+        rows = self._unit_halfspaces()
+        if self.dimension == 1:
+            return _interval(rows)
+        if self.dimension == 2:
+            return _polygon(rows, (self.frame - centre) / unit)
+        return _corners_by_qhull(rows)
 
 
 def hull_of(points: Float[np.ndarray, "n d"]) -> Polytope:
     """Return the convex hull of points, which must not lie in a hyperplane."""
+    check(points.size > 0, f"the points have shape {points.shape}; there are none.")
     if points.shape[1] == 1:
         low, high = points.min(), points.max()
         check(low < high, _flat(points))
@@ -88,11 +130,57 @@ def hull_of(points: Float[np.ndarray, "n d"]) -> Polytope:
         )
     from scipy.spatial import ConvexHull, QhullError
 
+    centre, unit = unit_of(points)
     try:
-        hull = ConvexHull(points)
+        hull = ConvexHull((points - centre) / unit)
     except (QhullError, ValueError) as error:
         raise InvalidInput(_flat(points)) from error
-    return Polytope(np.unique(hull.equations, axis=0), points[hull.vertices])
+    rows = np.unique(hull.equations, axis=0)
+    rows[:, -1] = unit * rows[:, -1] - rows[:, :-1] @ centre
+    return Polytope(rows, points[hull.vertices])
+
+
+def unit_of(points: Float[np.ndarray, "n d"]) -> tuple[np.ndarray, float]:
+    """Return a centre of points and, as a power of two, how far they reach from it."""
+    centre = points.min(axis=0) / 2 + points.max(axis=0) / 2
+    reach = float(np.abs(points - centre).max())
+    return centre, math.ldexp(1.0, math.frexp(reach)[1] - 1) if reach > 0 else 1.0
+
+
+def norms_of(rows: Float[np.ndarray, "n d"]) -> Float[np.ndarray, " n"]:
+    """Return the length of each row, whatever its size."""
+    exponents = np.frexp(np.abs(rows).max(axis=1, initial=0.0))[1]
+    lengths = np.linalg.norm(np.ldexp(rows, -exponents[:, None]), axis=1)
+    return np.ldexp(lengths, exponents)
+
+
+def as_points(name: str, value: Any, dimension: int) -> Float[np.ndarray, "m d"]:
+    """Return points of this dimension in double precision, or raise."""
+    try:
+        points = np.asarray(value, np.float64)
+    except (TypeError, ValueError):
+        raise InvalidInput(
+            f"{name} is {value!r}; it must hold points of dimension {dimension}."
+        ) from None
+    check(
+        points.ndim == 2 and points.shape[1] == dimension,
+        f"{name} has shape {points.shape}; it must be (any, {dimension}), one row for "
+        "each point.",
+    )
+    return points
+
+
+def scaled_volume(volume: float, unit: float, dimension: int) -> float:
+    """Return a volume of this dimension in other units, a power of two."""
+    exponent = dimension * (math.frexp(unit)[1] - 1)
+    try:
+        return math.ldexp(volume, exponent)
+    except OverflowError:
+        digits = math.log10(volume) + exponent * math.log10(2)
+        raise Overflow(
+            f"the volume is about 1e{digits:.0f}, too large for a number; give the "
+            "points in a larger unit."
+        ) from None
 
 
 def volume_of(corners: Float[np.ndarray, "p d"]) -> float:
@@ -119,23 +207,22 @@ def _flat(points: np.ndarray) -> str:
     )
 
 
-def _interval(halfspaces: np.ndarray, thin: float) -> np.ndarray:
+def _interval(halfspaces: np.ndarray) -> np.ndarray:
     slopes, offsets = halfspaces.T
     low = np.max(-offsets[slopes < 0] / slopes[slopes < 0])
     high = np.min(-offsets[slopes > 0] / slopes[slopes > 0])
-    is_empty = (offsets[slopes == 0] > 0).any() or high - low <= thin
+    is_empty = (offsets[slopes == 0] > 0).any() or high - low <= THIN
     return np.empty((0, 1)) if is_empty else np.array([[low], [high]])
 
 
-def _polygon(halfspaces: np.ndarray, frame: np.ndarray, size: float) -> np.ndarray:
+def _polygon(halfspaces: np.ndarray, frame: np.ndarray) -> np.ndarray:
     corners = frame
     for row in halfspaces:
         corners = _clipped(corners, row[:-1], row[-1])
         if len(corners) == 0:
             return corners
-    corners = _distinct(corners, SAME * size)
-    is_thin = volume_of(corners) <= THIN * size**2
-    return np.empty((0, 2)) if is_thin else corners
+    corners = _distinct(corners, SAME)
+    return np.empty((0, 2)) if volume_of(corners) <= THIN else corners
 
 
 def _clipped(corners: np.ndarray, normal: np.ndarray, offset: float) -> np.ndarray:
@@ -157,25 +244,32 @@ def _distinct(corners: np.ndarray, distance: float) -> np.ndarray:
     return corners[gaps > distance]
 
 
-def _corners_by_qhull(halfspaces: np.ndarray, thin: float) -> np.ndarray:
+def _corners_by_qhull(halfspaces: np.ndarray) -> np.ndarray:
     from scipy.spatial import HalfspaceIntersection
 
-    dimension = halfspaces.shape[1] - 1
-    lengths = np.linalg.norm(halfspaces[:, :-1], axis=1)
-    proper = halfspaces[lengths > 0]
-    centre, radius = _inner_ball(proper, lengths[lengths > 0])
-    is_empty = (halfspaces[lengths == 0, -1] > 0).any() or radius <= thin
-    if is_empty:
-        return np.empty((0, dimension))
+    is_proper = (halfspaces[:, :-1] != 0).any(axis=1)
+    proper = halfspaces[is_proper]
+    centre = _inner_point(proper)
+    radius = -(proper[:, :-1] @ centre + proper[:, -1]).max()
+    if (halfspaces[~is_proper, -1] > 0).any() or radius <= THIN:
+        return np.empty((0, len(centre)))
     return HalfspaceIntersection(proper, centre).intersections
 
 
-def _inner_ball(halfspaces: np.ndarray, lengths: np.ndarray) -> tuple:
-    """Return centre and radius of a largest ball inside, by linear programming."""
+def _inner_point(halfspaces: np.ndarray) -> np.ndarray:
+    """Return the centre of a largest ball inside, by linear programming.
+
+    The normals have length one. A negative radius tells how far from having a common
+    point the halfspaces are.
+    """
     from scipy.optimize import linprog
 
     cost = np.append(np.zeros(halfspaces.shape[1] - 1), -1.0)
-    rows = np.column_stack([halfspaces[:, :-1], lengths])
-    # A negative radius tells how far from having a common point they are.
+    rows = np.column_stack([halfspaces[:, :-1], np.ones(len(halfspaces))])
     found = linprog(cost, rows, -halfspaces[:, -1], bounds=(None, None))
-    return found.x[:-1], found.x[-1]
+    check(
+        found.success,
+        "the halfspaces do not bound a polytope: the linear program for a largest ball "
+        f"inside has no solution ({found.message.rstrip('.')}).",
+    )
+    return found.x[:-1]

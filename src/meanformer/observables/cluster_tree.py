@@ -3,10 +3,7 @@
 import math
 from typing import NamedTuple
 
-import equinox as eqx
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
 
 from meanformer.errors import InvalidInput, Unsupported, as_number, check
 from meanformer.geometry import AbstractSpace, Sphere
@@ -14,6 +11,7 @@ from meanformer.numerics.linkage import (
     circle_edges,
     close_components,
     components,
+    lengths,
     line_edges,
     spanning_edges,
 )
@@ -33,19 +31,14 @@ class Tokens(NamedTuple):
     space: AbstractSpace
 
     def distances(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-        """Return the distance within the space, row by row."""
-        # Padded to few lengths, so that few programs serve clouds of all sizes.
-        missing = (1 << max(len(first) - 1, 0).bit_length()) - len(first)
-        ends = [
-            jnp.asarray(np.pad(rows, ((0, missing), (0, 0))))
-            for rows in (first, second)
-        ]
-        return np.asarray(_distance(self.space, *ends), np.float64)[: len(first)]
+        """Return the distance within the space, row by row, in double precision.
 
-
-@eqx.filter_jit
-def _distance(space: AbstractSpace, first: Array, second: Array) -> Array:
-    return space.distance(first, second)
+        As `space.distance` in JAX, which may be limited to single precision.
+        """
+        apart = lengths(first - second)
+        if not isinstance(self.space, Sphere):
+            return apart
+        return 2 * np.arctan2(apart, lengths(first + second))
 
 
 class Cut(NamedTuple):
@@ -153,13 +146,21 @@ def _groups_without_tree(tokens: Tokens, cut: Cut) -> Groups:
             f"{len(tokens.points)} are more than {MOST_FOR_TREE}; join close ones "
             "first with merge(cloud, tolerance), or give a threshold."
         )
-    chord = float(tokens.space.chord(jnp.asarray(cut.threshold)))
-    labels = close_components(tokens.points, chord)
-    return Groups(labels, None, cut.threshold, True, "counted at the threshold")
+    threshold = reach = cut.threshold
+    if isinstance(tokens.space, Sphere):
+        reach = 2 * math.sin(min(threshold, math.pi) / 2)
+    labels = close_components(
+        tokens.points,
+        reach,
+        lambda first, second: tokens.distances(first, second) <= threshold,
+    )
+    return Groups(labels, None, threshold, True, "counted at the threshold")
 
 
 def _automatic(heights: np.ndarray, floor: float) -> tuple[bool, float, str]:
     """Return whether the heights have a gap, where to cut, and why."""
+    # Tokens at one point are one: how often it is listed is no evidence.
+    heights = heights[heights > 0]
     if len(heights) == 0 or heights[-1] <= floor:
         return True, floor, "one cluster: no step is longer than the floor"
     below = np.append(0.0, heights[:-1])

@@ -293,15 +293,18 @@ def _detect_leaders(scene: _Scene, prediction, reading: Reading) -> LimitDetecti
             f"a token is still {facts['residual']:.2g} of the diameter from its leader"
         )
         return _open(prediction, depth, reason, "not reached", **facts)
-    contradiction = _contradiction(prediction, facts, scene)
+    contradiction = contradiction_of(prediction, facts["offsets"], phase)
     geometry = "unknown" if contradiction else prediction.geometry
     reason = contradiction or _reason(facts, is_taken_over)
     return LimitDetection(geometry, "reached", reason, depth, prediction, **facts)
 
 
-def _contradiction(prediction, facts: dict, scene: _Scene) -> str:
+def contradiction_of(
+    prediction: LimitPrediction,
+    offsets: Float[np.ndarray, " h"] | None,
+    phase: BooleanPhase,
+) -> str:
     """What is wrong with the tokens' limit for the predicted geometry, if anything."""
-    offsets = facts["offsets"]
     if offsets is None:
         return ""
     if (offsets > 0).sum() > 1 or (offsets < 0).sum() > 1:
@@ -310,8 +313,8 @@ def _contradiction(prediction, facts: dict, scene: _Scene) -> str:
             "side of zero"
         )
     if prediction.geometry == "boolean-1d":
-        ends = {int(scene.points.argmin()), int(scene.points.argmax())}
-        leaders = {int(leader) for leader in np.unique(facts["phase"].leaders)}
+        ends = {int(phase.points.argmin()), int(phase.points.argmax())}
+        leaders = {int(leader) for leader in np.unique(phase.leaders)}
         if not leaders <= ends:
             return "a token that is neither leftmost nor rightmost leads"
     return ""

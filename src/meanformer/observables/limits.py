@@ -41,6 +41,8 @@ from meanformer.observables.prediction import (
 
 # Depth in units of the decay rate, for limits at the origin.
 DECAYS = 1e3
+# Depths to save: the same for both looks, so that one program serves them.
+SAVED = 33
 # Tolerance, sharpness and accuracy of `detect_limit`.
 READING = (1e-3, SHARP, 1e-8)
 
@@ -138,7 +140,7 @@ def find_limit(
     cloud: TokenCloud,
     *,
     depth: float | None = None,
-    save: int = 33,
+    save: int = SAVED,
     rtol: float | None = None,
     atol: float | None = None,
     second_look: bool = True,
@@ -251,7 +253,7 @@ def _confirmed(
     for side in (1.0, -1.0):
         moved = _moved(first, side * reading.accuracy)
         walk = _Walk(
-            reading.attention, found.prediction, moved, None, 3, None, None, False
+            reading.attention, found.prediction, moved, None, SAVED, None, None, False
         )
         _, other = walk.on()
         apart = np.inf

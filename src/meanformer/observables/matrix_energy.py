@@ -3,11 +3,13 @@
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from meanformer.attention import Unnormalised
 from meanformer.errors import (
+    Overflow,
     Unsupported,
     as_float_array,
     as_integer,
@@ -45,6 +47,10 @@ def matrix_energy_flow(form: ArrayLike, *, ascending: bool = True) -> Flow:
         ascending: climb the energy; descend it if `False`.
     """
     form = _checked_form(form)
+    check(
+        isinstance(ascending, bool),
+        f"ascending is {ascending!r}; it must be True or False.",
+    )
     value = form if ascending else -form
     identity = jnp.eye(len(form), dtype=form.dtype)
     return Flow(Unnormalised(form, identity, value), space=Sphere())
@@ -122,17 +128,35 @@ def optimal_circle_density(
         TokenCloud(points, masses),
         angles,
         masses * (count / (2 * jnp.pi)),
-        descent.energy,
-        descent.gap,
+        _unscaled("energy", descent.energy, descent.log_scale),
+        _unscaled("gap", descent.gap, descent.log_scale),
         descent.steps,
     )
 
 
 class _Descent(eqx.Module):
+    """A state of the descent; energy and gap in units of the largest kernel."""
+
     masses: Float[Array, " n"]
     energy: Float[Array, ""]
     gap: Float[Array, ""]
     steps: Int[Array, ""]
+    log_scale: Float[Array, ""]
+
+
+def _unscaled(
+    name: str, share: Float[Array, ""], log_scale: Float[Array, ""]
+) -> Float[Array, ""]:
+    """Return a share of the largest kernel as a number, or raise if it is too large."""
+    ceiling = float(np.log(jnp.finfo(share.dtype).max))
+    is_zero = share == 0
+    log_value = jnp.log(jnp.where(is_zero, 1, share)) + log_scale
+    if is_concrete(log_value) and not is_zero and float(log_value) > ceiling:
+        raise Overflow(
+            f"the {name} overflows {share.dtype}: its logarithm is about "
+            f"{float(log_value):.6g}; take a smaller form, or more steps."
+        )
+    return jnp.where(is_zero, 0, jnp.exp(jnp.minimum(log_value, ceiling)))
 
 
 @jax.jit
@@ -142,14 +166,16 @@ def _descended(
     tolerance: Float[Array, ""],
     most_steps: int | Int[Array, ""],
 ) -> _Descent:
-    kernel = jnp.exp(matmul(matmul(points, form), points.T))
-    rate = 1 / (2 * kernel.max())
+    scores = matmul(matmul(points, form), points.T)
+    log_scale = scores.max()
+    kernel = jnp.exp(scores - log_scale)
+    rate = 1 / 2
 
     def looked_at(masses: Float[Array, " n"], steps: Int[Array, ""]):
         slopes = 2 * matmul(kernel, masses)
         energy = jnp.dot(masses, slopes) / 2
         gap = jnp.maximum(2 * energy - slopes.min(), 0)
-        return slopes, _Descent(masses, energy, gap, steps)
+        return slopes, _Descent(masses, energy, gap, steps, log_scale)
 
     def is_open(carry) -> Bool[Array, ""]:
         state = carry[1]

@@ -13,6 +13,7 @@ from meanformer.errors import (
     as_integer,
     as_number,
     check,
+    check_finite,
     check_shape,
     is_concrete,
 )
@@ -148,6 +149,7 @@ def gram_histogram(trajectory: Trajectory, bins: int | ArrayLike = 40) -> GramHi
         The histograms. Cost on the host: $O(n^2 d)$ time for each depth, two million
         pairs of memory.
     """
+    check_trajectory(trajectory)
     edges = _edges(trajectory, bins)
     weights = np.asarray(trajectory.weights, np.float64)
     kept = np.flatnonzero(weights > 0)
@@ -171,35 +173,61 @@ def first_passage(
 
     A level counts as reached between two saved depths if it is at the later one; there
     the depth is located on the interpolation `trajectory.at`, by SciPy's method of
-    Brent. What happens between two saved depths and is undone there is not seen.
+    Brent, not before that of a lower level. What happens between two saved depths and
+    is undone there is not seen.
 
     Args:
-        trajectory: the solution of a flow.
+        trajectory: the solution of a flow, with all saved tokens on the space.
         levels: the levels, in any order.
-        space: brings interpolated points back to where they live; `Sphere()` by
-            default.
+        space: brings points back to where they live; `Sphere()` by default.
 
     Returns:
         One depth for each level; `None` where it is not reached. Cost: one pass over
         the pairs for each saved depth, and a dozen for each level.
     """
+    check_trajectory(trajectory)
     space = Sphere() if space is None else space
+    check(
+        isinstance(space, AbstractSpace),
+        f"space is {space!r}; it must be a space, such as Sphere().",
+    )
     levels = as_float_array("levels", levels)
     check_shape("levels", levels, (None,))
-    smallest = np.array(
-        [
-            float(smallest_inner_product(trajectory.cloud(index)))
-            for index in range(len(trajectory))
-        ]
+    check_finite("levels", levels)
+    clouds = [trajectory.cloud(index) for index in range(len(trajectory))]
+    for cloud in clouds:
+        space.check(cloud.points)
+    smallest = np.array([_smallest_on(space, cloud) for cloud in clouds])
+    given = np.asarray(levels, np.float64)
+    found: list[float | None] = [None] * len(given)
+    depth = float(trajectory.depths[0])
+    for index in np.argsort(given, kind="stable"):
+        found[index] = _passage(trajectory, smallest, given[index], space, depth)
+        depth = depth if found[index] is None else found[index]
+    return tuple(found)
+
+
+def check_trajectory(trajectory: Trajectory) -> None:
+    """Raise unless the trajectory is one of tokens."""
+    check(
+        isinstance(trajectory, Trajectory),
+        f"trajectory is a {type(trajectory).__name__}; give a Trajectory, the solution "
+        "of a flow of tokens.",
     )
-    return tuple(
-        _passage(trajectory, smallest, float(level), space) for level in levels
-    )
+
+
+def _smallest_on(space: AbstractSpace, cloud: TokenCloud) -> float:
+    return float(smallest_inner_product(cloud.moved(space.retract(cloud.points))))
 
 
 def _passage(
-    trajectory: Trajectory, smallest: np.ndarray, level: float, space: AbstractSpace
+    trajectory: Trajectory,
+    smallest: np.ndarray,
+    level: float,
+    space: AbstractSpace,
+    earliest: float,
 ) -> float | None:
+    """Return where a level is reached, given where the next lower one is."""
     from scipy.optimize import brentq
 
     reached = np.flatnonzero(smallest >= level)
@@ -209,17 +237,20 @@ def _passage(
     depths = np.asarray(trajectory.depths, np.float64)
     if after == 0 or smallest[after] == level:
         return float(depths[after])
+    # Interpolated ends may differ from the saved ones by rounding.
+    saved = dict(zip(depths, smallest, strict=True))
 
     def excess(depth: float) -> float:
-        cloud = trajectory.at(depth)
-        retracted = cloud.moved(space.retract(cloud.points))
-        return float(smallest_inner_product(retracted)) - level
+        if depth in saved:
+            return saved[depth] - level
+        return _smallest_on(space, trajectory.at(depth)) - level
 
-    ends = depths[after - 1], depths[after]
-    # Interpolated ends may differ from the saved ones by rounding.
-    if not excess(ends[0]) < 0 < excess(ends[1]):
-        return float(ends[1])
-    return float(brentq(excess, *ends, xtol=1e-13 * max(1.0, abs(ends[1]))))
+    forward = 1 if depths[-1] >= depths[0] else -1
+    before = forward * max(forward * depths[after - 1], forward * earliest)
+    if excess(before) >= 0:
+        return float(before)
+    width = 1e-13 * max(1.0, abs(depths[after]))
+    return float(brentq(excess, before, depths[after], xtol=width))
 
 
 def _edges(trajectory: Trajectory, bins: int | ArrayLike) -> np.ndarray:
