@@ -107,6 +107,16 @@ def as_float_array(name: str, value: Any) -> Array:
     return array
 
 
+def as_doubles(name: str, value: Any) -> np.ndarray:
+    """Return the value as a float64 array of numpy, whatever JAX is set to."""
+    try:
+        return np.asarray(value, np.float64)
+    except (TypeError, ValueError, jax.errors.JAXTypeError):
+        raise InvalidInput(
+            f"{name} is {value!r}; it must be a number or an array of numbers."
+        ) from None
+
+
 def _holds_doubles(value: Any) -> bool:
     """Whether a value is a float64 array of numpy, or a list with one inside."""
     if isinstance(value, list | tuple):

@@ -415,3 +415,61 @@ def test_masked_attention_heads_and_batches_have_schemes_too(key):
     np.testing.assert_allclose(both[1], end(clouds[1]), atol=1e-14)
     # The first token of a causal sequence sees itself alone, and only grows.
     np.testing.assert_allclose(both[0, 0], 2 * clouds[0, 0], atol=1e-12)
+
+
+def test_before_depth_minus_one_the_root_has_no_meaning_and_the_run_says_so():
+    flow = mf.normalised_flow(PLANE, mf.SqrtScaling())
+    cloud = mf.TokenCloud(jnp.array([[1.0, 0.0], [0.6, 0.8]]))
+    with pytest.warns(mf.StoppedEarly, match="At depth -1"):
+        path = mf.solve(flow, cloud, -2.0, save=2)
+    assert bool(path.status == mf.Status.undefined)
+    with pytest.warns(mf.StoppedEarly):
+        path = mf.run_layers(flow, cloud, 8, step=-0.25)
+    assert bool(path.status == mf.Status.undefined)
+    np.testing.assert_allclose(path.depths[-1], -1.0)
+
+
+def test_a_condition_sees_the_depth_of_a_backward_solve_itself():
+    cloud = mf.TokenCloud(jnp.array([[1.0, 0.0], [0.6, 0.8]]))
+    stop = mf.StopWhen(lambda depth, measure: depth < -0.7)
+    with pytest.warns(mf.StoppedEarly):
+        path = mf.solve(mf.Flow(PLANE), cloud, -2.0, save=5, stop=stop)
+    assert bool(path.status == mf.Status.condition_met)
+
+
+def test_the_rule_changes_at_the_layer_whose_depth_is_the_switch_to_rounding():
+    # 49 times the float 1/49 is just below one.
+    path = run_normalised_layers(ATTENTION, MixNorm(1.0), EIGHT, 50, step=1 / 49)
+    radii = np.linalg.norm(path.points[49:51, 0], axis=1)
+    np.testing.assert_allclose(radii[0], 1.0)
+    assert radii[1] > 1.001
+
+
+@pytest.mark.parametrize("scheme", [mf.PeriNorm(), mf.NGPT()], ids=["peri", "ngpt"])
+def test_the_size_of_the_values_does_not_matter_where_attention_is_normalised(scheme):
+    identity, cloud = jnp.eye(2), mf.TokenCloud(jnp.array([[1.0, 0.0], [0.6, 0.8]]))
+    tiny = mf.Softmax(identity, identity, 1e-18 * identity)
+    np.testing.assert_allclose(
+        velocity_at(scheme, tiny, cloud), velocity_at(scheme, PLANE, cloud), rtol=1e-13
+    )
+    Normalised(tiny, scheme).check(cloud)
+    angles = 0.3 + 2 * np.pi / 3 * np.arange(3)
+    triangle = mf.TokenCloud(np.stack([np.cos(angles), np.sin(angles)], axis=1))
+    flat = mf.Softmax(identity, identity, 1e-18 * identity, beta=0.0)
+    with pytest.raises(mf.InvalidInput, match="no meaning"):
+        Normalised(flat, scheme).check(triangle)
+
+
+def test_every_layer_takes_the_same_step_in_single_precision():
+    still = mf.TokenCloud(jnp.zeros((1, 1), jnp.float32))
+    push = mf.PointMap(lambda x: jnp.ones_like(x))
+    path = mf.run_layers(mf.Flow(push), still, 4000, step=0.01)
+    expected = np.cumsum(np.full(4000, 0.01, np.float32), dtype=np.float32)
+    np.testing.assert_array_equal(path.points[1:, 0, 0], expected)
+
+
+def test_a_step_that_is_no_number_is_refused(untyped):
+    with pytest.raises(mf.InvalidInput, match="step is 'a'"):
+        run_normalised_layers(
+            PLANE, mf.PreNorm(), mf.TokenCloud(jnp.eye(2)), 2, step="a"
+        )

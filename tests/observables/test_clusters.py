@@ -15,6 +15,7 @@ from meanformer.geometry import Euclidean, Sphere
 from meanformer.measures import Gaussian, TokenCloud, UniformSphere, pad
 from meanformer.numerics import linkage as linkage_module
 from meanformer.observables import cluster_profile, cluster_tree, count_clusters
+from memory_use import needs_linux, peak_increase
 
 FIVE = np.array([0.0621971438, 0.2143229734, 1.8191226208, 2.9110710095, 3.1879369617])
 
@@ -167,7 +168,8 @@ def test_the_default_threshold_is_a_share_of_the_scale():
     [
         ((0, 1e-4, 1e-4, 2e-4), 1, "one cluster"),
         ((0, 1e-4, 1.0, 1.0001, 3.0), 3, "a gap"),
-        ((0, 0, 1.0, 3.0), 3, "a gap"),
+        ((0, 0, 1.0, 3.0), None, "undecided"),
+        ((0, 0, 0), 1, "one cluster"),
         ((0, 0.1, 0.25, 0.45), None, "undecided"),
         ((0, 1.0), None, "undecided"),
         ((0.7,), 1, "one cluster"),
@@ -286,11 +288,109 @@ def test_many_tokens_are_counted_at_a_threshold_and_not_automatically(key, monke
 
 
 @pytest.mark.slow
-def test_fifty_thousand_tokens_are_counted_in_little_memory(key):
+def test_fifty_thousand_tokens_are_counted(key):
     cloud = blobs(key, count=17_000)
     found = count_clusters(cloud, threshold=1.0)
     assert found.count == 3
     np.testing.assert_allclose(found.masses, 1 / 3, rtol=1e-9)
+
+
+@pytest.mark.slow
+@needs_linux
+def test_tokens_that_are_nearly_all_close_are_linked_in_little_memory():
+    before = (
+        "import numpy as np, scipy.spatial, scipy.sparse.csgraph\n"
+        "from meanformer.numerics.linkage import close_components\n"
+        "points = np.random.default_rng(0).normal(size=(12_000, 6))"
+    )
+    call = "assert len(np.unique(close_components(points, 1.0))) > 1"
+    # All pairs near enough to be looked at, two indices each, take more than a GiB.
+    assert peak_increase(before, call) < 300
+
+
+@pytest.mark.parametrize("dimension", [2, 7])
+def test_long_chains_are_followed_to_their_end(dimension):
+    points = np.zeros((3000, dimension))
+    points[:, -1] = np.arange(3000)
+    points = points[np.random.default_rng(0).permutation(3000)]
+    assert linkage_module.close_components(points, 1.0).max() == 0
+    assert linkage_module.close_components(points, 0.99).max() == 2999
+
+
+@pytest.mark.parametrize(("dimension", "distance"), [(2, 0.1), (5, 0.8)])
+def test_pairs_in_several_passes_give_the_same_groups(
+    key, dimension, distance, monkeypatch
+):
+    points = np.asarray(jr.normal(key, (300, dimension)))
+    once = linkage_module.close_components(points, distance)
+    assert 1 < once.max() + 1 < 300
+    monkeypatch.setattr(linkage_module, "PAIRS_AT_ONCE", 50)
+    assert same_groups(linkage_module.close_components(points, distance), once)
+
+
+def test_a_grid_that_would_be_too_fine_is_not_made():
+    points = np.zeros((500, 3))
+    points[:, 0] = np.random.default_rng(0).random(500)
+    points[1] = points[0]
+    assert linkage_module.close_components(points, 1e-20).max() + 1 == 499
+    far = np.concatenate([points, np.full((1, 3), 1e25)])
+    labels = linkage_module.close_components(far, 0.1)
+    assert same_groups(labels, np.append(np.zeros(500), 1))
+
+
+def test_counts_agree_with_and_without_a_tree_where_rounding_decides(monkeypatch):
+    single = np.zeros((3, 2), np.float32)
+    single[:, 0] = [0.0, 0.1, 0.2]
+    exact = on_circle(0.1 * np.arange(9)).points
+    cases = [
+        (TokenCloud(single), Euclidean()),
+        (TokenCloud(single.astype(float)), Euclidean()),
+        (TokenCloud(jnp.pad(exact, ((0, 0), (0, 1)))), Sphere()),
+    ]
+
+    def counts(threshold):
+        return [
+            count_clusters(cloud, space=space, threshold=threshold).count
+            for cloud, space in cases
+        ]
+
+    thresholds = [0.1, float(np.float32(0.1)), np.nextafter(0.1, 1)]
+    with_tree = [counts(threshold) for threshold in thresholds]
+    # In double precision the steps of the first are just longer than one tenth.
+    assert (with_tree[0][0], with_tree[1][0]) == (3, 1)
+    monkeypatch.setattr(cluster_tree, "MOST_FOR_TREE", 1)
+    assert [counts(threshold) for threshold in thresholds] == with_tree
+
+
+@pytest.mark.parametrize("size", [1e160, 1e-170, 1e307])
+@pytest.mark.parametrize("most", [20_000, 1])
+def test_sizes_near_the_ends_of_floats_are_no_obstacle(size, most, monkeypatch):
+    monkeypatch.setattr(cluster_tree, "MOST_FOR_TREE", most)
+    cloud = TokenCloud(size * jnp.array([[0.0, 0], [5, 0], [1, 0], [5.5, 0]]))
+    found = count_clusters(cloud, threshold=1.1 * size)
+    np.testing.assert_array_equal(found.labels, [0, 1, 0, 1])
+    np.testing.assert_allclose(found.separations / size, 4.75, rtol=1e-12)
+    if most > 1:
+        np.testing.assert_allclose(found.heights / size, [0.5, 1, 4], rtol=1e-12)
+
+
+def test_a_smallest_mass_is_reached_up_to_rounding():
+    cloud = TokenCloud(np.zeros((10, 2)))
+    assert count_clusters(cloud, threshold=1.0, smallest_mass=1.0).count == 1
+    assert count_clusters(cloud, threshold=1.0, smallest_mass=1.001).count == 0
+
+
+def test_splitting_a_token_does_not_change_the_automatic_rule():
+    places = [0.0, 0.1, 0.25, 0.45]
+    for copies in (1, 2, 5):
+        cloud = on_line(*[0.0] * (copies - 1), *places)
+        found = count_clusters(cloud, threshold="auto", scale=3.0)
+        assert found.count is None
+
+
+def test_only_trajectories_of_tokens_have_a_profile(untyped):
+    with pytest.raises(InvalidInput, match="trajectory is a TokenCloud"):
+        cluster_profile(on_line(0.0, 1.0), threshold=0.5)
 
 
 def test_single_precision_stays_single_precision(key):

@@ -1,5 +1,7 @@
 """Tokens at equal angles: tabulated values, closed forms, the full flow."""
 
+from fractions import Fraction
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -313,3 +315,59 @@ def test_single_precision_is_solved_in_single_precision():
 def test_mistakes_are_told(make, message, untyped):
     with pytest.raises(mf.InvalidInput, match=message):
         make()
+
+
+@pytest.mark.parametrize("scheme", [mf.PostNorm(), mf.NGPT(), mf.PreNorm()])
+@pytest.mark.parametrize("level", [1e-14, 1e-300])
+def test_a_short_way_takes_its_length_over_the_speed(scheme, level):
+    model = Equiangular(8, 1.0, scheme=scheme)
+    expected = level / float(model.velocity(0.0))
+    np.testing.assert_allclose(model.time_to(level), expected, rtol=1e-12)
+
+
+def test_near_the_simplex_the_time_is_the_logarithm_of_its_distance():
+    start = -1 / 7 * (1 - 1e-14)
+    room = float(1 + 7 * Fraction(start))
+    time = Equiangular(8, 0.0, start=start).time_to(0.5)
+    exact = 0.5 * (np.log(4.5 / room) + np.log((1 - start) / 0.5))
+    np.testing.assert_allclose(time, exact, rtol=1e-14)
+
+
+def test_radii_that_grow_make_the_logarithm_of_the_time_exponential_in_beta():
+    def growth(z, beta):
+        gap = 8 / 7 * np.exp(-z) / (1 / 7 + np.exp(-z))
+        return (np.expm1(beta * gap) + 8 - 7 * gap) / 16
+
+    length = np.log1p(0.999 * 7) - np.log(0.001)
+    for beta in (10.0, 20.0):
+        log_radius = scipy.integrate.quad(
+            growth, 0, length, args=(beta,), points=[0.1, 1.0], epsrel=1e-12
+        )[0]
+        for scheme in (mf.PreNorm(), mf.PeriNorm()):
+            found = Equiangular(8, beta, scheme=scheme).log_time_to()
+            # In the end dr/dt is one to two per cent.
+            np.testing.assert_allclose(found, log_radius, rtol=1e-9, atol=0.02)
+    with pytest.raises(mf.Overflow, match="even the logarithm"):
+        Equiangular(8, 800.0, scheme=mf.PreNorm()).log_time_to()
+
+
+def test_numbers_beyond_all_numbers_are_refused():
+    model = Equiangular(8, 1000.0, kind="unnormalised")
+    with pytest.raises(mf.Overflow, match="lower beta"):
+        _ = model.law
+    with pytest.raises(mf.Overflow, match="lower beta"):
+        model.velocity(0.9)
+
+
+@pytest.mark.parametrize("depth", [1e-12, 1e-100, 1e-300])
+def test_a_short_depth_needs_half_the_number_of_tokens_over_it(depth):
+    # The time is n / (2 beta) up to a share of order n / beta.
+    beta = critical_beta(32, depth, kind="unnormalised")
+    np.testing.assert_allclose(beta, 16 / depth, rtol=1e-11)
+    with pytest.raises(mf.Overflow, match="less extreme"):
+        critical_beta(32, 1e-309, kind="unnormalised")
+
+
+def test_a_depth_that_is_no_number_is_refused(untyped):
+    with pytest.raises(mf.InvalidInput, match="must be a number"):
+        critical_beta(32, "a")

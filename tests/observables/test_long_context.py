@@ -194,3 +194,23 @@ def test_single_precision_stays_single():
 def test_mistakes_are_told(make, message, untyped):
     with pytest.raises(mf.InvalidInput, match=message):
         make()
+
+
+@pytest.mark.parametrize("small", [1e-13, 1e-17])
+def test_very_unequal_weights_have_the_cosine_of_their_pair(small):
+    points = jnp.array([[1.0, 0.0], [0.6, 0.8]])
+    for weights in ([1.0, small], [small, 1.0]):
+        cloud = mf.TokenCloud(points, jnp.array(weights))
+        np.testing.assert_allclose(mean_cosine(points, cloud.weights), 0.6)
+        found = context_similarity(cloud, 1.0)
+        assert np.isfinite([found.before, found.after, found.predicted]).all()
+
+
+def test_obtuse_tokens_have_an_inverse_too():
+    gamma = long_context_gamma(3, -0.1, -0.3)
+    np.testing.assert_allclose(long_context_similarity(3, gamma, -0.3), -0.1)
+
+
+def test_a_count_that_is_no_number_is_refused(untyped):
+    with pytest.raises(mf.InvalidInput, match="count is 'a'"):
+        long_context_similarity("a", 1.0, 0.2)

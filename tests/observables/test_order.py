@@ -1,5 +1,6 @@
 """Order parameters of clouds and along trajectories."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -188,3 +189,44 @@ def test_first_passages_in_space_need_no_sphere(pair_path):
     np.testing.assert_allclose(found, [exact], atol=1e-5)
     with pytest.raises(InvalidInput, match="levels"):
         first_passage(pair_path, 0.5)
+
+
+def test_tokens_off_the_space_have_no_first_passage(pair_path):
+    half = eqx.tree_at(lambda path: path.points, pair_path, 0.5 * pair_path.points)
+    with pytest.raises(InvalidInput, match="has norm 0.5"):
+        first_passage(half, [0.1])
+    found = first_passage(half, [0.1], space=Euclidean())
+    assert 0 < found[0] < 4
+
+
+def test_higher_levels_are_passed_later(pair_path):
+    # Few saved depths, and velocities that make the interpolation go up and down.
+    rough = eqx.tree_at(
+        lambda path: (path.depths, path.points, path.velocities),
+        pair_path,
+        tuple(
+            array[::20]
+            for array in (pair_path.depths, pair_path.points, 30 * pair_path.velocities)
+        ),
+    )
+    levels = np.linspace(-0.4, 0.95, 12)
+    found = first_passage(rough, levels[::-1])[::-1]
+    assert None not in found
+    assert (np.diff(found) >= 0).all()
+    # None is put at a saved depth for want of a sign change.
+    inside = [depth for depth in found if depth not in (0.0, 2.0, 4.0)]
+    assert len(inside) == len(found)
+    reached = [
+        float(smallest_inner_product(on_sphere(rough.at(depth)))) for depth in found
+    ]
+    assert (np.asarray(reached) >= levels - 1e-9).all()
+
+
+def on_sphere(cloud):
+    return cloud.moved(Sphere().retract(cloud.points))
+
+
+def test_other_objects_than_trajectories_are_refused(untyped):
+    for function in (lambda x: gram_histogram(x), lambda x: first_passage(x, [0.5])):
+        with pytest.raises(InvalidInput, match="trajectory is a TokenCloud"):
+            function(TOKENS)

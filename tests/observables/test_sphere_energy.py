@@ -30,6 +30,7 @@ from meanformer.observables import (
     perturbed,
     stationary_report,
 )
+from meanformer.observables.growth import linearised, tangent_basis
 
 TOKENS = TokenCloud([[1, 0, 0], [0, 1, 0], [0, 0, 1], [0.6, 0.8, 0]])
 ZERO = jnp.zeros(())
@@ -349,6 +350,116 @@ def test_functions_of_the_energy_refuse_what_has_none():
         stationary_report(changing, TOKENS)
 
 
+@pytest.mark.parametrize("kind", [Softmax, Unnormalised])
+@pytest.mark.parametrize("beta", [12.0, 20.0, 300.0])
+def test_rates_of_opposite_tokens_survive_the_pull_on_themselves(kind, beta):
+    axis = np.array([0.36, 0.48, 0.8])
+    cloud = TokenCloud(np.stack([axis, -axis]))
+    report = stationary_report(sphere_flow(kind, 3, beta), cloud)
+    rate = np.exp(-beta)
+    if kind is Softmax:
+        rate = rate / np.cosh(beta)
+    assert report.verdict == "stationary, index 2"
+    np.testing.assert_allclose(report.eigenvalues[:2], rate, rtol=1e-12)
+    np.testing.assert_allclose(report.eigenvalues[2:], 0, atol=1e-14 * rate)
+
+
+def test_rates_that_rounding_hides_leave_the_index_open():
+    flow = sphere_flow(Softmax, 3, 20.0)
+    report = stationary_report(flow, antipodal(3, 2))
+    assert report.verdict == "undecided: 2 rates below resolution, 0 positive"
+    assert report.is_stationary
+    assert report.index is None
+    assert report.nullity == 4
+    assert stationary_report(sphere_flow(Softmax, 3, 12.0), antipodal(3, 2)).index == 2
+
+
+def test_directions_that_are_no_rotation_leave_the_index_open():
+    # At beta zero all clouds of mean zero rest: the square can become a rectangle.
+    square = on_circle(np.arange(4) * np.pi / 2)
+    report = stationary_report(sphere_flow(Softmax, 2, 0.0), square)
+    assert report.verdict == "undecided: 1 rate below resolution, 2 positive"
+
+
+@pytest.mark.parametrize("count", [3, 4, 7, 12])
+@pytest.mark.parametrize("kind", [Softmax, Unnormalised])
+def test_polygons_are_stationary_in_single_precision(kind, count):
+    identity = jnp.eye(2, dtype=jnp.float32)
+    flow = Flow(kind(identity, identity, identity, beta=2.0), space=Sphere())
+    double = on_circle(2 * np.pi * np.arange(count) / count)
+    cloud = TokenCloud(double.points.astype(jnp.float32))
+    report = stationary_report(flow, cloud)
+    exact = stationary_report(sphere_flow(kind, 2, 2.0), double)
+    assert report.verdict == exact.verdict == f"stationary, index {count - 1}"
+    np.testing.assert_allclose(report.eigenvalues, exact.eigenvalues, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [Softmax, Unnormalised])
+def test_the_linearised_flow_is_that_of_automatic_differentiation(kind, key):
+    form = jnp.array([[0.9, 0.2, 0.0], [0.2, -0.4, 0.3], [0.0, 0.3, 0.5]])
+    odd = jnp.array([[0.1, 0.7, 0.2], [-0.3, 0.4, 0.0], [0.5, 0.1, -0.6]])
+    flow = Flow(kind(form + odd, jnp.eye(3), odd, beta=1.3), space=Sphere())
+    cloud = weighted(key)
+    found = linearised(flow, flow.velocity.gamma, cloud, np.zeros(5))
+    field = flow.field(ZERO, cloud, cloud.points)
+    basis = tangent_basis(Sphere(), np.asarray(cloud.points))
+    np.testing.assert_allclose(
+        np.einsum("nda,na->nd", basis, found.velocity), field, atol=1e-14
+    )
+    slopes = jax.jacfwd(lambda x: flow.field(ZERO, cloud.moved(x), x))(cloud.points)
+    if kind is Softmax:
+        # The derivative of the masses, which vanishes where the tokens rest.
+        logs = jax.jacfwd(lambda x: log_masses(flow, cloud.moved(x)))(cloud.points)
+        slopes = slopes + field[:, :, None, None] * logs[:, None]
+    expected = np.einsum("ida,idje,jeb->iajb", basis, slopes, basis).reshape(10, 10)
+    np.testing.assert_allclose(found.matrix, expected, atol=1e-13)
+
+
+def log_masses(flow, cloud):
+    return cloud.log_laplace(flow.velocity.gamma.tilts(Sphere().retract(cloud.points)))
+
+
+def test_masses_of_very_different_size_are_no_obstacle():
+    form = np.diag([800.0, -800.0, 1.0])
+    flow = Flow(Softmax(form, np.eye(3), form, beta=1.0), space=Sphere())
+    report = stationary_report(flow, TokenCloud(np.eye(3)))
+    assert report.verdict.startswith("not stationary: a token moves with speed 400")
+    # Alone, the third and the first rest; the third is pulled to the first.
+    report = stationary_report(flow, TokenCloud(np.eye(3)[:1]))
+    assert report.verdict == "stationary, index 0"
+    np.testing.assert_allclose(report.eigenvalues, [-799.0, -1600.0], rtol=1e-12)
+    light = TokenCloud(np.array([[1.0, 0], [-1.0, 0]]), np.array([1.0, 1e-300]))
+    report = stationary_report(sphere_flow(Softmax, 2, 1.0), light)
+    assert report.index == 1
+    assert np.isfinite(report.direction).all()
+
+
+def test_nothing_infinite_is_returned(key):
+    layer = identity_attention("softmax", 3, 1e-3)
+    with pytest.raises(Overflow, match="first variation overflows"):
+        first_variation(layer, TokenCloud([[1e3, 0, 0]]), [[709.5, 0, 0]])
+    negative = Softmax(
+        np.eye(3), np.eye(3), np.eye(3), beta=-2.0, allow_negative_beta=True
+    )
+    at_axis = first_variation(negative, TOKENS, [[0.0, 0.0, -1.0]])
+    np.testing.assert_allclose(at_axis, [-(3 + np.exp(2)) / 8], rtol=1e-13)
+    for size in (np.inf, 1e308):
+        with pytest.raises(InvalidInput, match="it must be at most"):
+            perturbed(TOKENS, size, key=key)
+    far = perturbed(TOKENS, 1e100, key=key)
+    np.testing.assert_allclose(np.linalg.norm(far.points, axis=1), 1, rtol=1e-14)
+    steep = matrix_energy_flow(np.diag([800.0, 1.0]))
+    with pytest.raises(Overflow, match="give Unnormalised a shift"):
+        stationary_report(steep, TokenCloud([[1.0, 0.0]]))
+
+
+def test_points_of_another_shape_are_refused():
+    layer = identity_attention("softmax", 3, 1.0)
+    for x in ([[1.0, 0.0]], [1.0, 0.0, 0.0]):
+        with pytest.raises(InvalidInput, match="x has shape"):
+            first_variation(layer, TOKENS, x)
+
+
 # Energies with a matrix.
 
 
@@ -468,3 +579,16 @@ def test_densities_are_refused_where_the_energy_is_not_convex():
         optimal_circle_density(np.diag([1.0, -0.5]))
     with pytest.raises(InvalidInput, match="shape"):
         optimal_circle_density(np.eye(3))
+
+
+def test_densities_of_steep_forms_are_finite_or_refused():
+    found = optimal_circle_density(np.diag([300.0, 1.0]), count=40, most_steps=50)
+    layer = matrix_energy_flow(np.diag([300.0, 1.0])).velocity.gamma
+    np.testing.assert_allclose(2 * energy(layer, found.cloud), found.energy, rtol=1e-10)
+    with pytest.raises(Overflow, match="energy overflows float64"):
+        optimal_circle_density(np.diag([800.0, 1.0]), count=40, most_steps=50)
+
+
+def test_ascending_must_be_a_truth_value(untyped):
+    with pytest.raises(InvalidInput, match="ascending is 'descending'"):
+        matrix_energy_flow(np.eye(2), ascending="descending")

@@ -5,6 +5,7 @@ import os
 import sys
 
 import jax.numpy as jnp
+import jax.random as jr
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
@@ -12,6 +13,7 @@ from PIL import Image
 
 import meanformer as mf
 from meanformer.flows import AbstractProgress
+from meanformer.flows.status import Status
 from meanformer.plotting import (
     CircleFrames,
     Frame,
@@ -24,7 +26,7 @@ from meanformer.plotting import (
 )
 from meanformer.plotting.frames import usual_frames
 from meanformer.plotting.movies import Film
-from meanformer.plotting.strips import strip_of
+from meanformer.plotting.strips import Strip, strip_of
 
 FAKE_FFMPEG = """#!{python}
 import sys
@@ -260,6 +262,10 @@ def test_progress_is_told(flat, tmp_path, capsys):
         ("a.gif", {"fps": 60}, "fps is 60; a .gif shows at most 50"),
         ("a.gif", {"dpi": -1}, "dpi is -1; it must be positive"),
         ("a.gif", {"size": (0, 1)}, "both sides must be positive"),
+        ("a.gif", {"size": (3, np.inf)}, "both sides must be positive and finite"),
+        ("a.gif", {"dpi": 0.1}, "which makes 0 x 0 pixels; each side must have from 1"),
+        ("a.gif", {"dpi": 20000}, "96000 x 96000 pixels; .* at most 67108864"),
+        ("a.gif", {"dpi": 3000}, "14400 x 14400 pixels; .* at most 67108864"),
         ("a.gif", {"depths": [0.0, 7.0]}, r"depth is 7.0; the trajectory covers \[0"),
         ("a.gif", {"depths": []}, "at least one depth"),
         ("a.gif", {"draw": PlaneFrames(tail=-1)}, "tail is -1; it must be 0 or more"),
@@ -271,6 +277,89 @@ def test_mistakes_are_told_and_leave_no_file(flat, tmp_path, name, options, sent
     with pytest.raises(mf.InvalidInput, match=sentence):
         movie(flat, tmp_path / name, **small(**options))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("untyped")
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"size": "a"}, "size is 'a'; it must be a width and a height"),
+        ({"size": (3,)}, r"size is \(3,\); it must be a width and a height"),
+        ({"size": (3, "b")}, "a side of size is 'b'; it must be a number"),
+        ({"fps": "a"}, "fps is 'a'; it must be a number"),
+        ({"dpi": None}, "dpi is None; it must be a number"),
+    ],
+)
+def test_what_is_no_number_is_told(flat, tmp_path, options, sentence):
+    with pytest.raises(mf.InvalidInput, match=sentence):
+        movie(flat, tmp_path / "a.gif", **options)
+
+
+@pytest.mark.usefixtures("untyped")
+def test_a_cloud_is_no_movie(flat, tmp_path):
+    with pytest.raises(mf.InvalidInput, match="TokenCloud has no tokens along depth"):
+        movie(flat.cloud(0), tmp_path / "a.gif")
+
+
+def test_tokens_between_few_saved_depths_stay_on_the_sphere():
+    depths = jnp.array([0.0, 1.5, 3.0])
+    zero, cosine, sine = 0 * depths, jnp.cos(depths), jnp.sin(depths)
+    path = mf.Trajectory(
+        depths,
+        jnp.stack([cosine, sine, zero], axis=1)[:, None],
+        jnp.stack([-sine, cosine, zero], axis=1)[:, None],
+        jnp.ones(1),
+        None,
+        None,
+        Status.reached,
+        jnp.arange(3),
+        jnp.zeros(3, int),
+    )
+    assert np.linalg.norm(path.at(0.75).points) < 0.99, "it leaves the sphere"
+    film = Film(path, None, 21, None, 25, (4, 4), 50)
+    assert isinstance(film.draw, SphereFrames)
+    np.testing.assert_allclose(np.linalg.norm(film.strip.points, axis=2), 1.0)
+
+
+@pytest.mark.slow
+def test_movies_of_default_solves_are_round():
+    cloud = mf.TokenCloud(mf.UniformSphere(3).sample(8, key=jr.key(0)))
+    flow = mf.Flow(mf.identity_attention("softmax", 3), space=mf.Sphere())
+    path = mf.solve(flow, cloud, 10.0)
+    between = np.linalg.norm(path.at(0.5).points, axis=1)
+    assert between.min() < 0.999, "the interpolation leaves the sphere"
+    film = Film(path, None, 21, None, 25, (4, 4), 50)
+    assert isinstance(film.draw, SphereFrames)
+    np.testing.assert_allclose(np.linalg.norm(film.strip.points, axis=2), 1.0)
+
+
+def test_tokens_that_leave_the_sphere_are_drawn_in_space():
+    points = np.random.default_rng(7).normal(size=(5, 3))
+    points /= np.linalg.norm(points, axis=1, keepdims=True)
+    path = mf.run_layers(
+        mf.Flow(mf.identity_attention("softmax", 3)), mf.TokenCloud(points), 3
+    )
+    film = Film(path, None, 1, None, 25, (4, 4), 50)  # the first depth only
+    assert isinstance(film.draw, SpaceFrames)
+
+
+@pytest.mark.parametrize(
+    ("depths", "texts"),
+    [
+        ([0.0, 0.5, 1.0], ["0.0", "0.5", "1.0"]),
+        ([0.0, 5e-5, 1e-4], ["0.00000", "0.00005", "0.00010"]),
+        ([0.0, 1e-9], ["0.000000", r"1.00 \cdot 10^{-9}"]),
+        ([2e-4, 3.0, 1e6], [r"2.00 \cdot 10^{-4}", "3", "1000000"]),
+        ([1e-4, 1e-3, 1.0], [r"1.00 \cdot 10^{-4}", "0.001", "1.000"]),
+        ([0.0], ["0"]),
+    ],
+)
+def test_small_depths_keep_their_digits(depths, texts):
+    strip = Strip(np.array(depths), np.ones((len(depths), 1, 2)), np.ones(1))
+    for index, text in enumerate(texts):
+        figure = Figure()
+        PlaneFrames()(figure, Frame(strip, index))
+        assert figure.texts[0].get_text() == f"depth $t = {text}$"
 
 
 def test_more_dimensions_than_three_need_a_function(tmp_path):

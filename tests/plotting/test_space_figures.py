@@ -19,9 +19,11 @@ from meanformer.plotting import (
     draw_leader_graph,
     draw_paths_3d,
     draw_sphere,
+    draw_sphere_density,
     style,
 )
 from meanformer.plotting.hulls import hull_facets
+from meanformer.plotting.matrices import leaders_of
 from meanformer.plotting.space import cross_section
 from meanformer.plotting.strips import choose_coordinates, resample, strip_of
 
@@ -143,6 +145,15 @@ def test_flat_points_have_a_flat_hull(directions, shapes, size):
     assert [facet.shape for facet in facets] == shapes
 
 
+def test_small_hulls_far_away_have_their_volume():
+    near = np.random.default_rng(0).random((30, 2))
+    far = hull_facets(1e-6 * near + 1e4)
+    assert [facet.shape for facet in far] == [hull_facets(near)[0].shape]
+    assert [len(facet) for facet in hull_facets(np.full((5, 3), 1e4 / 3))] == [1]
+    tiny = hull_facets(1e-200 * CUBE)
+    assert [facet.shape for facet in tiny] == [(4, 3)] * 6
+
+
 def test_the_hull_of_the_plane_is_a_polygon_of_its_area(axes):
     points = np.random.default_rng(5).normal(size=(30, 2))
     draw_hull(points, axes, vertices=True, color=style.GREEN)
@@ -199,10 +210,21 @@ def test_hyperplanes_keep_the_limits_and_miss_what_is_outside(axes, room):
     np.testing.assert_allclose(np.asarray(plane._faces)[0][:, 2], 0.5)
 
 
-@pytest.mark.parametrize("normal", [[0.0, 0.0], [1.0], [1.0, 0, 0, 0]])
+@pytest.mark.parametrize(
+    "normal", [[0.0, 0.0], [1.0], [1.0, 0, 0, 0], [1.0, float("nan")]]
+)
 def test_a_normal_has_two_or_three_entries(normal, axes):
     with pytest.raises(mf.InvalidInput, match="two or three entries"):
         draw_hyperplanes(normal, 0.0, axes)
+
+
+@pytest.mark.parametrize("draw", [draw_hyperplanes, draw_direction])
+def test_vectors_of_space_need_axes_of_space(draw, axes, room):
+    offsets = [0.0] if draw is draw_hyperplanes else []
+    with pytest.raises(mf.InvalidInput, match="3 entries is given for rectilinear"):
+        draw([1.0, 0.0, 0.0], *offsets, axes)
+    with pytest.raises(mf.InvalidInput, match="2 entries is given for 3d axes"):
+        draw([1.0, 0.0], *offsets, room)
 
 
 def test_a_direction_is_an_arrow_of_its_length(axes, room):
@@ -298,6 +320,25 @@ def test_tokens_off_the_sphere_are_refused(draw, axes, room):
         draw(np.eye(3 if draw is draw_sphere else 2), axes, index=1)
 
 
+@pytest.mark.usefixtures("untyped")
+@pytest.mark.parametrize("draw", [draw_sphere, draw_circle])
+def test_a_tail_is_a_number_of_depths(draw, axes, room):
+    axes = room if draw is draw_sphere else axes
+    with pytest.raises(mf.InvalidInput, match="tail is 2.5; it must be an integer"):
+        draw(np.eye(3 if draw is draw_sphere else 2), axes, tail=2.5)
+
+
+def test_a_map_of_the_sphere_is_of_tokens_on_it():
+    axes = canvas(subplot_kw={"projection": "mollweide"})[1]
+    with pytest.raises(mf.InvalidInput, match="9 away from the unit sphere"):
+        draw_sphere_density(mf.TokenCloud([[10.0, 0, 0]]), axes)
+    with pytest.raises(mf.InvalidInput, match="cells is 1; it must be 2 or more"):
+        draw_sphere_density(mf.TokenCloud([[1.0, 0, 0]]), axes, cells=1)
+    cloud = mf.TokenCloud([[1.0, 0, 0], [9.0, 0, 0]], [1.0, 0.0])
+    mesh = draw_sphere_density(cloud, axes, cells=4)
+    assert sorted(np.ravel(mesh.get_array())) == [0.01] * 7 + [8.0]
+
+
 def test_rows_of_an_attention_matrix_are_grouped_by_leader(axes):
     matrix = np.eye(6)[[4, 1, 1, 4, 4, 1]]
     draw_attention(jnp.asarray(matrix), axes, rank=2)
@@ -337,6 +378,23 @@ def test_tokens_that_have_met_have_one_leader_and_the_largest_weight_full_colour
     assert axes.images[0].get_clim()[1] == blocks.max()
     draw_attention(jnp.asarray(blocks), axes, largest=1.0)
     assert axes.images[1].get_clim() == (-1.0, 1.0)
+
+
+def test_leaders_are_the_largest_also_where_all_are_negative():
+    matrix = -np.array([[3.0, 2.0, 1.0], [3.0, 2.0, 1.0], [1.0, 2.0, 3.0]])
+    assert leaders_of(matrix).tolist() == [0, 2]
+    assert leaders_of(np.zeros((2, 2))).tolist() == [0]
+
+
+def test_a_matrix_may_be_a_list_and_leaders_are_among_its_tokens(axes):
+    draw_attention([[0.5, 0.5], [0.2, 0.8]], axes)
+    np.testing.assert_allclose(axes.lines[-1].get_xdata(), [0, 1])
+    with pytest.raises(mf.InvalidInput, match=r"leaders is \[7\]; .* from 0 to 2"):
+        draw_attention(np.eye(3), axes, leaders=[7])
+    with pytest.raises(mf.InvalidInput, match="a leader is .*1.5.*; it must be an int"):
+        draw_leader_graph(np.eye(2), jnp.eye(2), axes, leaders=[1.5])
+    with pytest.raises(mf.InvalidInput, match=r"shape \(2, 5\); it must be square"):
+        draw_attention(np.ones((2, 5)), axes)
 
 
 def test_numbers_of_many_leaders_do_not_overlap(axes):
@@ -386,6 +444,10 @@ def test_some_coordinates_of_a_trajectory_move_as_they_did():
     )
     with pytest.raises(mf.InvalidInput, match="coordinates are 6; .* from 1 to 5"):
         choose_coordinates(path, [5])
+    with pytest.raises(
+        mf.InvalidInput, match="coordinates are 1, 1; each can be shown"
+    ):
+        choose_coordinates(path, [0, 0])
 
 
 def test_drawings_of_space_take_their_ink_from_the_page(room):

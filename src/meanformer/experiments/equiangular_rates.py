@@ -113,7 +113,8 @@ RATES = Claim(
 RANDOM = Claim(
     id="random-tokens",
     statement=r"Independent uniform tokens in high dimension have average cosines that "
-    r"follow the curve of orthogonal tokens, for $\beta = 1$ and $4$.",
+    r"follow the curve of orthogonal tokens, for $\beta = 1$ and $4$: distance over "
+    r"what chance and curvature allow.",
     status="observation",
     reference="GLPR23, the high-dimensional case",
 )
@@ -273,12 +274,28 @@ def random_path(key, beta, depths, parameters: Parameters):
 
 
 def random_finding(paths, parameters: Parameters):
-    """Means over clouds against the curve."""
-    apart = [np.abs(cosines.mean(0) - curve) for _, cosines, curve in paths.values()]
+    """Means over clouds against the curve, over what chance and curvature allow.
+
+    The average cosine of a cloud has the variance 2/(n(n-1)d) at the start, and a small
+    change of it grows like the velocity of the curve. Inner products of variance 1/d
+    change the mean of an exponential by a share of beta^2/(2d), so the curve is late
+    or early by that share of the depth.
+    """
+    pairs, dimension = parameters.count * (parameters.count - 1), parameters.dimension
+    error = np.sqrt(2 / (pairs * dimension * parameters.clouds))
+    apart = []
+    for beta, (depths, cosines, curve) in paths.items():
+        speed = np.asarray(Equiangular(parameters.count, beta).velocity(curve))
+        bias = (1 + beta**2 / 2 * depths * speed) / dimension
+        allowed = 3 * error * speed / speed[0] + bias
+        apart.append(np.abs(cosines.mean(0) - curve) / allowed)
     return RANDOM.at_most(
         np.max(apart),
-        2 / np.sqrt(parameters.dimension),
-        source=theory(r"inner products fluctuate by $d^{-1/2}$; twice that is allowed"),
+        1.0,
+        source=theory(
+            "three standard errors of the mean over clouds, carried along the curve, "
+            r"and a bias of order $1/d$"
+        ),
     )
 
 

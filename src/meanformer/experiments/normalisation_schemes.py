@@ -18,7 +18,6 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import scipy.integrate
-from jaxtyping import Array, Int
 
 import meanformer as mf
 from meanformer.experiments import (
@@ -33,7 +32,7 @@ from meanformer.experiments import (
     tabulated,
     theory,
 )
-from meanformer.flows import AbstractScheme, run_normalised_layers
+from meanformer.flows import run_normalised_layers
 from meanformer.observables import Equiangular, mean_cosine
 from meanformer.plotting import draw_rate, mark_sizes, style
 
@@ -137,38 +136,6 @@ LATE = Claim(
 )
 
 
-class Selected(AbstractScheme):
-    """One of the six, by its number: a single program then serves them all."""
-
-    index: Int[Array, ""]
-
-    def slowness(self, depth, radius, radial, norm):
-        """Return that of the one selected."""
-        return self._of("slowness", depth, radius, radial, norm)
-
-    def growth(self, depth, radius, radial, norm):
-        """Return that of the one selected."""
-        return self._of("growth", depth, radius, radial, norm)
-
-    def _of(self, method: str, *values):
-        branches = [getattr(scheme, method) for scheme in SCHEMES.values()]
-        return jax.lax.switch(self.index, branches, *values)
-
-    @property
-    def space(self):
-        """The whole space; a radius that does not grow stays one."""
-        return mf.Euclidean()
-
-    @property
-    def jumps(self):
-        """That of Mix."""
-        return jnp.array([SWITCH])
-
-    def layers(self, attention, step):
-        """Not needed: networks are run with the schemes themselves."""
-        raise NotImplementedError
-
-
 class Curve(NamedTuple):
     """Gap and radius of a scheme at many depths."""
 
@@ -185,9 +152,9 @@ def run(parameters: Parameters, *, progress) -> Outcome:
     """Solve flows, models and networks of all schemes."""
     numbers = {name: jnp.asarray(index) for index, name in enumerate(SCHEMES)}
     flows, curves = {}, {}
-    for name, index in progress.over(list(numbers.items()), 0.4):
-        flows[name] = flow_cosines(Selected(index))
-        curves[name] = curve_of(Selected(index))
+    for name, scheme in progress.over(list(SCHEMES.items()), 0.4):
+        flows[name] = flow_cosines(scheme)
+        curves[name] = curve_of(scheme)
     counts = [parameters.finest // 4, parameters.finest // 2, parameters.finest]
     errors = {
         name: layer_errors(scheme, counts, flows[name][-1])
@@ -552,5 +519,5 @@ experiment = Experiment(
     ),
     parameters=Parameters,
     run=run,
-    seconds=15,
+    seconds=50,
 )

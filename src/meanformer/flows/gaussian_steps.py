@@ -15,7 +15,12 @@ from meanformer.flows.gaussian_state import (
     GaussianProblem,
     GaussianState,
 )
-from meanformer.flows.integrate import CHECKPOINTS, OVERFLOWN, just_inside
+from meanformer.flows.integrate import (
+    CHECKPOINTS,
+    OVERFLOWN,
+    direction,
+    just_inside,
+)
 from meanformer.flows.locate import FirstZero
 from meanformer.flows.schedule import AbstractSchedule
 from meanformer.flows.solvers import (
@@ -93,7 +98,7 @@ def _in_depth(problem: GaussianProblem, state: GaussianState, end) -> Any:
 
         return diffrax.ODETerm(field)
 
-    schedule = problem.flow.velocity
+    schedule, forward = problem.flow.velocity, direction(state.depth, end)
     is_split = isinstance(integrator, Splitting)
     terms = [term(part) for part in (schedule.terms() if is_split else (schedule,))]
     return diffrax.diffeqsolve(
@@ -106,7 +111,7 @@ def _in_depth(problem: GaussianProblem, state: GaussianState, end) -> Any:
         stepsize_controller=_controller(
             problem, schedule.jumps, lambda carried: carried
         ),
-        event=diffrax.Event(_events(problem, lambda t, y: (t, y))),
+        event=diffrax.Event(_events(problem, lambda t, y: (forward * t, y))),
         max_steps=problem.max_steps,
         adjoint=diffrax.RecursiveCheckpointAdjoint(checkpoints=CHECKPOINTS),
         throw=False,

@@ -24,7 +24,7 @@ def lengths(steps: np.ndarray) -> np.ndarray:
 def scale_of(points: np.ndarray) -> float:
     """Return a power of two near the range of the points, to divide them by."""
     ranges = points.max(axis=0, initial=0) - points.min(axis=0, initial=0)
-    return float(np.ldexp(1.0, max(int(np.frexp(ranges.max())[1]), -1000)))
+    return float(np.ldexp(1.0, np.clip(np.frexp(ranges.max())[1], -1000, 1000)))
 
 
 def spanning_edges(points: np.ndarray) -> np.ndarray:
@@ -97,13 +97,9 @@ def close_components(
         pairs; time $O(n \log n)$, times the number of cells within three steps of one,
         so that it is at most $O(n^2 d)$ plus one search tree for each cell.
     """
-    if is_step is None:
-
-        def is_step(first, second):
-            return lengths(first - second) <= distance
-
     if distance == 0:
         return _equal_rows(points)[1]
+    is_step = is_step or _within(distance)
     scale = scale_of(points)
     scaled, reach = points / scale, distance / scale
     firsts, cell_of = _cells(scaled, reach)
@@ -123,6 +119,10 @@ def close_components(
         links = _links(scaled, points, members, one[is_open], other[is_open], is_step)
         labels = _joined(labels, *links)
     return labels[cell_of]
+
+
+def _within(distance: float) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+    return lambda first, second: lengths(first - second) <= distance
 
 
 def _equal_rows(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -86,8 +86,8 @@ def count_clusters(
 
     The automatic rule looks for a gap of scales: if no height passes the floor, there
     is one cluster; else the largest ratio $h_{k+1}/h_k$ with $h_{k+1}$ above the floor
-    decides if it is 10 or more; else the count is undecided. Tokens at exactly one point
-    count as one there, so that splitting a token changes nothing. Both rules are
+    decides if it is 10 or more; else the count is undecided. Tokens at exactly one
+    point count as one there, so that splitting a token changes nothing. Both rules are
     conventions, not theorems: report the `interval` beside the count.
 
     Args:

@@ -28,7 +28,13 @@ from meanformer.flows import (
     PreNorm,
     SqrtScaling,
 )
-from meanformer.numerics.clustering_time import LogTime, log_clustering_time
+from meanformer.numerics.clustering_time import (
+    LogTime,
+    Way,
+    log_clustering_time,
+    log_growing_time,
+    way_between,
+)
 from meanformer.observables.reduced import Reduced, depth_of, path_of
 from meanformer.typing import ArrayLike
 
@@ -64,8 +70,9 @@ class Equiangular(eqx.Module):
     uniform tokens in high dimension are nearly so, with $\rho = 0$. The reduction is
     exact; only equal weights have it.
 
-    What is integrated is $y = \log\frac{1-\rho}{1/(n-1)+\rho}$, with
-    $\dot y = -2nq/s$: the gap $1 - \rho$ is accurate relatively, however small.
+    What is integrated is $z$, the decrease of $\log\frac{1-\rho}{1/(n-1)+\rho}$ from
+    its start, with $\dot z = 2nq/s$: the gap $1 - \rho$ is accurate relatively, however
+    small.
 
     Args:
         count: the number $n \ge 2$ of tokens.
@@ -137,9 +144,15 @@ class Equiangular(eqx.Module):
         rho, depth, radius = (
             jnp.asarray(value, dtype) for value in (rho, depth, radius)
         )
-        return self._reduced(dtype).velocity(
+        velocity = self._reduced(dtype).velocity(
             rho, depth, jnp.broadcast_to(radius, rho.shape)
         )
+        if is_concrete(velocity) and not np.isfinite(velocity).all():
+            raise Overflow(
+                f"the attention at beta = {self.beta} is beyond all numbers; lower "
+                "beta, or use softmax attention."
+            )
+        return velocity
 
     def solve(self, depths: ArrayLike) -> Float[Array, " t"]:
         r"""Return $\rho$ at increasing depths, from 0 on.
@@ -160,13 +173,13 @@ class Equiangular(eqx.Module):
     def time_to(self, level: float = 0.999) -> float:
         r"""Return the depth at which $\rho$ reaches a level.
 
-        For `PostNorm`, `NGPT` and `SqrtScaling` an integral, by Gauss rules in the
-        variable $y$, to a relative $10^{-12}$: with $c = n/(n-1)$ and the gap
-        $u = c/(1 + e^{-y})$ it is
-        $$T = \frac{1}{2n}\int \bigl(n - 1 + e^{\beta u(y)}\bigr)\,\mathrm{d}y$$
-        for softmax and $\frac12\int e^{-\beta(1-u(y))}\,\mathrm{d}y$ for unnormalised
-        attention after the residual. Other schemes: an ordinary differential equation
-        for depth and radius in the variable $y$.
+        An integral, by Gauss rules in the variable $z$, to a relative $10^{-12}$: with
+        the gap $u(z)$ it is
+        $$T = \frac{1}{2n}\int \bigl(n - 1 + e^{\beta u(z)}\bigr)\,\mathrm{d}z$$
+        for softmax and $\frac12\int e^{-\beta(1-u(z))}\,\mathrm{d}z$ for unnormalised
+        attention after the residual; for `PreNorm` and `PeriNorm` the radius is an
+        integral too. `MixNorm` after its change, and schemes of your own, need an
+        ordinary differential equation, at the relative tolerance $10^{-10}$.
 
         Args:
             level: the inner product to reach, above the start and below 1.
@@ -180,7 +193,9 @@ class Equiangular(eqx.Module):
         return float(np.exp(log_time))
 
     def log_time_to(self, level: float = 0.999) -> float:
-        """Return the logarithm of the depth at which a level is reached.
+        r"""Return the logarithm of the depth at which a level is reached.
+
+        For `PreNorm` and `PeriNorm` it grows like $e^\beta$, for others like $\beta$.
 
         Args:
             level: the inner product to reach, above the start and below 1.
@@ -195,7 +210,9 @@ class Equiangular(eqx.Module):
     @singledispatchmethod
     def _log_time(self, scheme: AbstractScheme, level: float) -> float:
         dtype = jnp.result_type(float)
-        return float(jnp.log(depth_of(self._reduced(dtype), jnp.asarray(1 - level))))
+        length = jnp.asarray(self._way(level).length, dtype)
+        depth = self._solved(depth_of, self._reduced(dtype), length)
+        return float(np.log(depth))
 
     @_log_time.register
     def _(self, scheme: PostNorm, level: float) -> float:
@@ -204,6 +221,11 @@ class Equiangular(eqx.Module):
     @_log_time.register
     def _(self, scheme: NGPT, level: float) -> float:
         return float(self._integral(level, True).log_time - np.log(scheme.alpha))
+
+    @_log_time.register(PreNorm)
+    @_log_time.register(PeriNorm)
+    def _(self, scheme, level: float) -> float:
+        return self._growing(self._way(level), isinstance(scheme, PeriNorm))
 
     @_log_time.register
     def _(self, scheme: SqrtScaling, level: float) -> float:
@@ -216,26 +238,34 @@ class Equiangular(eqx.Module):
         early = float(self._integral(level).log_time)
         if early <= np.log(scheme.switch):
             return early
-        start = float(self._replaced(PostNorm()).solve([scheme.switch])[0])
-        later = Equiangular(
-            self.count, self.beta, kind=self.kind, scheme=PreNorm(), start=start
-        )
-        return float(np.log(scheme.switch + later.time_to(level)))
+        gap = float(self.gap([scheme.switch])[0])
+        rise, room = gap - (1 - level), self.count / (self.count - 1) - gap
+        if rise <= 0:
+            return early
+        later = self._growing(Way(self.count, 1 - gap, gap, room, rise), False)
+        return float(np.logaddexp(np.log(scheme.switch), later))
 
     def _integral(self, level: float, by_length: bool = False) -> LogTime:
         return log_clustering_time(
-            self.count,
+            self._way(level),
             np.array(self.beta),
-            self.start,
-            level,
             is_softmax=self.is_softmax,
             by_length=by_length,
         )
 
-    def _replaced(self, scheme: AbstractScheme) -> "Equiangular":
-        return Equiangular(
-            self.count, self.beta, kind=self.kind, scheme=scheme, start=self.start
+    def _growing(self, way: Way, by_length: bool) -> float:
+        log_time = log_growing_time(
+            way, self.beta, is_softmax=self.is_softmax, by_length=by_length
         )
+        if not np.isfinite(log_time):
+            raise Overflow(
+                f"even the logarithm of the depth is beyond all numbers, of the order "
+                f"of exp(beta) with beta = {self.beta}; lower beta."
+            )
+        return log_time
+
+    def _way(self, level: float) -> Way:
+        return way_between(self.count, self.start, level)
 
     @property
     def law(self) -> LongTimeLaw:
@@ -245,15 +275,33 @@ class Equiangular(eqx.Module):
         $e^{-2\kappa t}$ for `PostNorm`, $e^{-2\alpha t}$ for `NGPT`, $t^{-2}$ for
         `PreNorm`, `PeriNorm` and `MixNorm`, $e^{-4\kappa\sqrt t}$ for `SqrtScaling`.
         """
-        speed = 1.0 if self.is_softmax else float(np.exp(self.beta))
-        return _law(self.scheme, speed)
+        with np.errstate(over="ignore"):
+            speed = 1.0 if self.is_softmax else float(np.exp(self.beta))
+        law = _law(self.scheme, speed)
+        if not np.isfinite(law.exponent):
+            raise Overflow(
+                f"the rate is a multiple of exp(beta) with beta = {self.beta}, beyond "
+                "all numbers; lower beta."
+            )
+        return law
 
     def _path(self, depths: ArrayLike) -> tuple[Float[Array, " t"], Float[Array, " t"]]:
         array = _checked_depths(depths)
-        return path_of(self._reduced(array.dtype), array)
+        return self._solved(path_of, self._reduced(array.dtype), array)
+
+    def _solved(self, solver, *inputs):
+        """Return what a solver of the equation returns, or raise with advice."""
+        try:
+            return solver(*inputs)
+        except eqx.EquinoxRuntimeError:
+            raise Overflow(
+                f"the equation at beta = {self.beta} takes too many steps, or numbers "
+                "too large, to be solved; lower beta, or go less deep."
+            ) from None
 
     def _reduced(self, dtype: jnp.dtype) -> Reduced:
-        numbers = (self.count, self.beta, 1 - self.start)
+        way = self._way(1.0)
+        numbers = (self.count, self.beta, way.gap, way.room)
         arrays = (jnp.asarray(number, dtype) for number in numbers)
         return Reduced(*arrays, self.scheme, self.is_softmax, self.rests)
 

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from meanformer.attention import AbstractAttention, identity_attention
-from meanformer.errors import InvalidInput, as_number, check, is_concrete
+from meanformer.errors import InvalidInput, as_doubles, as_number, check, is_concrete
 from meanformer.geometry import Sphere
 from meanformer.measures import TokenCloud
 from meanformer.measures.cloud import check_cloud
@@ -38,7 +38,8 @@ def long_context_similarity(
     Returns:
         The cosines, in the shape of all three; computed in logarithms.
     """
-    n, gamma, rho = _checked(count, gamma, rho)
+    n, gamma, rho = _checked(count, gamma=gamma, rho=rho)
+    check(bool((gamma >= 0).all()), f"gamma is {gamma}; it must not be negative.")
     kappa = 1 + (n - 1) * rho
     kappa = np.where(np.abs(kappa) <= 4 * np.finfo(float).eps, 0, kappa)
     check(
@@ -102,7 +103,7 @@ def long_context_gamma(
         similarity: cosines, above $\rho$ and below 1.
         rho: inner products, above $-1/(n-1)$ and below 1.
     """
-    n, similarity, rho = _checked(count, similarity, rho)
+    n, similarity, rho = _checked(count, similarity=similarity, rho=rho)
     kappa = 1 + (n - 1) * rho
     check(
         bool((kappa > 0).all() and (similarity > rho).all() and (similarity < 1).all()),
@@ -159,7 +160,8 @@ def context_similarity(
     r"""Measure what one layer of attention at $\beta = \gamma\log n$ does to tokens.
 
     Args:
-        cloud: tokens on the unit sphere; $n$ counts those of positive weight.
+        cloud: tokens on the unit sphere; $n$ counts those of positive weight, so that
+            it, and the averages, change if one is split into two at the same place.
         gamma: $\beta/\log n$.
         attention: the layer, whose `beta` is replaced; softmax with $Q = K = V = I$ by
             default.
@@ -203,18 +205,20 @@ def mean_cosine(
 ) -> Float[Array, ""]:
     r"""Return the average inner product of two different tokens.
 
-    $$\frac{\bigl|\sum_i w_ix_i\bigr|^2 - \sum_i w_i^2|x_i|^2}{1 - \sum_i w_i^2},$$
-    by sums over tokens, not pairs: $O(nd)$. At least two weights are positive.
+    $$\frac{\sum_{j<i} w_iw_j\langle x_i, x_j\rangle}{\sum_{j<i} w_iw_j},$$
+    by partial sums over tokens, not pairs: $O(nd)$, without cancellation for weights
+    however unequal. It is the average over pairs of atoms: an atom that is split into
+    two adds a pair of cosine 1. Without two tokens of positive weight it is 0.
 
     Args:
         directions: unit vectors.
         weights: their masses.
     """
     present = (weights > 0)[:, None]
-    points = jnp.where(present, directions, 0)
-    mean = jnp.sum(weights[:, None] * points, axis=0)
-    own = jnp.sum(weights**2 * jnp.sum(points**2, axis=1))
-    return (jnp.sum(mean**2) - own) / (1 - jnp.sum(weights**2))
+    points = weights[:, None] * jnp.where(present, directions, 0)
+    pairs = jnp.sum(points[1:] * jnp.cumsum(points, axis=0)[:-1])
+    mass = jnp.sum(weights[1:] * jnp.cumsum(weights)[:-1])
+    return pairs / jnp.where(mass > 0, mass, 1)
 
 
 def _at_temperature(
@@ -237,7 +241,7 @@ def _bounded_exp(exponent):
 
 
 def _numbers(name: str, value: ArrayLike) -> Numbers:
-    array = np.asarray(value, np.float64)
+    array = as_doubles(name, value)
     check(bool(np.isfinite(array).all()), f"{name} is {value}; it must be finite.")
     return array
 
@@ -251,10 +255,8 @@ def _inside(name: str, value: ArrayLike) -> Numbers:
     return array
 
 
-def _checked(count: ArrayLike, second: ArrayLike, rho: ArrayLike):
-    n, second, rho = np.broadcast_arrays(
-        _numbers("count", count), _numbers("gamma", second), _numbers("rho", rho)
-    )
+def _checked(count: ArrayLike, **others: ArrayLike):
+    numbers = [_numbers(name, value) for name, value in others.items()]
+    n = _numbers("count", count)
     check(bool((n >= 2).all()), f"count is {count}; it must be 2 or more.")
-    check(bool((second >= 0).all()), f"gamma is {second}; it must not be negative.")
-    return n, second, rho
+    return np.broadcast_arrays(n, *numbers)

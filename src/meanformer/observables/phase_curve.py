@@ -4,8 +4,15 @@ import equinox as eqx
 import numpy as np
 from jaxtyping import Float
 
-from meanformer.errors import InvalidInput, Unsupported, as_integer, check
-from meanformer.numerics.clustering_time import log_clustering_time
+from meanformer.errors import (
+    InvalidInput,
+    Overflow,
+    Unsupported,
+    as_doubles,
+    as_integer,
+    check,
+)
+from meanformer.numerics.clustering_time import log_clustering_time, way_between
 from meanformer.observables.equiangular import (
     checked_kind,
     checked_level,
@@ -97,8 +104,10 @@ def phase_curve(
         )
     times = _checked_times(depths)
 
+    way = way_between(count, start, level)
+
     def log_time(beta):
-        return log_clustering_time(count, beta, start, level, is_softmax=is_softmax)
+        return log_clustering_time(way, beta, is_softmax=is_softmax)
 
     sign = 1 if is_softmax else -1
     wanted = np.log(times)
@@ -108,7 +117,7 @@ def phase_curve(
 
 
 def _checked_times(depths: ArrayLike) -> Float[np.ndarray, " t"]:
-    times = np.asarray(depths, np.float64)
+    times = as_doubles("depths", depths)
     check(times.ndim == 1, f"depths has shape {times.shape}; it must be a list.")
     check(
         bool(np.isfinite(times).all() and (times > 0).all()),
@@ -123,11 +132,15 @@ def _inverse(log_time, wanted: np.ndarray, sign: int) -> np.ndarray:
         return wanted
     low, high = np.zeros_like(wanted), np.ones_like(wanted)
     while (is_short := sign * (log_time(high).log_time - wanted) < 0).any():
+        if high.max() > np.finfo(float).max / 2:
+            raise Overflow("beta is beyond all numbers; ask for less extreme depths.")
         low, high = np.where(is_short, high, low), np.where(is_short, 2 * high, high)
     beta = (low + high) / 2
+    rounding = 8 * np.finfo(float).eps * (1 + np.abs(wanted))
     for _ in range(ITERATIONS):
         value, slope = log_time(beta)
         excess = value - wanted
+        is_exact = np.abs(excess) <= rounding
         is_above = sign * excess > 0
         low, high = np.where(is_above, low, beta), np.where(is_above, beta, high)
         step = -excess / np.where(slope == 0, 1, slope)
@@ -135,6 +148,9 @@ def _inverse(log_time, wanted: np.ndarray, sign: int) -> np.ndarray:
         target = np.maximum(beta + step, 0)
         inside = (target >= low) & (target <= high) & (slope != 0)
         beta = np.where(is_close | inside, target, (low + high) / 2)
-        if is_close.all():
-            break
-    return beta
+        if (is_close | is_exact).all():
+            return beta
+    raise Overflow(
+        "no beta was found at which the level is reached at all depths; leave out the "
+        "smallest and the largest depths."
+    )

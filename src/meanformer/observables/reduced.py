@@ -2,11 +2,11 @@
 
 import diffrax
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from meanformer.flows import AbstractScheme
+from meanformer.numerics.clustering_time import relative_attention
 
 LARGEST_STEPS = 100_000
 Scalars = Float[Array, "*s"]
@@ -15,15 +15,16 @@ Scalars = Float[Array, "*s"]
 class Reduced(eqx.Module):
     r"""The equations of tokens at equal angles.
 
-    With $\kappa = 1 + (n-1)\rho$ the attention is
-    $A_i = (a - q)\theta_i + q\sum_j\theta_j$, so $\langle A,\theta\rangle = a - q +
-    q\kappa$ and $|A|^2 = (a-q)^2 + 2(a-q)q\kappa + nq^2\kappa$: sums of terms that are
-    not negative. Arrays, so that one compilation serves all numbers.
+    The attention is $A_i = (a - q)\theta_i + q\sum_j\theta_j$. What is solved is the
+    variable $z = \log\frac{u_0}{w_0} - \log\frac uw$, with the gap $u = 1 - \rho$ and
+    the room $w = \rho + 1/(n-1)$ above the simplex. Arrays, so that one compilation
+    serves all numbers.
     """
 
     count: Float[Array, ""]
     beta: Float[Array, ""]
     gap: Float[Array, ""]
+    room: Float[Array, ""]
     scheme: AbstractScheme
     is_softmax: bool = eqx.field(static=True)
     rests: bool = eqx.field(static=True)
@@ -39,11 +40,13 @@ class Reduced(eqx.Module):
     def attention(self, gap: Scalars) -> tuple[Scalars, Scalars, Scalars]:
         """Return its radial part, its length, and the share of another token."""
         log_own, log_other = self.log_shares(gap)
-        other = jnp.exp(log_other)
-        excess = jnp.exp(log_own) * -jnp.expm1(log_other - log_own)
         kappa = jnp.maximum(self.count - (self.count - 1) * gap, 0)
-        square = excess**2 + (2 * excess + self.count * other) * other * kappa
-        return excess + other * kappa, jnp.sqrt(square), other
+        score = self.beta * gap
+        radial, length = relative_attention(
+            self.count, kappa, jnp.exp(-score), -jnp.expm1(-score)
+        )
+        own = jnp.exp(log_own)
+        return own * radial, own * length, jnp.exp(log_other)
 
     def velocity(self, rho: Scalars, depth: Array, radius: Scalars) -> Scalars:
         """Return the derivative of the inner product."""
@@ -51,27 +54,17 @@ class Reduced(eqx.Module):
         slowness = self.scheme.slowness(depth, radius, radial, norm)
         return 2 * other * (1 - rho) * ((self.count - 1) * rho + 1) / slowness
 
-    def gap_of(self, y: Scalars) -> Scalars:
-        """Return the gap at the variable; the gap at the start if nothing moves."""
-        if self.rests:
-            return self.gap + 0 * y
-        return jax.nn.sigmoid(y) * self.count / (self.count - 1)
+    def gap_of(self, z: Scalars) -> Scalars:
+        """Return the gap at the variable."""
+        fallen = self.gap * jnp.exp(-z)
+        return (self.gap + self.room) * fallen / (self.room + fallen)
 
-    @property
-    def start(self) -> Float[Array, ""]:
-        """The variable at the start; any number if nothing moves."""
-        return jnp.zeros_like(self.gap) if self.rests else self.variable(self.gap)
-
-    def variable(self, gap: Scalars) -> Scalars:
-        r"""Return $\log\frac{u}{c-u}$ with $c = n/(n-1)$."""
-        return jnp.log(gap) - jnp.log(self.count / (self.count - 1) - gap)
-
-    def rates(self, depth: Array, y: Array, radius: Array) -> tuple[Array, Array]:
+    def rates(self, depth: Array, z: Array, radius: Array) -> tuple[Array, Array]:
         """Return the derivatives of the variable and of the radius."""
-        radial, norm, other = self.attention(self.gap_of(y))
+        radial, norm, other = self.attention(self.gap_of(z))
         slowness = self.scheme.slowness(depth, radius, radial, norm)
         growth = self.scheme.growth(depth, radius, radial, norm)
-        turning = -2 * self.count * other / slowness
+        turning = 2 * self.count * other / slowness
         return (0 * turning if self.rests else turning), growth
 
 
@@ -89,39 +82,40 @@ def path_of(reduced: Reduced, depths: Float[Array, " t"]):
         0 * one,
         jnp.maximum(depths[-1], jnp.finfo(depths.dtype).eps),
         None,
-        (reduced.start, one),
+        (0 * one, one),
         saveat=diffrax.SaveAt(ts=depths),
         stepsize_controller=_controller(depths.dtype, reduced.scheme.jumps),
         max_steps=LARGEST_STEPS,
     )
-    y, radius = solution.ys  # pyright: ignore[reportGeneralTypeIssues]
-    return reduced.gap_of(y), radius
+    z, radius = solution.ys  # pyright: ignore[reportGeneralTypeIssues]
+    return reduced.gap_of(z), radius
 
 
 @eqx.filter_jit
-def depth_of(reduced: Reduced, gap: Float[Array, ""]) -> Float[Array, ""]:
-    """Return the depth at which the gap has fallen to a value.
+def depth_of(reduced: Reduced, length: Float[Array, ""]) -> Float[Array, ""]:
+    """Return the depth at which the variable has grown to a length.
 
-    The variable falls all the time, so depth and radius are solved as functions of it.
+    It grows all the time, so depth, over the length, and radius are solved as functions
+    of the share of it that lies behind.
     """
 
-    def field(minus_y, state, args):
-        depth, radius = state
-        turning, growth = reduced.rates(depth, -minus_y, radius)
-        return -1 / turning, -growth / turning
+    def field(share, state, args):
+        depth, radius = length * state[0], state[1]
+        turning, growth = reduced.rates(depth, length * share, radius)
+        return 1 / turning, length * growth / turning
 
-    zero = jnp.zeros_like(gap)
+    zero = jnp.zeros_like(length)
     solution = diffrax.diffeqsolve(
         diffrax.ODETerm(field),
         diffrax.Dopri8(),
-        -reduced.start,
-        -reduced.variable(gap),
+        zero,
+        zero + 1,
         None,
         (zero, zero + 1),
-        stepsize_controller=_controller(gap.dtype, None),
+        stepsize_controller=_controller(length.dtype, None),
         max_steps=LARGEST_STEPS,
     )
-    return solution.ys[0][-1]  # pyright: ignore[reportOptionalSubscript]
+    return length * solution.ys[0][-1]  # pyright: ignore[reportOptionalSubscript]
 
 
 def _controller(dtype: jnp.dtype, jumps: Array | None):

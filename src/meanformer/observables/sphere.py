@@ -1,7 +1,6 @@
 """Energies on the sphere: first variation, gradient, Hessian, stationary clouds."""
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
@@ -15,6 +14,7 @@ from meanformer.errors import (
     as_float_array,
     as_number,
     check,
+    check_shape,
     is_concrete,
 )
 from meanformer.flows import Constant, Flow
@@ -23,7 +23,7 @@ from meanformer.measures import TokenCloud
 from meanformer.measures.cloud import check_cloud
 from meanformer.numerics.proportions import agree
 from meanformer.observables.energies import log_kernel_mass
-from meanformer.observables.structure import is_gradient_flow
+from meanformer.observables.growth import growth, linearised, rotations
 from meanformer.typing import ArrayLike, Key
 
 
@@ -52,14 +52,17 @@ def first_variation(
     check_cloud("mu", mu)
     if is_concrete(layer.beta):
         check(float(layer.beta) != 0, "beta is 0; the energy needs another beta.")
-    log_mass = log_kernel_mass(layer, mu, as_float_array("x", x))
-    ceiling = float(np.log(jnp.finfo(log_mass.dtype).max))
-    if is_concrete(log_mass) and float(jnp.max(log_mass, initial=0)) > ceiling:
+    x = as_float_array("x", x)
+    check_shape("x", x, (None, mu.dimension))
+    beta = layer.temperature
+    log_value = log_kernel_mass(layer, mu, x) - jnp.log(jnp.abs(beta))
+    ceiling = float(np.log(jnp.finfo(log_value.dtype).max))
+    if is_concrete(log_value) and float(jnp.max(log_value, initial=0)) > ceiling:
         raise Overflow(
-            f"the first variation overflows {log_mass.dtype}; lower beta, or give "
+            f"the first variation overflows {log_value.dtype}; lower beta, or give "
             "Unnormalised a shift."
         )
-    return jnp.exp(jnp.minimum(log_mass, ceiling)) / layer.temperature
+    return jnp.sign(beta) * jnp.exp(jnp.minimum(log_value, ceiling))
 
 
 def energy_gradient(
@@ -85,7 +88,9 @@ def energy_gradient(
         One tangent vector for each token. Cost: one sum over pairs.
     """
     space = _checked_space(cloud, space)
-    return _field(Flow(_ascent(layer), space=space), cloud)(cloud.points)
+    start = jnp.zeros((), cloud.points.dtype)
+    flow = Flow(_ascent(layer), space=space)
+    return flow.field(start, cloud, cloud.points, cloud.positions)
 
 
 def energy_hessian(
@@ -109,26 +114,28 @@ def energy_hessian(
         space: where they live, `Sphere()` by default.
 
     Returns:
-        A symmetric matrix. Cost: $n(d-1)$ derivatives of a sum over pairs, $O(n^2d^2)$
-        memory: for few tokens.
+        A symmetric matrix. Cost: $O(n^2d^3)$ time and $O(n^2d^2)$ memory, on the host
+        on the sphere: for few tokens.
     """
     space = _checked_space(cloud, space)
     cloud = _present(cloud)
-    flow = Flow(_ascent(layer), space=space)
-    matrix = _linearised(flow, cloud, cloud.weights)
-    return (matrix + matrix.T) / 2
+    ascent = _ascent(layer)
+    log_masses = np.log(np.asarray(cloud.weights, np.float64))
+    matrix = linearised(Flow(ascent, space=space), ascent, cloud, log_masses).matrix
+    return jnp.asarray((matrix + matrix.T) / 2, cloud.points.dtype)
 
 
 class StationaryReport(eqx.Module):
     r"""Whether tokens rest, and what a small push does to them.
 
     Attributes:
-        verdict: the answer in words, such as "stationary, index 2".
+        verdict: the answer in words: "stationary, index 2", "not stationary: ...", or
+            "undecided: ..." if rates are too small to have a sign.
         is_stationary: whether no token moves, to the tolerance.
         speed: the largest speed of a token.
         index: how many directions grow: the number of positive eigenvalues; `None` if
-            the tokens move.
-        nullity: how many neither grow nor shrink; rotations are among them.
+            the tokens move or it is undecided.
+        nullity: how many rates cannot be told from zero; rotations are among them.
         eigenvalues: growth rates of small perturbations (their real parts, if the flow
             is not a gradient flow), the largest first; empty if the tokens move.
         direction: the perturbation that grows fastest, one tangent vector for each
@@ -145,7 +152,7 @@ class StationaryReport(eqx.Module):
 
 
 def stationary_report(
-    flow: Flow, cloud: TokenCloud, *, tolerance: float = 1e-9
+    flow: Flow, cloud: TokenCloud, *, tolerance: float | None = None
 ) -> StationaryReport:
     r"""Tell whether tokens rest under a flow, and in how many directions they would go.
 
@@ -154,37 +161,52 @@ def stationary_report(
     are those of the Hessian of the energy for a gradient flow, divided by the masses
     $Z_i$ for softmax, which changes rates but not signs.
 
+    On the sphere, softmax and unnormalised attention are linearised without the pull of
+    tokens on themselves: the rates of two opposite tokens, $e^{-2\beta}$ of that
+    pull, are right at any $\beta$. Rates below the rounding of the largest ones have no
+    sign. If they are more than the rotations that commute with score and value, which
+    are known for symmetric ones, the verdict is "undecided": a slow direction may hide
+    there, or one along which the tokens rest for another reason.
+
     Args:
         flow: a flow whose map does not change with depth, without noise.
         cloud: the tokens, of known values; those of weight zero are absent.
         tolerance: the tokens rest if none is faster than this share of the size of the
             flow, which is the largest vector before projection or the largest entry of
-            the linearised flow; eigenvalues below this share of it are zero.
+            the linearised flow; by default $10^{-9}$, or a thousand roundings of the
+            type of the points if that is more.
 
     Returns:
         The report. To leave a saddle, move along `direction`, or use `perturbed`. Cost:
-        as `energy_hessian`.
+        as `energy_hessian`, and the eigenvalues of that matrix.
     """
-    layer, tolerance = _checked_flow(flow), as_number("tolerance", tolerance)
-    check(tolerance > 0, f"tolerance is {tolerance}; it must be positive.")
+    layer = _checked_flow(flow)
     check_cloud("cloud", cloud)
+    least = 1000 * float(jnp.finfo(cloud.points.dtype).eps)
+    given = max(1e-9, least) if tolerance is None else as_number("tolerance", tolerance)
+    check(given > 0, f"tolerance is {given}; it must be positive.")
     flow.space.check(cloud.points)
     kept, tokens = _indices(cloud), _present(cloud)
-    speed = float(_speed(_field(flow, tokens)(tokens.points)))
-    rates, direction, size = _growth(flow, layer, tokens)
+    found = growth(flow, layer, tokens)
     empty, still = jnp.zeros(0, cloud.points.dtype), jnp.zeros_like(cloud.points)
-    if speed > tolerance * size:
-        verdict = f"not stationary: a token moves with speed {speed:.6g}"
-        return StationaryReport(verdict, False, speed, None, None, empty, still)
-    index = int(np.sum(rates > tolerance * size))
+    if found.speed > given * found.size:
+        verdict = f"not stationary: a token moves with speed {found.speed:.6g}"
+        return StationaryReport(verdict, False, found.speed, None, None, empty, still)
+    index = int(np.sum(found.rates > found.resolution))
+    nullity = int(np.sum(np.abs(found.rates) <= found.resolution))
+    unknown = nullity - rotations(layer, tokens)
+    verdict = f"stationary, index {index}"
+    if unknown > 0:
+        noun = "rate" if unknown == 1 else "rates"
+        verdict = f"undecided: {unknown} {noun} below resolution, {index} positive"
     return StationaryReport(
-        f"stationary, index {index}",
+        verdict,
         True,
-        speed,
-        index,
-        int(np.sum(np.abs(rates) <= tolerance * size)),
-        jnp.asarray(rates, cloud.points.dtype),
-        still.at[kept].set(jnp.asarray(direction, still.dtype)),
+        found.speed,
+        None if unknown > 0 else index,
+        nullity,
+        jnp.asarray(found.rates, cloud.points.dtype),
+        still.at[kept].set(jnp.asarray(found.direction, still.dtype)),
     )
 
 
@@ -205,6 +227,8 @@ def perturbed(
     space = _checked_space(cloud, space)
     size = as_number("size", size)
     check(size >= 0, f"size is {size}; it must not be negative.")
+    most = float(jnp.sqrt(jnp.finfo(cloud.points.dtype).max)) / 1e3
+    check(size <= most, f"size is {size}; it must be at most {most:.3g}.")
     noise = jr.normal(key, cloud.points.shape, cloud.points.dtype)
     moved = cloud.points + size * space.project(cloud.points, noise)
     return cloud.moved(space.retract(moved))
@@ -278,77 +302,3 @@ def _present(cloud: TokenCloud) -> TokenCloud:
     return TokenCloud(
         cloud.points[kept], cloud.weights[kept], positions=positions, sums=cloud.sums
     )
-
-
-def _field(flow: Flow, cloud: TokenCloud):
-    """Return the velocities of the tokens as a function of all their points."""
-    start = jnp.zeros((), cloud.points.dtype)
-
-    def field(points: Float[Array, "n d"]) -> Float[Array, "n d"]:
-        return flow.field(start, cloud.moved(points), points, cloud.positions)
-
-    return field
-
-
-def _speed(vectors: Float[Array, "n d"]) -> Float[Array, ""]:
-    return jnp.max(jnp.linalg.norm(vectors, axis=1))
-
-
-def _linearised(
-    flow: Flow, cloud: TokenCloud, masses: Float[Array, " n"]
-) -> Float[Array, "h h"]:
-    """Return the derivative of the velocities in a basis orthonormal for the masses."""
-    basis = _tangent_basis(flow.space, cloud.points)
-    derivative = _derivative(flow, cloud)
-    blocks = jnp.einsum("ida,idje,jeb->iajb", basis, derivative, basis)
-    roots = jnp.sqrt(masses)
-    scaled = blocks * (roots[:, None] / roots[None, :])[:, None, :, None]
-    size = basis.shape[0] * basis.shape[2]
-    return scaled.reshape(size, size)
-
-
-@eqx.filter_jit
-def _derivative(flow: Flow, cloud: TokenCloud) -> Float[Array, "n d n d"]:
-    return jax.jacfwd(_field(flow, cloud))(cloud.points)
-
-
-def _tangent_basis(
-    space: AbstractSpace, points: Float[Array, "n d"]
-) -> Float[Array, "n d a"]:
-    if isinstance(space, Euclidean):
-        identity = jnp.eye(points.shape[1], dtype=points.dtype)
-        return jnp.broadcast_to(identity[None], (len(points), *identity.shape))
-    complete = jnp.linalg.qr(space.retract(points)[:, :, None], mode="complete")[0]
-    return complete[:, :, 1:]
-
-
-def _growth(
-    flow: Flow, layer: AbstractInContextMap, tokens: TokenCloud
-) -> tuple[np.ndarray, np.ndarray, float]:
-    """Return rates of growth, the largest first, the fastest direction, and a size."""
-    masses, structure = tokens.weights, is_gradient_flow(layer)
-    if structure and structure.divides_by_mass:
-        seen = log_kernel_mass(layer, tokens, tokens.points)
-        masses = masses * jnp.exp(seen - seen.max())
-    matrix = np.asarray(_linearised(flow, tokens, masses), np.float64)
-    vectors = layer(tokens, tokens.points, positions=tokens.positions)
-    size = max(float(_speed(vectors)), float(np.abs(matrix).max(initial=0)))
-    if structure and structure.mobility is None:
-        rates, columns = np.linalg.eigh((matrix + matrix.T) / 2)
-    else:
-        rates, columns = map(np.real, np.linalg.eig(matrix))
-    order = np.argsort(-rates, kind="stable")
-    return rates[order], _fastest(flow, tokens, masses, columns[:, order[:1]]), size
-
-
-def _fastest(
-    flow: Flow, tokens: TokenCloud, masses: Float[Array, " n"], column: np.ndarray
-) -> np.ndarray:
-    """Return a column in the basis as one vector for each token, the longest one."""
-    if column.size == 0:
-        return np.zeros(tokens.points.shape)
-    basis = np.asarray(_tangent_basis(flow.space, tokens.points))
-    parts = column.reshape(len(basis), -1) / np.sqrt(masses)[:, None]
-    vectors = np.einsum("nda,na->nd", basis, parts)
-    longest = np.linalg.norm(vectors, axis=1).max()
-    return vectors / (longest if longest > 0 else 1)

@@ -16,7 +16,6 @@ from meanformer.plotting.space import draw_hyperplanes, furnish, scatter_discs
 from meanformer.plotting.spheres import draw_sphere, token_colours
 from meanformer.plotting.strips import Strip, check_dimension, faded, fading_pieces
 
-ON_THE_SPHERE = 1e-3
 FLAT_PLACE = (0.13, 0.105, 0.82, 0.82)  # left, bottom, width, height of the axes
 ROUND_PLACE = (0.02, 0.01, 0.96, 0.92)
 TITLE_HEIGHT = 0.945
@@ -193,15 +192,13 @@ AbstractFrames = PlaneFrames | SpaceFrames | SphereFrames | CircleFrames
 
 def usual_frames(strip: Strip) -> AbstractFrames:
     """What suits tokens of this dimension, on the unit sphere or not."""
-    norms = np.linalg.norm(strip.points, axis=2)
-    is_round = bool(np.abs(norms - 1).max() < ON_THE_SPHERE)
     kinds = {2: (PlaneFrames, CircleFrames), 3: (SpaceFrames, SphereFrames)}
     if strip.dimension not in kinds:
         raise InvalidInput(
             f"the tokens have dimension {strip.dimension}; movies are drawn in 2 and 3 "
             "dimensions: choose coordinates, or pass a function draw."
         )
-    return kinds[strip.dimension][is_round]()
+    return kinds[strip.dimension][strip.is_round]()
 
 
 def _tails(frames: Any, strip: Strip, index: int) -> tuple:
@@ -227,14 +224,29 @@ def _finish(frames: Any, axes: Any, frame: Frame) -> None:
     if planes is not None:
         draw_hyperplanes(*planes, axes)
     axes.figure.text(
-        0.03, TITLE_HEIGHT, f"depth $t = {frame.depth:.{_digits(frame.strip)}f}$",
+        0.03, TITLE_HEIGHT, f"depth $t = {_depth_text(frame)}$",
         color=style.INK, fontsize=12,
     )  # fmt: skip
     if frames.decorate is not None:
         frames.decorate(axes, frame)
 
 
-def _digits(strip: Strip) -> int:
-    """Decimals that tell the depths of two frames apart, at most three."""
-    step = np.abs(np.diff(strip.depths)).min() if len(strip.depths) > 1 else 1.0
-    return int(np.clip(np.ceil(-np.log10(max(step, 1e-3))), 0, 3))
+def _depth_text(frame: Frame) -> str:
+    """The depth in decimals, or with a power of ten if it is too small for them."""
+    depth, decimals = frame.depth, _decimals(frame.strip)
+    if depth == 0 or abs(depth) >= 0.99 * 10.0**-decimals:
+        return f"{depth:.{decimals}f}"
+    mantissa, exponent = f"{depth:.2e}".split("e")
+    return rf"{mantissa} \cdot 10^{{{int(exponent)}}}"
+
+
+def _decimals(strip: Strip) -> int:
+    """Decimals that tell the depths of two frames apart: three, if depths reach one.
+
+    More where all depths are small, so that three digits are seen; six at most.
+    """
+    gaps = np.abs(np.diff(strip.depths))
+    step = gaps.min() if gaps.size else 1.0
+    largest = max(float(np.abs(strip.depths).max()), 1e-9)
+    most = int(np.clip(2 - np.floor(np.log10(largest)), 3, 6))
+    return int(np.clip(np.ceil(-np.log10(max(step, 1e-9))), 0, most))

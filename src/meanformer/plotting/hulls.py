@@ -8,7 +8,8 @@ from meanformer.errors import check
 from meanformer.plotting import style
 from meanformer.plotting.strips import check_dimension, strip_of
 
-FLAT = 1e-9  # of the size of the points: below it they have no extent
+FLAT = 1e-9  # of the extent of the points: below it they have none
+ROUNDING = 10 * np.finfo(float).eps  # of the points: an extent below it is no extent
 COPLANAR = 1e-7
 
 
@@ -65,9 +66,9 @@ def hull_facets(points: np.ndarray) -> list[np.ndarray]:
     points = np.asarray(points, float)
     middle = points.mean(axis=0)
     _, extents, directions = np.linalg.svd(points - middle, full_matrices=False)
-    scale = max(float(np.abs(points).max()), 1e-300)
-    rank = int((extents > FLAT * scale * np.sqrt(len(points))).sum())
-    flat = (points - middle) @ directions[:rank].T
+    noise = ROUNDING * np.abs(points).max() * np.sqrt(len(points))
+    rank = int((extents > max(FLAT * extents[0], noise)).sum())
+    flat = (points - middle) @ directions[:rank].T / (extents[0] or 1.0)
     return [points[indices] for indices in _FACETS[rank](flat)]
 
 

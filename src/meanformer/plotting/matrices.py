@@ -5,9 +5,10 @@ from typing import Any
 import numpy as np
 from jaxtyping import Array, Float
 
-from meanformer.errors import check
+from meanformer.errors import as_integer, check
 from meanformer.plotting import style
 from meanformer.plotting.strips import check_dimension, strip_of
+from meanformer.typing import ArrayLike
 
 ROOM_FOR_TICKS = 20
 WIDEST_ARROW = 2.6  # points
@@ -15,7 +16,10 @@ TIED = 1e-6  # relative; tokens that have met are attended to alike
 
 
 def draw_matrix(
-    matrix: Float[Array, "m n"], axes: Any, *, largest: float | None = None
+    matrix: Float[Array, "m n"] | Float[np.ndarray, "m n"],
+    axes: Any,
+    *,
+    largest: float | None = None,
 ):
     """Draw an attention matrix: a row for each query, a column for each token.
 
@@ -51,7 +55,7 @@ def draw_matrix(
 
 
 def draw_attention(
-    matrix: Float[Array, "n n"],
+    matrix: ArrayLike,
     axes: Any,
     *,
     leaders: Any = None,
@@ -65,9 +69,10 @@ def draw_attention(
     attend to most, with a thin line between the groups.
 
     Args:
-        matrix: attention of each query (row) to each token (column).
+        matrix: attention of each query (row) to each token (column), square.
         axes: where to draw.
-        leaders: the tokens to mark; by default those that some row attends to most.
+        leaders: the tokens to mark, counted from zero; by default those that some row
+            attends to most.
         order: rows from top to bottom; `"leader"` groups them, `None` leaves them.
         rank: the numerical rank, shown as title; none by default.
         largest: the entry of full colour; the largest one by default.
@@ -75,10 +80,14 @@ def draw_attention(
     Returns:
         The axes.
     """
-    entries = np.asarray(matrix)
-    chosen = leaders_of(entries) if leaders is None else np.asarray(leaders, int)
+    entries = np.asarray(matrix, float)
+    check(
+        entries.ndim == 2 and entries.shape[0] == entries.shape[1] > 0,
+        f"the matrix has shape {entries.shape}; it must be square.",
+    )
+    chosen = _chosen(entries, leaders)
     rows = _row_order(entries, chosen, order)
-    draw_matrix(matrix[rows], axes, largest=largest)
+    draw_matrix(entries[rows], axes, largest=largest)
     if isinstance(order, str):
         followed = _followed(entries, chosen)[rows]
         for place in np.flatnonzero(np.diff(followed)):
@@ -101,7 +110,8 @@ def draw_attention(
 def leaders_of(matrix: Any) -> np.ndarray:
     """The tokens that some row attends to most, in order; of equal ones the first."""
     entries = np.asarray(matrix)
-    is_most = entries >= (1 - TIED) * entries.max(axis=1, keepdims=True)
+    most = entries.max(axis=1, keepdims=True)
+    is_most = entries >= most - TIED * np.abs(most)
     return np.unique(is_most.argmax(axis=1))
 
 
@@ -138,7 +148,7 @@ def draw_leader_graph(
         f"the matrix has shape {entries.shape} for {count} tokens; it must be square, "
         "with a row for each.",
     )
-    chosen = leaders_of(entries) if leaders is None else np.asarray(leaders, int)
+    chosen = _chosen(entries, leaders)
     _set_room(axes, tokens)
     for query, token in np.argwhere((entries >= least) & ~np.eye(count, dtype=bool)):
         if np.any(tokens[query] != tokens[token]):
@@ -156,6 +166,18 @@ def draw_leader_graph(
                 zorder=5,
             )
     return axes
+
+
+def _chosen(entries: np.ndarray, leaders: Any) -> np.ndarray:
+    """The leaders named, or found."""
+    if leaders is None:
+        return leaders_of(entries)
+    named = [as_integer("a leader", one, least=0) for one in np.ravel(leaders)]
+    check(
+        all(one < len(entries) for one in named),
+        f"leaders is {named}; tokens are counted from 0 to {len(entries) - 1}.",
+    )
+    return np.array(named, int)
 
 
 def _row_order(entries: np.ndarray, chosen: np.ndarray, order: Any) -> np.ndarray:

@@ -9,16 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from meanformer.errors import InvalidInput, as_integer, check
+from meanformer.errors import InvalidInput, as_integer, as_number, check
 from meanformer.files import write_atomically
 from meanformer.flows import AbstractProgress, Trajectory
 from meanformer.flows.recorder import NoProgress, ProgressBar
 from meanformer.plotting import gifs, style
 from meanformer.plotting.frames import Frame, usual_frames
-from meanformer.plotting.strips import resample
+from meanformer.plotting.strips import check_trajectory, resample, strip_of
 
 SIZE = (4.8, 4.8)  # inches
 SUFFIXES = (".gif", ".mp4")
+LONGEST_SIDE = 2**16  # pixels; drawings and GIF files go no further
+LARGEST_AREA = 2**26  # pixels, of four bytes
 # No date, no version, no encoder: the same movie is the same file.
 PLAIN_FILE = ("-fflags", "+bitexact", "-flags:v", "+bitexact", "-map_metadata", "-1")
 
@@ -105,12 +107,14 @@ class Film:
         size: tuple[float, float],
         dpi: float,
     ):
+        check_trajectory(trajectory)
         for name, value in (("fps", fps), ("dpi", dpi)):
-            is_possible = 0 < value < float("inf")
+            is_possible = 0 < as_number(name, value) < float("inf")
             check(is_possible, f"{name} is {value}; it must be positive and finite.")
-        check(min(size) > 0, f"size is {size}; both sides must be positive.")
+        _check_size(size, dpi)
         self.strip = resample(trajectory, _frame_depths(trajectory, frames, depths))
-        self.draw = usual_frames(self.strip) if draw is None else draw
+        # Frames are few and between: the saved tokens tell whether they are round.
+        self.draw = usual_frames(strip_of(trajectory)) if draw is None else draw
         self.fps, self.size, self.dpi = fps, size, dpi
 
     def __len__(self) -> int:
@@ -165,6 +169,26 @@ class Film:
         gifs.check_rate(self.fps)
         pictures = [*self.pictures(range(len(self)), NoProgress())]
         return gifs.small_gif(pictures, self.fps, largest)
+
+
+def _check_size(size: Any, dpi: float) -> None:
+    """Raise unless frames of this size have pixels, and not too many."""
+    is_pair = np.shape(size) == (2,)
+    sides = [as_number("a side of size", side) for side in size] if is_pair else []
+    check(
+        is_pair and min(sides) > 0 and max(sides) < np.inf,
+        f"size is {size!r}; it must be a width and a height in inches, and both sides "
+        "must be positive and finite.",
+    )
+    width, height = (int(side * dpi) for side in size)
+    check(
+        min(width, height) >= 1
+        and max(width, height) <= LONGEST_SIDE
+        and width * height <= LARGEST_AREA,
+        f"size is {size} and dpi is {dpi}, which makes {width} x {height} pixels; each "
+        f"side must have from 1 to {LONGEST_SIDE}, and all of it at most "
+        f"{LARGEST_AREA}.",
+    )
 
 
 def _frame_depths(trajectory: Trajectory, frames: int, depths: Any) -> np.ndarray:

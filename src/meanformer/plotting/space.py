@@ -117,9 +117,12 @@ def draw_hyperplanes(
     """
     normal = np.asarray(normal, float)
     check(
-        normal.shape in ((2,), (3,)) and bool(np.any(normal != 0)),
-        f"normal is {normal}; it must have two or three entries, not all zero.",
+        normal.shape in ((2,), (3,))
+        and bool(np.isfinite(normal).all() and np.any(normal != 0)),
+        f"normal is {normal}; it must have two or three entries, finite and not all "
+        "zero.",
     )
+    _check_axes(axes, len(normal))
     limits = {"xlim": axes.get_xlim(), "ylim": axes.get_ylim()}
     limits |= {"zlim": axes.get_zlim()} if len(normal) == 3 else {}
     box = np.sort(list(limits.values()), axis=1)
@@ -161,6 +164,7 @@ def draw_direction(
         f"vector has shape {vector.shape} and start {foot.shape}; both must have two "
         "or three entries.",
     )
+    _check_axes(axes, len(vector))
     if len(vector) == 2:
         exact = {"angles": "xy", "scale_units": "xy", "scale": 1}
         axes.quiver(*foot, *vector, color=color, width=0.009, zorder=5, **exact)
@@ -235,6 +239,15 @@ def cross_section(normal: np.ndarray, offset: float, limits: np.ndarray) -> np.n
     _, kept = np.unique(np.round(np.array(found) / size, 9), axis=0, return_index=True)
     corners = np.array(found)[kept]
     return corners[around(corners, normal)] if dimension == 3 else corners
+
+
+def _check_axes(axes: Any, dimension: int) -> None:
+    """Raise unless the axes are of the plane or of space as the dimension is."""
+    check(
+        (axes.name == "3d") == (dimension == 3),
+        f"a vector of {dimension} entries is given for {axes.name} axes; three entries "
+        'need projection="3d", two need axes of the plane.',
+    )
 
 
 def _add_plane(

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from meanformer.errors import check
+from meanformer.errors import as_integer, check
 from meanformer.measures import TokenCloud
 from meanformer.plotting import style
 from meanformer.plotting.space import cluster_colours
@@ -78,8 +78,8 @@ def on_sphere(strip: Strip, *dimensions: int) -> Strip:
     gap = float(np.abs(norms - 1).max())
     check(
         gap <= FAR_FROM_ONE,
-        f"a token is {gap:.2g} away from the unit sphere; draw_sphere and draw_circle "
-        "are for tokens on it.",
+        f"a token is {gap:.2g} away from the unit sphere; this figure is of tokens on "
+        "it.",
     )
     return Strip(strip.depths, strip.points / norms, strip.weights)
 
@@ -192,19 +192,16 @@ def draw_sphere_density(cloud: TokenCloud, axes: Any, *, cells: int = 72) -> Any
     """
     from matplotlib.colors import LogNorm
 
-    check(
-        cloud.dimension == 3,
-        f"the tokens have dimension {cloud.dimension}; this map is of a sphere in "
-        "three.",
-    )
-    x, y, z = np.asarray(cloud.points).T
+    strip = on_sphere(strip_of(cloud), 3)
+    cells = as_integer("cells", cells, least=2)
+    x, y, z = strip.points[0].T
     longitudes = np.linspace(-np.pi, np.pi, cells + 1)
     heights = np.linspace(-1, 1, cells // 2 + 1)
     masses, _, _ = np.histogram2d(
         np.arctan2(y, x),
         np.clip(z, -1, 1),
         bins=(longitudes, heights),
-        weights=np.asarray(cloud.weights),
+        weights=strip.weights,
     )
     density = masses * masses.size
     mesh = axes.pcolormesh(

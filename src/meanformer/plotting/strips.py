@@ -8,13 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from meanformer.errors import InvalidInput, check
+from meanformer.errors import InvalidInput, as_integer, check
 from meanformer.flows import Trajectory
 from meanformer.flows.interpolation import check_in_range
 from meanformer.measures import TokenCloud
 from meanformer.plotting import style
 
 FAINTEST = 0.05  # opacity at the end of a tail
+ON_THE_SPHERE = 1e-3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +37,12 @@ class Strip:
         """Coordinates of a token."""
         return self.points.shape[2]
 
+    @property
+    def is_round(self) -> bool:
+        """Whether all tokens lie on the unit sphere at all depths."""
+        norms = np.linalg.norm(self.points, axis=2)
+        return bool(np.abs(norms - 1).max() < ON_THE_SPHERE)
+
     def place(self, index: int) -> int:
         """An index counted from the first depth; raise if there is no such depth."""
         count = len(self.depths)
@@ -53,8 +60,7 @@ class Strip:
 
     def tail(self, index: int, length: int) -> np.ndarray:
         """The tokens at a depth and at most so many before it, `(s, n, d)`."""
-        check(length >= 0, f"tail is {length}; it must be 0 or more.")
-        last = self.place(index)
+        length, last = as_integer("tail", length, least=0), self.place(index)
         return self.points[max(0, last - length) : last + 1]
 
 
@@ -75,16 +81,25 @@ def strip_of(subject: Any) -> Strip:
 
 
 def resample(subject: Any, depths: Any) -> Strip:
-    """The strip of a trajectory at other depths in its range."""
-    if not isinstance(subject, Trajectory):
-        raise InvalidInput(
-            f"a {type(subject).__name__} has no tokens along depth; give a Trajectory."
-        )
+    """The strip of a trajectory at other depths in its range.
+
+    If all saved tokens lie on the unit sphere, those between are put onto it.
+    """
+    check_trajectory(subject)
     depths = jnp.asarray(depths, subject.depths.dtype)
     for end in (depths.min(), depths.max()):
         check_in_range(subject.depths, end)
     points = jax.vmap(lambda depth: subject.at(depth).points)(depths)
-    return _present(depths, points, subject.weights)
+    strip = _present(depths, points, subject.weights)
+    return _rounded(strip) if strip_of(subject).is_round else strip
+
+
+def check_trajectory(subject: Any) -> None:
+    """Raise unless these are tokens along depth."""
+    if not isinstance(subject, Trajectory):
+        raise InvalidInput(
+            f"a {type(subject).__name__} has no tokens along depth; give a Trajectory."
+        )
 
 
 def choose_coordinates(trajectory: Trajectory, places: Sequence[int]) -> Trajectory:
@@ -94,6 +109,11 @@ def choose_coordinates(trajectory: Trajectory, places: Sequence[int]) -> Traject
         all(0 <= place < dimension for place in places),
         f"coordinates are {', '.join(str(p + 1) for p in places)}; they must be from 1 "
         f"to {dimension}.",
+    )
+    check(
+        len(set(places)) == len(places),
+        f"coordinates are {', '.join(str(p + 1) for p in places)}; each can be shown "
+        "once.",
     )
     chosen = np.asarray(places, int)
     return Trajectory(
@@ -113,6 +133,13 @@ def _present(depths: Any, points: Any, weights: Any) -> Strip:
     weights = np.asarray(weights)
     is_there = weights > 0
     return Strip(np.asarray(depths), np.asarray(points)[:, is_there], weights[is_there])
+
+
+def _rounded(strip: Strip) -> Strip:
+    """Tokens moved to the unit sphere along their directions."""
+    norms = np.linalg.norm(strip.points, axis=2, keepdims=True)
+    points = strip.points / np.where(norms > 0, norms, 1)
+    return Strip(strip.depths, points, strip.weights)
 
 
 def check_dimension(strip: Strip, *allowed: int) -> None:
