@@ -451,6 +451,10 @@ def test_nothing_infinite_is_returned(key):
     steep = matrix_energy_flow(np.diag([800.0, 1.0]))
     with pytest.raises(Overflow, match="give Unnormalised a shift"):
         stationary_report(steep, TokenCloud([[1.0, 0.0]]))
+    single = jnp.eye(2, dtype=jnp.float32)
+    steep = Flow(Unnormalised(single, single, single, beta=100.0), space=Sphere())
+    with pytest.raises(Overflow, match="give Unnormalised a shift"):
+        stationary_report(steep, TokenCloud(jnp.stack([single[0], single[0]])))
 
 
 def test_points_of_another_shape_are_refused():

@@ -157,11 +157,14 @@ def _without_self(
     value = np.asarray(layer.value, np.float64)
     scores = points @ score.T @ points.T
     logs = _log_shares(layer, scores, np.asarray(cloud.weights, np.float64))
-    shares = _exponential(logs)
+    # What the exponentials are multiplied with must have a place too.
+    factor = points.size * (1 + np.abs(scores).max()) * (1 + np.abs(value).max())
+    ceiling = float(np.log(float(jnp.finfo(cloud.points.dtype).max)) - np.log(factor))
+    shares = _exponential(logs, ceiling)
     pairs = _Pairs(points, tangent_basis(Sphere(), points), score, value)
     pulls = pairs.pulls()
     velocity = np.einsum("ij,ija->ia", shares, pulls)
-    linked = _exponential(logs + _halves(log_masses))
+    linked = _exponential(logs + _halves(log_masses), ceiling)
     blocks = pairs.blocks(pulls) * linked[:, None, :, None]
     every = np.arange(len(points))
     blocks[every, :, every, :] = pairs.own_blocks(pulls, shares)
@@ -228,8 +231,8 @@ def _log_shares(
     return logs if layer.shift is None else logs - float(layer.shift)
 
 
-def _exponential(logs: np.ndarray) -> np.ndarray:
-    if logs.max() > CEILING:
+def _exponential(logs: np.ndarray, ceiling: float) -> np.ndarray:
+    if logs.max() > ceiling:
         raise Overflow(
             f"rates of growth overflow: their logarithm is about {logs.max():.6g}; "
             "lower beta, or give Unnormalised a shift."
