@@ -113,6 +113,22 @@ def test_the_experiment_of_ones_own_holds_and_draws():
     assert len(record.prints) == 1
 
 
+@pytest.mark.slow
+def test_the_limit_of_the_example_is_predicted_and_found():
+    names = run("limit")
+    assert names["report"].agrees
+    assert len(names["report"].detection.offsets) == 2
+
+
+@pytest.mark.slow
+def test_the_file_of_hyperplanes_tells_its_limit(tmp_path):
+    script = EXAMPLES / "hyperplanes.toml"
+    command = [sys.executable, "-m", "meanformer", "limit", str(script)]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert told.count("hyperplanes") == 2
+    assert "reached" in told
+
+
 def test_every_example_file_is_tested_here():
     source = Path(__file__).read_text()
     tested = re.findall(r'run\("(\w+)"\)|EXAMPLES / "(\w+)\.', source)
