@@ -314,11 +314,14 @@ def direction(start: Float[Array, ""], end: Float[Array, ""]) -> Float[Array, ""
 
 
 def _event(problem: Problem, stop: AbstractStop, forward: Float[Array, ""]) -> Callable:
-    def condition(time, y, args, **kwargs):
-        t = forward * time
+    def condition(t, y, args, **kwargs):
+        # Root finders call it with t by name.
+        depth = forward * t
         cloud = problem.cloud.moved(y[0])
         schedule = problem.flow.velocity
-        return stop(moment_of(t, cloud, lambda: problem.velocity(schedule, t, y)[0]))
+        return stop(
+            moment_of(depth, cloud, lambda: problem.velocity(schedule, depth, y)[0])
+        )
 
     return condition
 
