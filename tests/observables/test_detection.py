@@ -11,7 +11,7 @@ import meanformer as mf
 from limit_cases import KINDS, THIRD, TOKENS, VALUE, plain, random_case
 from meanformer.errors import InvalidInput, Overflow, Unsupported
 from meanformer.observables import detect_limit, find_limit
-from meanformer.observables.detection import contradiction_of
+from meanformer.observables.limits.detection import contradiction_of
 
 LEADERS = np.array(
     [

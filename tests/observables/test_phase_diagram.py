@@ -22,13 +22,13 @@ from meanformer.observables import (
     count_clusters,
     phase_curve,
     phase_diagram,
-    phase_follow,
     span_dimension,
 )
-from meanformer.observables.phase_merging import Flock, leaders_of, shrunk
-from meanformer.observables.phase_readers import ClosePairs
-from meanformer.observables.phase_systems import Tokens, reduced_tokens
-from meanformer.observables.phase_walk import Course, begun, continued
+from meanformer.observables.phases import follow
+from meanformer.observables.phases.merging import Flock, leaders_of, shrunk
+from meanformer.observables.phases.readers import ClosePairs
+from meanformer.observables.phases.systems import Tokens, reduced_tokens
+from meanformer.observables.phases.walk import Course, begun, continued
 
 # Clouds of the same shape, at as many depths, share their compiled program.
 DEPTHS = np.linspace(0, 8, 33)
@@ -350,7 +350,7 @@ def test_tokens_that_have_met_go_on_as_one(dimension, quantity, monkeypatch, key
     options = {"betas": [1.0, 6.0], "depths": 4 * DEPTHS, "quantity": quantity}
     starts = on_sphere(17, 48, 8, dimension)
     whole = phase_diagram(starts=starts, tolerance=1e-6, key=key, **options)
-    monkeypatch.setattr(phase_follow, "MANY", 8)
+    monkeypatch.setattr(follow, "MANY", 8)
     staged = phase_diagram(
         starts=starts, tolerance=1e-6, batch_size=4, workers=1, key=key, **options
     )

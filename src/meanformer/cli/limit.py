@@ -39,7 +39,8 @@ def limit(
     with environment.computing():
         layer, cloud = _given(config)
         if predict:
-            _tell(_prediction(predict_limit(layer)), str(predict_limit(layer)), as_json)
+            prediction = predict_limit(layer)
+            _tell(_prediction(prediction), str(prediction), as_json)
             return
         report = _followed(layer, cloud, depth)
     agrees = report.agrees
@@ -49,7 +50,7 @@ def limit(
 
 
 def _given(config: Path) -> tuple[Any, Any]:
-    from meanformer.observables.prediction import attention_of
+    from meanformer.observables.limits.prediction import attention_of
     from meanformer.storage.config import build, read_config
     from meanformer.storage.words import mistakes_of_a_file
 

@@ -33,7 +33,7 @@ from meanformer.experiments import (
     theory,
 )
 from meanformer.observables import find_limit, predict_limit
-from meanformer.observables.prediction import leading_positive
+from meanformer.observables.limits.spectrum import leading_positive
 from meanformer.plotting import (
     PlaneFrames,
     SpaceFrames,

@@ -31,6 +31,8 @@ from meanformer.numerics.growth import ScaledExponential
 from meanformer.numerics.matrices import matmul
 
 ROW_NORMALISED = (Softmax, L2, Hardmax)
+# Shares this small change nothing that numbers hold: a closed form may take over.
+BOOLEAN = 1e-12
 
 
 class _Piece(eqx.Module):
@@ -199,7 +201,7 @@ class BooleanAttention(AbstractStop):
     """
 
     velocity: AbstractSchedule = eqx.field(converter=as_schedule)
-    tolerance: float = 1e-12
+    tolerance: float = BOOLEAN
     status: ClassVar[PyTree] = Status.condition_met
 
     def __check_init__(self):

@@ -1,14 +1,11 @@
 """What to look at: energies, gradient structure, convergence, distances."""
 
-from meanformer.observables.boolean_phase import BooleanPhase as BooleanPhase
-from meanformer.observables.boolean_phase import boolean_phase as boolean_phase
 from meanformer.observables.clusters import ClusterProfile as ClusterProfile
 from meanformer.observables.clusters import Clusters as Clusters
 from meanformer.observables.clusters import cluster_profile as cluster_profile
 from meanformer.observables.clusters import count_clusters as count_clusters
 from meanformer.observables.convergence import TokenConvergence as TokenConvergence
 from meanformer.observables.convergence import token_convergence as token_convergence
-from meanformer.observables.detection import LimitDetection as LimitDetection
 from meanformer.observables.distances import DistanceStatistics as DistanceStatistics
 from meanformer.observables.distances import distance_statistics as distance_statistics
 from meanformer.observables.energies import EnergyProfile as EnergyProfile
@@ -20,12 +17,17 @@ from meanformer.observables.equiangular import LongTimeLaw as LongTimeLaw
 from meanformer.observables.influence import (
     asymptotic_covariance as asymptotic_covariance,
 )
-from meanformer.observables.leaders import Following as Following
-from meanformer.observables.leaders import attention_rank as attention_rank
-from meanformer.observables.leaders import find_leaders as find_leaders
-from meanformer.observables.limits import LimitReport as LimitReport
-from meanformer.observables.limits import detect_limit as detect_limit
-from meanformer.observables.limits import find_limit as find_limit
+from meanformer.observables.limits.boolean_phase import BooleanPhase as BooleanPhase
+from meanformer.observables.limits.boolean_phase import boolean_phase as boolean_phase
+from meanformer.observables.limits.detection import LimitDetection as LimitDetection
+from meanformer.observables.limits.finding import LimitReport as LimitReport
+from meanformer.observables.limits.finding import detect_limit as detect_limit
+from meanformer.observables.limits.finding import find_limit as find_limit
+from meanformer.observables.limits.leaders import Following as Following
+from meanformer.observables.limits.leaders import attention_rank as attention_rank
+from meanformer.observables.limits.leaders import find_leaders as find_leaders
+from meanformer.observables.limits.prediction import LimitPrediction as LimitPrediction
+from meanformer.observables.limits.prediction import predict_limit as predict_limit
 from meanformer.observables.long_context import ContextSimilarity as ContextSimilarity
 from meanformer.observables.long_context import context_similarity as context_similarity
 from meanformer.observables.long_context import (
@@ -57,10 +59,8 @@ from meanformer.observables.order import span_dimension as span_dimension
 from meanformer.observables.phase_curve import PhaseCurve as PhaseCurve
 from meanformer.observables.phase_curve import critical_beta as critical_beta
 from meanformer.observables.phase_curve import phase_curve as phase_curve
-from meanformer.observables.phase_diagram import PhaseDiagram as PhaseDiagram
-from meanformer.observables.phase_diagram import phase_diagram as phase_diagram
-from meanformer.observables.prediction import LimitPrediction as LimitPrediction
-from meanformer.observables.prediction import predict_limit as predict_limit
+from meanformer.observables.phases.diagram import PhaseDiagram as PhaseDiagram
+from meanformer.observables.phases.diagram import phase_diagram as phase_diagram
 from meanformer.observables.sphere import StationaryReport as StationaryReport
 from meanformer.observables.sphere import energy_gradient as energy_gradient
 from meanformer.observables.sphere import energy_hessian as energy_hessian

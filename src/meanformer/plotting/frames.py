@@ -87,6 +87,8 @@ class PlaneFrames:
         if self.hull:
             draw_hull(points, axes)
         _set_square(axes, points if self.follows else strip.points.reshape(-1, 2))
+        if self.hyperplanes is not None:
+            draw_hyperplanes(*self.hyperplanes, axes)
         _finish(self, axes, frame)
 
 
@@ -133,6 +135,8 @@ class SpaceFrames:
         if self.hull:
             draw_hull(points, axes)
         scatter_discs(points, strip.weights, axes, c=colours)
+        if self.hyperplanes is not None:
+            draw_hyperplanes(*self.hyperplanes, axes)
         _finish(self, axes, frame)
 
 
@@ -187,10 +191,10 @@ class CircleFrames:
         _finish(self, axes, frame)
 
 
-AbstractFrames = PlaneFrames | SpaceFrames | SphereFrames | CircleFrames
+Frames = PlaneFrames | SpaceFrames | SphereFrames | CircleFrames
 
 
-def usual_frames(strip: Strip) -> AbstractFrames:
+def usual_frames(strip: Strip) -> Frames:
     """What suits tokens of this dimension, on the unit sphere or not."""
     kinds = {2: (PlaneFrames, CircleFrames), 3: (SpaceFrames, SphereFrames)}
     if strip.dimension not in kinds:
@@ -218,11 +222,8 @@ def _set_square(axes: Any, points: np.ndarray) -> None:
     axes.set(xlabel="$x_1$", ylabel="$x_2$")
 
 
-def _finish(frames: Any, axes: Any, frame: Frame) -> None:
-    """Hyperplanes, the depth above the picture, and what the user adds."""
-    planes = vars(frames).get("hyperplanes")
-    if planes is not None:
-        draw_hyperplanes(*planes, axes)
+def _finish(frames: Frames, axes: Any, frame: Frame) -> None:
+    """Put the depth above the picture, and what the user adds."""
     axes.figure.text(
         0.03, TITLE_HEIGHT, f"depth $t = {_depth_text(frame)}$",
         color=style.INK, fontsize=12,

@@ -16,7 +16,12 @@ from meanformer.numerics.proportions import (
     multiple_of,
     multiple_of_identity,
 )
-from meanformer.observables.spectrum import SKEW, Spectrum, spectrum
+from meanformer.observables.limits.spectrum import (
+    CLEAR,
+    Spectrum,
+    leading_positive,
+    spectrum,
+)
 
 Geometry = Literal[
     "boolean-1d",
@@ -27,8 +32,6 @@ Geometry = Literal[
     "origin",
     "unknown",
 ]
-# A form whose sign is that of a number below this share of its norm has no clear sign.
-CLEAR = 1e-10
 SMALLEST = 1e-70
 
 
@@ -359,33 +362,6 @@ def _splits(values: np.ndarray, count: int) -> bool:
     """Whether so many leading eigenvalues are apart from the rest."""
     after = values[count] if count < len(values) else 0.0
     return bool(values[count - 1] - after > CLEAR * values[0])
-
-
-def leading_positive(
-    value: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return vectors, functionals and values of the leading positive eigenvalues.
-
-    As many as are real and positive before the first that is neither, in the order of
-    their modulus; none if the eigenvectors do not form a basis.
-    """
-    eps = float(np.finfo(np.asarray(value).dtype).eps)
-    clear = max(CLEAR, 1e3 * eps)
-    values, vectors = np.linalg.eig(np.asarray(value, np.float64))
-    order = np.argsort(-np.abs(values), kind="stable")
-    values, vectors = values[order], vectors[:, order]
-    size = np.abs(values).max(initial=0)
-    is_real = np.abs(np.imag(values)) <= clear * size
-    is_positive = is_real & (np.real(values) > clear * size)
-    count = int(np.argmin(np.append(is_positive, False)))
-    # Ties in modulus with what is not positive do not lead.
-    rest = np.abs(values[count:]).max(initial=0)
-    count = int((np.abs(values[:count]) > rest + clear * size).sum())
-    if np.linalg.cond(vectors) > 1 / SKEW:
-        count = 0
-    dual = np.linalg.inv(vectors) if count else vectors
-    kept = vectors[:, :count].T, dual[:count], values[:count]
-    return np.real(kept[0]), np.real(kept[1]), np.real(kept[2])
 
 
 def _origin(facts: _Facts) -> _Holds | str:

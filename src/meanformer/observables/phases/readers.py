@@ -13,7 +13,7 @@ from meanformer.numerics.sphere_batches import (
     packed_pairs,
     unit_tokens,
 )
-from meanformer.observables.phase_systems import AbstractSystem, State
+from meanformer.observables.phases.systems import AbstractSystem, State
 
 # Gaps this far (in logarithm) below the level are read by a monotone interpolation:
 # their velocities may be those of rounding errors.

@@ -23,8 +23,8 @@ from meanformer.errors import (
 )
 from meanformer.geometry import Sphere
 from meanformer.numerics.sphere_batches import gram_matrices, unit_tokens
-from meanformer.observables.phase_options import Options
-from meanformer.observables.phase_systems import (
+from meanformer.observables.phases.options import Options
+from meanformer.observables.phases.systems import (
     AbstractSystem,
     MovedByMaps,
     reduced_tokens,

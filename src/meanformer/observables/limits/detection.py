@@ -14,21 +14,22 @@ from meanformer.attention import (
 )
 from meanformer.errors import InvalidInput, check
 from meanformer.flows import Flow, Rescaled, Trajectory
+from meanformer.flows.rescaled import BOOLEAN
 from meanformer.flows.schedule import AbstractSchedule
 from meanformer.measures import TokenCloud
 from meanformer.numerics.growth import ScaledExponential
 from meanformer.numerics.linkage import components
-from meanformer.observables.boolean_phase import BooleanPhase, boolean_phase
-from meanformer.observables.leaders import Following, find_leaders
-from meanformer.observables.prediction import (
+from meanformer.observables.limits.boolean_phase import BooleanPhase, boolean_phase
+from meanformer.observables.limits.leaders import SHARP, Following, find_leaders
+from meanformer.observables.limits.prediction import (
     Geometry,
     LimitPrediction,
     attention_of,
     predict_limit,
 )
 
-# A share this small changes nothing that numbers hold: the closed form takes over.
-HAND_OVER = 1e-12
+# What `detect_limit` allows unless told otherwise.
+TOLERANCE, ACCURACY = 1e-3, 1e-8
 COINCIDENT = 1e-12
 # The slope of a power law is read off the last part of the depths on a log scale.
 LAST_PART = 10.0
@@ -94,6 +95,7 @@ class Reading(eqx.Module):
     """How a limit is read off: by which layer, in which coordinates, how exactly."""
 
     attention: AbstractAttention
+    prediction: LimitPrediction
     is_rescaled: bool
     tolerance: float
     sharpness: float
@@ -101,7 +103,7 @@ class Reading(eqx.Module):
 
     def read(self, trajectory: Trajectory) -> LimitDetection:
         """Look at the last depth of a trajectory."""
-        prediction = predict_limit(self.attention)
+        prediction = self.prediction
         depth = float(trajectory.depths[-1])
         if prediction.geometry == "origin":
             return _detect_origin(trajectory, self, prediction)
@@ -116,10 +118,10 @@ class Reading(eqx.Module):
 
 def reading_of(
     trajectory: Trajectory,
-    gamma: AbstractInContextMap | Flow | AbstractSchedule | None,
-    tolerance: float,
-    sharpness: float,
-    accuracy: float,
+    gamma: AbstractInContextMap | Flow | AbstractSchedule | None = None,
+    tolerance: float = TOLERANCE,
+    sharpness: float = SHARP,
+    accuracy: float = ACCURACY,
 ) -> Reading:
     """Return how a trajectory is read, or raise if it cannot be."""
     check(
@@ -144,6 +146,7 @@ def reading_of(
     rounding = 1e3 * float(jnp.finfo(trajectory.points.dtype).eps)
     return Reading(
         attention,
+        predict_limit(attention),
         isinstance(schedule, Rescaled),
         tolerance,
         sharpness,
@@ -287,7 +290,7 @@ def _detect_leaders(scene: _Scene, prediction, reading: Reading) -> LimitDetecti
         )
         return _open(prediction, depth, reason, following=following, phase=phase)
     facts = _facts(scene, prediction, phase)
-    is_taken_over = bool(following.spread.max() <= HAND_OVER)
+    is_taken_over = bool(following.spread.max() <= BOOLEAN)
     if facts["residual"] > reading.tolerance and not is_taken_over:
         reason = (
             f"a token is still {facts['residual']:.2g} of the diameter from its leader"

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from meanformer.observables.phase_readers import AbstractReader, Seen
-from meanformer.observables.phase_systems import AbstractSystem, State
+from meanformer.observables.phases.readers import AbstractReader, Seen
+from meanformer.observables.phases.systems import AbstractSystem, State
 
 SAFETY, SHRINK, GROW = 0.8, 0.2, 2.0
 ORDER = 5

@@ -12,9 +12,9 @@ from jaxtyping import Array, Float
 
 from meanformer.errors import as_integer
 from meanformer.flows.recorder import AbstractProgress, bar_for
-from meanformer.observables.phase_follow import Followed, follow
-from meanformer.observables.phase_options import checked_options
-from meanformer.observables.phase_starts import Draw, checked_maps, checked_starts
+from meanformer.observables.phases.follow import Followed, follow
+from meanformer.observables.phases.options import checked_options
+from meanformer.observables.phases.starts import Draw, checked_maps, checked_starts
 from meanformer.typing import ArrayLike, Key
 
 

@@ -9,10 +9,10 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from meanformer.errors import Unsupported
-from meanformer.observables.phase_merging import Flock, joined, shrunk
-from meanformer.observables.phase_options import Options, Recipe
-from meanformer.observables.phase_starts import Maps
-from meanformer.observables.phase_walk import (
+from meanformer.observables.phases.merging import Flock, joined, shrunk
+from meanformer.observables.phases.options import Options, Recipe
+from meanformer.observables.phases.starts import Maps
+from meanformer.observables.phases.walk import (
     MOST_STEPS,
     Course,
     Walk,

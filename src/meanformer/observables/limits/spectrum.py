@@ -13,6 +13,8 @@ ROUNDINGS = 64
 # Left and right eigenvectors with a smaller cosine belong to a matrix that cannot be
 # told from one with a Jordan block.
 SKEW = 1e-6
+# A number below this share of a norm has no clear sign.
+CLEAR = 1e-10
 
 
 class Spectrum(eqx.Module):
@@ -118,3 +120,30 @@ def _signs(vectors: np.ndarray) -> np.ndarray:
     """Signs that make the largest entry of every vector positive."""
     largest = np.abs(vectors).argmax(axis=1)
     return np.sign(vectors[np.arange(len(vectors)), largest])[:, None]
+
+
+def leading_positive(
+    value: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return vectors, functionals and values of the leading positive eigenvalues.
+
+    As many as are real and positive before the first that is neither, in the order of
+    their modulus; none if the eigenvectors do not form a basis.
+    """
+    eps = float(np.finfo(np.asarray(value).dtype).eps)
+    clear = max(CLEAR, 1e3 * eps)
+    values, vectors = np.linalg.eig(np.asarray(value, np.float64))
+    order = np.argsort(-np.abs(values), kind="stable")
+    values, vectors = values[order], vectors[:, order]
+    size = np.abs(values).max(initial=0)
+    is_real = np.abs(np.imag(values)) <= clear * size
+    is_positive = is_real & (np.real(values) > clear * size)
+    count = int(np.argmin(np.append(is_positive, False)))
+    # Ties in modulus with what is not positive do not lead.
+    rest = np.abs(values[count:]).max(initial=0)
+    count = int((np.abs(values[:count]) > rest + clear * size).sum())
+    if np.linalg.cond(vectors) > 1 / SKEW:
+        count = 0
+    dual = np.linalg.inv(vectors) if count else vectors
+    kept = vectors[:, :count].T, dual[:count], values[:count]
+    return np.real(kept[0]), np.real(kept[1]), np.real(kept[2])

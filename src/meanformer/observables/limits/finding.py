@@ -1,8 +1,6 @@
 """From matrices and tokens to their limit: predicted, computed and compared."""
 
 import dataclasses
-import math
-import warnings
 from typing import cast
 
 import equinox as eqx
@@ -12,39 +10,27 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from meanformer.attention import AbstractInContextMap
-from meanformer.errors import InvalidInput, StoppedEarly, as_integer, check
-from meanformer.flows import (
-    BooleanAttention,
-    Flow,
-    Rescaled,
-    Status,
-    Switching,
-    Trajectory,
-    solve,
-)
+from meanformer.errors import InvalidInput, as_integer, check
+from meanformer.flows import Flow, Status, Trajectory
 from meanformer.flows.recorder import AbstractProgress
 from meanformer.flows.schedule import AbstractSchedule
 from meanformer.measures import TokenCloud
-from meanformer.observables.boolean_phase import BooleanPhase
-from meanformer.observables.detection import (
+from meanformer.observables.limits.boolean_phase import BooleanPhase
+from meanformer.observables.limits.detection import (
+    ACCURACY,
+    TOLERANCE,
     LimitDetection,
     Reading,
     reading_of,
     rescaled_cloud,
 )
-from meanformer.observables.leaders import SHARP
-from meanformer.observables.prediction import (
+from meanformer.observables.limits.leaders import SHARP
+from meanformer.observables.limits.prediction import (
     LimitPrediction,
     attention_of,
     predict_limit,
 )
-
-# Depth in units of the decay rate, for limits at the origin.
-DECAYS = 1e3
-# Depths to save: the same for both looks, so that one program serves them.
-SAVED = 33
-# Tolerance, sharpness and accuracy of `detect_limit`.
-READING = (1e-3, SHARP, 1e-8)
+from meanformer.observables.limits.walk import SAVED, Walk
 
 
 class LimitReport(eqx.Module):
@@ -84,9 +70,9 @@ def detect_limit(
     trajectory: Trajectory,
     gamma: AbstractInContextMap | Flow | AbstractSchedule | None = None,
     *,
-    tolerance: float = 1e-3,
+    tolerance: float = TOLERANCE,
     sharpness: float = SHARP,
-    accuracy: float = 1e-8,
+    accuracy: float = ACCURACY,
     second_look: bool = True,
 ) -> LimitDetection:
     r"""Look whether the tokens of a trajectory have reached their limit, and which.
@@ -174,69 +160,11 @@ def find_limit(
     save = as_integer("save", save, least=3)
     check(depth is None or depth > 0, f"depth is {depth}; it must be positive.")
     prediction, attention = predict_limit(gamma), attention_of(gamma)
-    walk = _Walk(attention, prediction, cloud, depth, save, rtol, atol, progress)
-    path, found = walk.to_the_origin() if prediction.geometry == "origin" else walk.on()
+    walk = Walk(attention, prediction, cloud, depth, save, rtol, atol, progress)
+    path, reading, found = walk.on()
     if second_look:
-        reading = reading_of(path, None, *READING)
         found = _confirmed(found, reading, path)
     return LimitReport(prediction, found, path)
-
-
-class _Walk:
-    """Tokens followed until their limit is read off."""
-
-    def __init__(self, attention, prediction, cloud, depth, save, rtol, atol, progress):
-        is_double = cloud.points.dtype == jnp.float64
-        rtol = (1e-10 if is_double else 1e-5) if rtol is None else rtol
-        self.attention, self.prediction, self.cloud = attention, prediction, cloud
-        self.options = {
-            "rtol": rtol,
-            "atol": rtol / 100 if atol is None else atol,
-            "progress": progress,
-        }
-        self.save, self.depth = save, depth
-        # Errors are amplified like e^{2 lambda t} against gaps like e^{-lambda t}.
-        self.growths = 0.8 * math.log(1 / rtol)
-
-    def to_the_origin(self) -> tuple[Trajectory, LimitDetection]:
-        """Follow original tokens on a logarithmic scale of depth."""
-        rate = -self.prediction.spectrum.leading.real
-        last = DECAYS / rate if self.depth is None else self.depth
-        depths = np.append(0.0, np.geomspace(last / 1e4, last, self.save - 1))
-        saved = jnp.asarray(depths, self.cloud.points.dtype)
-        flow = Flow(self.attention)
-        path = _solve(flow, self.cloud, saved[-1], save=saved, **self.options)
-        return path, reading_of(path, None, *READING).read(path)
-
-    def on(self) -> tuple[Trajectory, LimitDetection]:
-        """Follow rescaled tokens until attention is Boolean for good."""
-        last, unit = self._depth(), self._unit()
-        flow = Flow(Rescaled(self.attention))
-        options = {"save": self.save, **self.options}
-        stop = BooleanAttention(flow.velocity)
-        path = _solve(flow, self.cloud, (0.0, last), stop=stop, **options)
-        reading = reading_of(path, None, *READING)
-        found = reading.read(path)
-        while _is_passing(found) and float(path.depths[-1]) + unit < last:
-            # Boolean, but not for good: through the change, and to the next phase.
-            start = float(path.depths[-1])
-            ends = (start, start + unit), (start + unit, last)
-            path = _joined(path, _solve(flow, path.cloud(-1), ends[0], **options))
-            rest = _solve(flow, path.cloud(-1), ends[1], stop=stop, **options)
-            path = _joined(path, rest)
-            found = reading.read(path)
-        return path, found
-
-    def _unit(self) -> float:
-        rate = self.prediction.spectrum.leading.real
-        return 1 / rate if rate > 0 else 1.0
-
-    def _depth(self) -> float:
-        if self.depth is not None:
-            return self.depth
-        scale = float(jnp.max(self.cloud.radius())) ** 2 * self.prediction.size
-        before = max(0.0, -math.log(max(scale, 1e-300)) / 2)
-        return (self.growths + before) * self._unit()
 
 
 def _confirmed(
@@ -252,10 +180,7 @@ def _confirmed(
     extent = max(float(np.abs(found.limits).max(initial=0)), 1e-300)
     for side in (1.0, -1.0):
         moved = _moved(first, side * reading.accuracy)
-        walk = _Walk(
-            reading.attention, found.prediction, moved, None, SAVED, None, None, False
-        )
-        _, other = walk.on()
+        other = Walk(reading.attention, found.prediction, moved).on().found
         apart = np.inf
         if other.verdict == "reached" and other.limits is not None:
             apart = float(np.abs(other.limits - found.limits).max()) / extent
@@ -329,41 +254,3 @@ def _closed_form(report: LimitReport, depth: float) -> np.ndarray:
     places = cast(np.ndarray, found.places)
     moved = cast(BooleanPhase, found.phase).at(depth)
     return np.where(places[:, None] >= 0, moved[places], last)
-
-
-def _is_passing(found: LimitDetection) -> bool:
-    """Whether attention is Boolean, but not for good."""
-    following = found.following
-    is_boolean = following is not None and bool(following.is_boolean.all())
-    return found.verdict == "undecided" and is_boolean
-
-
-def _joined(first: Trajectory, second: Trajectory) -> Trajectory:
-    """Return two stretches of one path as one."""
-    counts = tuple(
-        earlier[-1] + later
-        for earlier, later in zip(_steps(first), _steps(second), strict=True)
-    )
-    second = eqx.tree_at(_steps, second, counts)
-    joined = jax.tree.map(
-        lambda a, b: jnp.concatenate([a, b[1:]]),
-        first.along_depth(),
-        second.along_depth(),
-    )
-    return eqx.tree_at(
-        lambda t: t.along_depth(), second, joined, is_leaf=lambda leaf: leaf is None
-    )
-
-
-def _steps(path: Trajectory) -> tuple:
-    return path.accepted_steps, path.rejected_steps
-
-
-def _solve(flow: Flow, cloud: TokenCloud, depth, **options) -> Trajectory:
-    """Solve; again with implicit steps where it is stiff."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", StoppedEarly)
-        path = solve(flow, cloud, depth, **options)
-    if bool(path.status == Status.step_budget):
-        return solve(flow, cloud, depth, solver=Switching(), **options)
-    return path

@@ -11,14 +11,14 @@ from jaxtyping import Array, Float
 
 from meanformer.errors import PrecisionWarning, as_integer, as_number, check, warn
 from meanformer.observables.equiangular import checked_kind
-from meanformer.observables.phase_readers import (
+from meanformer.observables.phases.readers import (
     AbstractReader,
     ClosePairs,
     LinkedGroups,
     Rank,
 )
-from meanformer.observables.phase_systems import AbstractSystem, Grams, Tokens
-from meanformer.observables.phase_walk import Course
+from meanformer.observables.phases.systems import AbstractSystem, Grams, Tokens
+from meanformer.observables.phases.walk import Course
 from meanformer.typing import ArrayLike
 
 QUANTITIES = ("pairs", "clusters", "rank")

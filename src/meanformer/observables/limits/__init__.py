@@ -1,0 +1,1 @@
+"""What tokens in space tend to: predicted, detected, and compared."""

@@ -1,0 +1,1 @@
+"""Phase diagrams: clustering of many random starts over depth and temperature."""
