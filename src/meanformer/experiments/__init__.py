@@ -29,12 +29,17 @@ from meanformer.experiments.framework.independent import (
 from meanformer.experiments.framework.progress import Progress as Progress
 from meanformer.experiments.framework.records import Record as Record
 from meanformer.experiments.framework.records import run as run
+from meanformer.experiments.framework.reference import definite_form as definite_form
+from meanformer.experiments.framework.reference import (
+    plain_attention as plain_attention,
+)
 from meanformer.experiments.framework.reference import (
     reference_attention as reference_attention,
 )
 from meanformer.experiments.framework.reference import (
     reference_cloud as reference_cloud,
 )
+from meanformer.experiments.framework.reference import six_tokens as six_tokens
 from meanformer.experiments.framework.registry import all_experiments as all_experiments
 from meanformer.experiments.framework.registry import find as find
 from meanformer.experiments.framework.settings import Movies as Movies

@@ -20,6 +20,7 @@ from meanformer.experiments import (
     Picture,
     dense_rescaled_flow,
     other_method,
+    plain_attention,
     setting,
     tabulated,
     theory,
@@ -118,11 +119,6 @@ def run(parameters: Parameters, *, progress) -> Outcome:
     )
 
 
-def layer() -> mf.Softmax:
-    """The attention of the line, with query, key and value one."""
-    return mf.Softmax(np.eye(1), np.eye(1), np.eye(1))
-
-
 def padded(starts, count: int) -> mf.TokenCloud:
     """Tokens of the line; padded, so that one program serves all."""
     missing = count - len(starts)
@@ -133,7 +129,9 @@ def padded(starts, count: int) -> mf.TokenCloud:
 
 def limit(starts, **options):
     """Prediction, limit and path of tokens on the line."""
-    return find_limit(layer(), padded(starts, max(len(starts), 5)), **options)
+    return find_limit(
+        plain_attention(np.eye(1)), padded(starts, max(len(starts), 5)), **options
+    )
 
 
 def named_starts() -> list[tuple[float, ...]]:
@@ -154,7 +152,7 @@ def named_findings(reports):
         for report, starts in zip(reports, named_starts(), strict=True)
     ]
     late = reports[0].detection.phase.at(8.0)[:, 0]
-    dense = dense_rescaled_flow(layer(), padded(FIVE, 5), 8.0)[:, 0]
+    dense = dense_rescaled_flow(plain_attention(np.eye(1)), padded(FIVE, 5), 8.0)[:, 0]
     expected = [0, 0, 4, 4, 4, 2, 2, 2, 0, 0, 0, 0]
     return (
         ROWS.close_to(
@@ -214,7 +212,7 @@ def bisect(rounds) -> float:
 
 def row_at_tipping() -> np.ndarray:
     """What the middle token attends to at depth 2."""
-    schedule = mf.Rescaled(layer())
+    schedule = mf.Rescaled(plain_attention(np.eye(1)))
     cloud = mf.TokenCloud(np.array([-1.0, TIPPING, 1.2])[:, None])
     path = mf.solve(mf.Flow(schedule), cloud, 2.0, save=2, **EXACT)
     matrix = mf.attention_matrix(schedule.attention_at(2.0), path.cloud(-1))
@@ -224,7 +222,9 @@ def row_at_tipping() -> np.ndarray:
 def row_by_scipy() -> np.ndarray:
     """The same by a dense program."""
     cloud = mf.TokenCloud(np.array([-1.0, TIPPING, 1.2])[:, None])
-    tokens = np.exp(2.0) * dense_rescaled_flow(layer(), cloud, 2.0)[:, 0]
+    tokens = (
+        np.exp(2.0) * dense_rescaled_flow(plain_attention(np.eye(1)), cloud, 2.0)[:, 0]
+    )
     masses = np.exp(tokens[1] * tokens)
     return masses / masses.sum()
 
@@ -264,7 +264,7 @@ def draw_matrices(report) -> Picture:
     figure, panels = style.canvas(3, panel=(3.2, 3.2))
     depths = np.array([0.0, 1.5, 5.0])
     path = report.continued(depths)
-    schedule = mf.Rescaled(layer())
+    schedule = mf.Rescaled(plain_attention(np.eye(1)))
     for axes, depth, index in zip(panels, depths, range(3), strict=True):
         attention = schedule.attention_at(depth)
         matrix = mf.attention_matrix(attention, path.cloud(index))

@@ -4,7 +4,8 @@ If the eigenvalue $\lambda_1$ of $V$ of largest modulus is real, simple and posi
 and $\langle Q\varphi_1, K\varphi_1\rangle > 0$ for its eigenvector, then the rescaled
 tokens $z = e^{-tV}x$ tend to at most three parallel hyperplanes $\{\varphi_1^*(z) =
 c\}$, one on each side of zero and perhaps one through it. In the other coordinates
-nothing is said: along eigenvectors with negative eigenvalues tokens drift apart. The
+nothing is said: along eigenvectors with negative eigenvalues tokens drift apart.
+Attention loses its rank on the way, down to one or two. The
 flow itself is hard to follow by brute force: in these coordinates errors are amplified
 like $e^{2\lambda_1t}$. Here it is solved until attention is Boolean and goes on in
 closed form. Two defects of a published script show beside it: its classical Runge-Kutta
@@ -28,23 +29,31 @@ from meanformer.experiments import (
     dense_velocity,
     movie_setting,
     other_method,
+    plain_attention,
     setting,
+    six_tokens,
     tabulated,
     theory,
 )
-from meanformer.observables import find_limit, predict_limit
+from meanformer.observables import (
+    attention_rank,
+    find_leaders,
+    find_limit,
+    predict_limit,
+)
 from meanformer.observables.limits.spectrum import leading_positive
 from meanformer.plotting import (
     PlaneFrames,
     SpaceFrames,
+    draw_attention,
     draw_direction,
     draw_hyperplanes,
+    draw_leader_graph,
     draw_paths,
     draw_paths_3d,
     style,
 )
 
-SIX = ((1, 0.2), (-0.6, 0.8), (0.3, -1.1), (0.1, 0.15), (-0.4, -0.3), (0.7, 0.6))
 PLANE = ((0.64709742, 0.81911926), (0.61210449, 0.63263484))
 FIRST_SPACE = (
     (0.2362413, 0.0599536, 0.40506019),
@@ -64,6 +73,7 @@ CODIMENSION = (
 EIGENVALUES = (1.3479896139, -0.0682573539)
 VECTOR, FUNCTIONAL = (0.7598109326, 0.6501440969), (0.6647784745, 0.7612067074)
 OFFSETS = (-0.2391782389, 0.6517280994)
+WIDE_DEPTHS = 49
 
 
 @dataclass(frozen=True)
@@ -72,6 +82,9 @@ class Parameters:
 
     tokens: int = setting(20, full=40, help="tokens of the movies", at_least=4)
     wide: int = setting(24, full=128, help="tokens and dimension", at_least=8)
+    graph: int = setting(20, help="tokens of the graph of leaders", at_least=3)
+    heat: int = setting(20, full=40, help="tokens of the heat map", at_least=8)
+    dimension: int = setting(32, full=80, help="their dimension", at_least=4)
     density: float = setting(
         0.1, help="share of entries of the wide value matrix", above=0, at_most=1
     )
@@ -100,8 +113,8 @@ DENSE = Claim(
 )
 THREE = Claim(
     id="at-most-three",
-    statement=r"Under all four published matrices and in high dimension there are at "
-    r"most three hyperplanes.",
+    statement=r"Under all four published matrices and a random one there are at most "
+    r"three hyperplanes.",
     status="theorem",
     reference="GLPR23b, Theorem on hyperplanes",
 )
@@ -113,10 +126,22 @@ AGREES = Claim(
 )
 COORDINATES = Claim(
     id="coordinates",
-    statement=r"In high dimension the distances of tokens to their leaders shrink "
-    r"along eigenvectors with positive eigenvalues and grow along the others as the "
-    r"closed form says: largest difference after the hand-over, relative to the "
-    r"largest distance of each coordinate.",
+    statement=r"In high dimension the distance of the median token to the mean that it "
+    r"attends to shrinks along eigenvectors with positive eigenvalues and grows along "
+    r"the others, like $e^{-\lambda t}$: exponents over the last third of depth.",
+    status="observation",
+)
+LEADERS = Claim(
+    id="leaders",
+    statement=r"Under a random positive definite $V$ of the plane and random positive "
+    r"definite scores tokens follow one leader or two, as many as attention has rank.",
+    status="theorem",
+    reference="GLPR23b, Theorem on hyperplanes",
+)
+RANK = Claim(
+    id="rank",
+    statement=r"In high dimension attention loses rank along depth: rank at depth "
+    r"$11/\lambda_1$ over that at depth 0, singular values above $10^{-2}$ counted.",
     status="observation",
 )
 CODIM = Claim(
@@ -138,33 +163,33 @@ EULER = Claim(
 def run(parameters: Parameters, *, progress) -> Outcome:
     """Follow tokens under the published matrices and in high dimension."""
     rng = np.random.default_rng(parameters.seed)
-    six = find_limit(layer(PLANE), mf.TokenCloud(np.array(SIX)))
+    six = find_limit(plain_attention(PLANE), six_tokens())
     shown = {
-        name: find_limit(layer(value), cloud_for(rng, value, parameters))
+        name: find_limit(plain_attention(value), cloud_for(rng, value, parameters))
         for name, value in progress.over(list(matrices().items()), 0.6)
     }
+    graph = planar_limit(rng, parameters)
     for _ in progress.over(range(1), 0.4):
-        wide = find_limit(
-            layer(sparse_value(rng, parameters)), wide_cloud(rng, parameters)
-        )
+        heat = high_dimension(rng, parameters)
+        wide = wide_flow(rng, parameters)
     return Outcome(
         findings=[
             *six_findings(six),
-            *general_findings([six, *shown.values(), wide]),
+            *general_findings([six, *shown.values(), graph]),
+            *rank_findings(graph, heat),
             coordinates_finding(wide),
             codimension_finding(shown["codimension two"]),
             euler_finding(),
         ],
-        pictures=[draw_plane(six, shown["plane"]), draw_space(shown), draw_wide(wide)],
-        tables=[table({"six tokens": six, **shown, "wide": wide})],
+        pictures=[
+            draw_plane(six, shown["plane"]),
+            draw_space(shown),
+            draw_ranks(graph, heat),
+            draw_wide(wide),
+        ],
+        tables=[table({"six tokens": six, **shown, "random, plane": graph})],
         movies=movies_of(shown),
     )
-
-
-def layer(value) -> mf.Softmax:
-    """Attention with query and key the identity."""
-    value = np.asarray(value, float)
-    return mf.Softmax(np.eye(len(value)), np.eye(len(value)), value)
 
 
 def matrices() -> dict[str, tuple]:
@@ -196,17 +221,60 @@ def sparse_value(rng, parameters: Parameters) -> np.ndarray:
     return (vectors * signs * pushed) @ vectors.T
 
 
-def wide_cloud(rng, parameters: Parameters) -> mf.TokenCloud:
-    """As many tokens as dimensions."""
-    return mf.TokenCloud(rng.normal(size=(parameters.wide, parameters.wide)))
+def definite_value(rng, dimension: int) -> np.ndarray:
+    """A random positive definite matrix with leading eigenvalue one."""
+    factor = rng.normal(size=(dimension, dimension))
+    value = factor @ factor.T
+    return value / np.linalg.eigvalsh(value)[-1]
+
+
+def planar_limit(rng, parameters: Parameters):
+    """Tokens of the plane under random positive definite scores and value."""
+    scores, value = definite_value(rng, 2), definite_value(rng, 2)
+    tokens = mf.TokenCloud(rng.normal(size=(parameters.graph, 2)))
+    return find_limit(mf.Softmax(scores, np.eye(2), value), tokens)
+
+
+def high_dimension(rng, parameters: Parameters) -> mf.Trajectory:
+    """Tokens of a high dimension under a random positive definite value matrix."""
+    dimension = parameters.dimension
+    flow = mf.Flow(mf.Rescaled(plain_attention(definite_value(rng, dimension))))
+    tokens = mf.TokenCloud(rng.normal(size=(parameters.heat, dimension)))
+    return mf.solve(flow, tokens, 11.0, save=45)
+
+
+def matrices_along(path) -> list[np.ndarray]:
+    """The attention matrix at every saved depth."""
+    layers = [path.flow.velocity.attention_at(depth) for depth in path.depths]
+    clouds = [path.cloud(index) for index in range(len(path))]
+    return [
+        np.asarray(mf.attention_matrix(layer, cloud))
+        for layer, cloud in zip(layers, clouds, strict=True)
+    ]
+
+
+def ranks_along(path) -> list[int]:
+    """Singular values of attention that are not small, at every saved depth."""
+    return [attention_rank(matrix, tolerance=1e-2) for matrix in matrices_along(path)]
+
+
+def rank_findings(graph, heat):
+    """Leaders in the plane, and the rank in high dimension."""
+    ranks = ranks_along(heat)
+    leaders = len(graph.detection.leaders)
+    return (
+        LEADERS.inside(leaders, 1, 2, source=theory("at most one on each side")),
+        RANK.at_most(ranks[-1] / ranks[0], 0.5, source=theory("at most two at last")),
+    )
 
 
 def six_findings(six):
     """Spectrum, offsets and the dense program."""
-    found = predict_limit(layer(PLANE))
+    found = predict_limit(plain_attention(PLANE))
     source = tabulated()
-    cloud = mf.TokenCloud(np.array(SIX))
-    dense = dense_rescaled_flow(layer(PLANE), cloud, 8.0, method="LSODA")
+    dense = dense_rescaled_flow(
+        plain_attention(PLANE), six_tokens(), 8.0, method="LSODA"
+    )
     return (
         SPECTRUM.close_to(
             np.concatenate(
@@ -245,17 +313,24 @@ def general_findings(reports):
     )
 
 
-def spreads(report, depth: float) -> tuple[np.ndarray, np.ndarray]:
-    """Eigenvalues, and the deviation of each eigencoordinate from the leaders."""
-    value = np.asarray(report.trajectory.flow.velocity.attention.value)
-    values, vectors = np.linalg.eigh(value)
-    found = report.detection
-    if depth > found.phase.depth:
-        gaps = found.phase.distances(depth, vectors.T, values)
-    else:
-        tokens = np.asarray(report.trajectory.at(depth).points) @ vectors
-        gaps = tokens - tokens[found.follows]
-    return values, np.sqrt(np.mean(gaps**2, axis=0))
+def wide_flow(rng, parameters: Parameters) -> mf.Trajectory:
+    """As many tokens as dimensions, under a sparse symmetric value matrix."""
+    flow = mf.Flow(mf.Rescaled(plain_attention(sparse_value(rng, parameters))))
+    points = rng.normal(size=(parameters.wide, parameters.wide))
+    # Longer tokens attend to themselves alone for long.
+    cloud = mf.TokenCloud(points / np.sqrt(parameters.wide))
+    return mf.solve(flow, cloud, 8.0, save=WIDE_DEPTHS, rtol=1e-7)
+
+
+def typical_distances(path) -> tuple[np.ndarray, np.ndarray]:
+    """Eigenvalues, and distances of tokens to what they attend to along eigenvectors.
+
+    The rescaled flow moves tokens by their differences from the mean that they attend
+    to, times the value matrix; the median over tokens is taken.
+    """
+    values, vectors = np.linalg.eigh(np.asarray(path.flow.velocity.attention.value))
+    distances = np.abs(np.asarray(path.velocities) @ vectors / values)
+    return values, np.median(distances, axis=1)
 
 
 def later_by_scipy(report, growths: float) -> tuple[float, np.ndarray]:
@@ -268,16 +343,13 @@ def later_by_scipy(report, growths: float) -> tuple[float, np.ndarray]:
 
 
 def coordinates_finding(wide):
-    """Settled and free coordinates in high dimension."""
-    value = np.asarray(wide.trajectory.flow.velocity.attention.value)
-    values, vectors = np.linalg.eigh(value)
-    depth, tokens = later_by_scipy(wide, 1.0)
-    found = wide.detection
-    gaps = (tokens - tokens[found.follows]) @ vectors
-    closed = found.phase.distances(depth, vectors.T, values)
-    errors = np.abs(gaps - closed).max(axis=0) / np.abs(closed).max(axis=0)
+    """Exponents along all eigenvectors, over the last third of depth."""
+    values, distances = typical_distances(wide)
+    first, last = 2 * WIDE_DEPTHS // 3, WIDE_DEPTHS - 1
+    between = float(wide.depths[last] - wide.depths[first])
+    exponents = np.log(distances[last] / distances[first]) / between
     return COORDINATES.close_to(
-        errors, 0.0, tolerance=1e-5, source=other_method("SciPy's DOP853")
+        exponents, -values, tolerance=0.2, source=theory("minus the eigenvalues")
     )
 
 
@@ -304,8 +376,8 @@ def codimension_finding(report):
 
 def euler_finding():
     """The published scheme against Euler's, over fifty steps."""
-    attention, step = layer(PLANE), 0.1
-    ours = theirs = np.array(SIX, float)
+    attention, step = plain_attention(PLANE), 0.1
+    ours = theirs = np.array(six_tokens().points)
     largest = 0.0
     for _ in range(50):
         ours = ours + step * dense_rescaled_velocity(attention, ours, ours)
@@ -416,32 +488,58 @@ def draw_space(shown) -> Picture:
     )
 
 
+def draw_ranks(graph, heat) -> Picture:
+    """Who follows whom in the plane; attention in high dimension and its rank."""
+    figure, (left, middle, right) = style.canvas(3, panel=(4.0, 3.8))
+    draw_leader_graph(
+        graph.trajectory.points[0],
+        matrices_along(graph.trajectory)[-1],
+        left,
+        leaders=graph.detection.leaders,
+    )
+    left.set_title("who follows whom, at the start")
+    last = matrices_along(heat)[-1]
+    following = find_leaders(last)
+    draw_attention(last, middle, leaders=following.leaders, rank=following.rank)
+    right.plot(heat.depths, ranks_along(heat), color=style.BLUE)
+    right.set(xlabel=r"depth $t$, in units of $1/\lambda_1$", ylabel="rank")
+    right.set_title("rank of attention")
+    right.set_ylim(0, None)
+    right.yaxis.get_major_locator().set_params(integer=True)
+    return Picture(
+        figure,
+        f"Random positive definite $V$. Left: {graph.trajectory.points.shape[1]} "
+        "tokens of the plane, drawn where they start, and whom they follow in the end. "
+        f"Middle and right: {heat.points.shape[1]} tokens in dimension "
+        f"{heat.points.shape[2]}: attention at depth {float(heat.depths[-1]):.3g}, and "
+        "the number of its singular values above 0.01.",
+    )
+
+
 def draw_wide(wide) -> Picture:
     """Settled and free coordinates in high dimension."""
     figure, axes = style.canvas(panel=(6.0, 3.8))
-    depths = np.linspace(0, 15, 61)
-    along = [spreads(wide, depth) for depth in depths]
-    values, deviations = along[0][0], np.stack([part for _, part in along])
+    values, distances = typical_distances(wide)
     for mine, colour, label in (
         (values > 0, style.BLUE, r"$\lambda > 0$: settled"),
         (values < 0, style.ORANGE, r"$\lambda < 0$: free"),
     ):
-        middle = np.median(deviations[:, mine], axis=1)
-        low, high = np.quantile(deviations[:, mine], (0.05, 0.95), axis=1)
-        axes.fill_between(depths, low, high, color=colour, alpha=0.2, linewidth=0)
-        axes.plot(depths, middle, color=colour, label=label)
+        middle = np.median(distances[:, mine], axis=1)
+        low, high = np.quantile(distances[:, mine], (0.05, 0.95), axis=1)
+        axes.fill_between(wide.depths, low, high, color=colour, alpha=0.2, linewidth=0)
+        axes.plot(wide.depths, middle, color=colour, label=label)
     axes.set(
         yscale="log",
         xlabel="depth $t$",
-        ylabel="distance to the leader",
+        ylabel="distance to what is attended to",
     )
     axes.legend()
     return Picture(
         figure,
-        f"{len(wide.trajectory.weights)} tokens in as many dimensions under a sparse "
-        "symmetric $V$ with eigenvalues of modulus one to two: root mean square "
-        "distance of tokens to their leader in each eigencoordinate, median and 90% of "
-        "the coordinates.",
+        f"{len(wide.weights)} tokens in as many dimensions under a sparse "
+        "symmetric $V$ with eigenvalues of modulus one to two: distance of the median "
+        "token to the mean that it attends to in each eigencoordinate, median and 90% "
+        "of the coordinates.",
     )
 
 
@@ -469,7 +567,18 @@ experiment = Experiment(
     title="The leading eigenvector of V sorts tokens onto hyperplanes",
     room="observables",
     about=__doc__,
-    claims=(SPECTRUM, TWO, DENSE, THREE, AGREES, COORDINATES, CODIM, EULER),
+    claims=(
+        SPECTRUM,
+        TWO,
+        DENSE,
+        THREE,
+        AGREES,
+        LEADERS,
+        RANK,
+        COORDINATES,
+        CODIM,
+        EULER,
+    ),
     parameters=Parameters,
     run=run,
     seconds=15,

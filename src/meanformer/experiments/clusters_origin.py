@@ -26,14 +26,15 @@ from meanformer.experiments import (
     closed_form,
     dense_flow,
     other_method,
+    plain_attention,
     setting,
+    six_tokens,
     tabulated,
     theory,
 )
 from meanformer.observables import find_limit
 from meanformer.plotting import draw_paths, draw_slope, style
 
-SIX = ((1, 0.2), (-0.6, 0.8), (0.3, -1.1), (0.1, 0.15), (-0.4, -0.3), (0.7, 0.6))
 AT_1000 = ((0.49899, -5e-5), (-5e-5, 0.49897))
 MEAN_AT_1000 = 6e-10
 PAIR = {10.0: 0.2198477216, 100.0: 0.0705915953, 1000.0: 0.0223569138}
@@ -106,7 +107,7 @@ AGREES = Claim(
 
 def run(parameters: Parameters, *, progress) -> Outcome:
     """Follow the six tokens, random clouds and two tokens for a long depth."""
-    six = find_limit(layer(2), mf.TokenCloud(np.array(SIX)))
+    six = find_limit(inwards(2), six_tokens())
     rng = np.random.default_rng(parameters.seed)
     clouds = {
         (dimension, beta): random_limit(rng, dimension, beta, parameters)
@@ -123,10 +124,9 @@ def run(parameters: Parameters, *, progress) -> Outcome:
     )
 
 
-def layer(dimension: int, beta: float = 1.0) -> mf.Softmax:
+def inwards(dimension: int, beta: float = 1.0) -> mf.Softmax:
     """Attention with V = -I."""
-    identity = np.eye(dimension)
-    return mf.Softmax(identity, identity, -identity, beta=beta)
+    return plain_attention(-np.eye(dimension), beta=beta)
 
 
 def cases() -> list[tuple[int, float]]:
@@ -139,7 +139,7 @@ def random_limit(rng, dimension: int, beta: float, parameters: Parameters):
     points = rng.normal(size=(parameters.tokens, dimension)) + 0.5
     points[:, 0] *= 2
     return find_limit(
-        layer(dimension, beta), mf.TokenCloud(points), depth=parameters.depth
+        inwards(dimension, beta), mf.TokenCloud(points), depth=parameters.depth
     )
 
 
@@ -152,8 +152,8 @@ def scaled_covariance(report, beta: float) -> np.ndarray:
 def six_findings(six):
     """Covariance, mean and the dense program."""
     last, source = six.trajectory.cloud(-1), tabulated()
-    flow = mf.Flow(layer(2))
-    start = mf.TokenCloud(np.array(SIX))
+    flow = mf.Flow(inwards(2))
+    start = six_tokens()
     near = mf.solve(flow, start, 20.0, save=2, rtol=1e-10, atol=1e-12)
     return (
         ROUND.close_to(
@@ -173,7 +173,7 @@ def six_findings(six):
         ),
         DENSE.close_to(
             near.points[-1],
-            dense_flow(layer(2), start, 20.0),
+            dense_flow(inwards(2), start, 20.0),
             tolerance=1e-8,
             source=other_method("SciPy's DOP853"),
         ),
@@ -233,7 +233,7 @@ def two_tokens() -> mf.Trajectory:
     depths = np.array([0.0, *PAIR])
     cloud = mf.TokenCloud(np.array([[1.0], [-1.0]]))
     return mf.solve(
-        mf.Flow(layer(1)), cloud, 1000.0, save=depths, rtol=1e-11, atol=1e-13
+        mf.Flow(inwards(1)), cloud, 1000.0, save=depths, rtol=1e-11, atol=1e-13
     )
 
 

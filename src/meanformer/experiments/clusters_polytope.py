@@ -20,10 +20,13 @@ from meanformer.experiments import (
     Outcome,
     Picture,
     Table,
+    definite_form,
     dense_rescaled_flow,
     movie_setting,
     other_method,
+    plain_attention,
     setting,
+    six_tokens,
     tabulated,
     theory,
 )
@@ -39,7 +42,6 @@ from meanformer.plotting import (
 )
 from meanformer.plotting.space import furnish
 
-SIX = ((1, 0.2), (-0.6, 0.8), (0.3, -1.1), (0.1, 0.15), (-0.4, -0.3), (0.7, 0.6))
 VERTICES = (
     (0.6894063404, 0.2438104845),
     (-0.2505749778, 0.5482364297),
@@ -118,13 +120,13 @@ AGREES = Claim(
 def run(parameters: Parameters, *, progress) -> Outcome:
     """Follow tokens to the vertices, in the plane, in space and in high dimension."""
     rng = np.random.default_rng(parameters.seed)
-    six = find_limit(layer(2), mf.TokenCloud(np.array(SIX)))
+    six = find_limit(plain_attention(np.eye(2)), six_tokens())
     random = [
         random_limit(rng, parameters)
         for _ in progress.over(range(parameters.starts), 0.3)
     ]
     for _ in progress.over(range(1), 0.4):
-        space = find_limit(layer(3), cloud_in_space(rng, parameters))
+        space = find_limit(plain_attention(np.eye(3)), cloud_in_space(rng, parameters))
     for _ in progress.over(range(1), 0.3):
         heat = high_dimension(rng, parameters)
     reports = [six, space, heat, *random]
@@ -140,28 +142,15 @@ def run(parameters: Parameters, *, progress) -> Outcome:
     )
 
 
-def layer(dimension: int) -> mf.Softmax:
-    """Attention with query, key and value the identity."""
-    identity = np.eye(dimension)
-    return mf.Softmax(identity, identity, identity)
-
-
 def cloud_in_space(rng, parameters: Parameters) -> mf.TokenCloud:
     """Uniform tokens of a cube."""
     return mf.TokenCloud(rng.uniform(-1.2, 1.2, size=(parameters.cloud, 3)))
 
 
-def definite(rng, dimension: int) -> np.ndarray:
-    """A random positive definite form, not symmetric."""
-    factor, twist = rng.normal(size=(2, dimension, dimension))
-    symmetric = factor @ factor.T / dimension + 0.3 * np.eye(dimension)
-    return symmetric + 0.3 * (twist - twist.T)
-
-
 def random_limit(rng, parameters: Parameters):
     """A random layer of the plane with V a multiple of the identity."""
     value = rng.uniform(0.5, 2) * np.eye(2)
-    attention = mf.Softmax(definite(rng, 2).T, np.eye(2), value)
+    attention = mf.Softmax(definite_form(rng, 2).T, np.eye(2), value)
     return find_limit(attention, mf.TokenCloud(rng.normal(size=(parameters.graph, 2))))
 
 
@@ -173,21 +162,21 @@ def high_dimension(rng, parameters: Parameters):
     # part makes them compete.
     common = rng.normal(size=(COMMON, dimension)) / np.sqrt(dimension)
     points = 0.35 * points + rng.normal(size=(parameters.heat, COMMON)) @ common
-    return find_limit(layer(dimension), mf.TokenCloud(points))
+    return find_limit(plain_attention(np.eye(dimension)), mf.TokenCloud(points))
 
 
 def six_findings(six):
     """Leaders, positions, the dense program, the hull and the rate."""
     found = six.detection
     source = tabulated()
-    cloud = mf.TokenCloud(np.array(SIX))
-    dense = dense_rescaled_flow(layer(2), cloud, 15.0)
+    attention, cloud = plain_attention(np.eye(2)), six_tokens()
+    dense = dense_rescaled_flow(attention, cloud, 15.0)
     angles = np.linspace(0, 2 * np.pi, 256, endpoint=False)
     directions = np.stack([np.cos(angles), np.sin(angles)])
     support = (np.asarray(six.trajectory.points) @ directions).max(axis=1)
     goals = np.array(VERTICES)[list(FOLLOWS)]
     early, late = (
-        np.abs(dense_rescaled_flow(layer(2), cloud, t) - goals).max()
+        np.abs(dense_rescaled_flow(attention, cloud, t) - goals).max()
         for t in (5.0, 10.0)
     )
     return (
@@ -263,9 +252,8 @@ def draw_plane(six) -> Picture:
     draw_paths(path, left)
     left.set(xlabel="$z_1$", ylabel="$z_2$")
     left.set_title("rescaled tokens")
-    matrix = mf.attention_matrix(
-        mf.Rescaled(layer(2)).attention_at(6.0), six.continued(np.array([6.0])).cloud(0)
-    )
+    later = mf.Rescaled(plain_attention(np.eye(2))).attention_at(6.0)
+    matrix = mf.attention_matrix(later, six.continued(np.array([6.0])).cloud(0))
     draw_attention(
         matrix, right, leaders=six.detection.leaders, rank=six.detection.following.rank
     )

@@ -10,8 +10,9 @@ from meanformer.plotting import style
 from meanformer.plotting.strips import check_dimension, strip_of
 from meanformer.typing import ArrayLike
 
-ROOM_FOR_TICKS = 20
+ROOM_FOR_TICKS, ROOM_FOR_COLUMNS = 20, 12
 WIDEST_ARROW = 2.6  # points
+ROOM_FOR_ARROWS = 8
 TIED = 1e-6  # relative; tokens that have met are attended to alike
 
 
@@ -149,10 +150,12 @@ def draw_leader_graph(
         "with a row for each.",
     )
     chosen = _chosen(entries, leaders)
+    widest = WIDEST_ARROW * min(1.0, float(np.sqrt(ROOM_FOR_ARROWS / count)))
     _set_room(axes, tokens)
     for query, token in np.argwhere((entries >= least) & ~np.eye(count, dtype=bool)):
         if np.any(tokens[query] != tokens[token]):
-            _add_arrow(axes, tokens[query], tokens[token], entries[query, token])
+            weight = entries[query, token]
+            _add_arrow(axes, tokens[query], tokens[token], weight, widest)
     axes.scatter(*tokens.T, s=22, color=style.BLUE, zorder=3, linewidths=0)
     axes.scatter(*tokens[chosen].T, s=70, color=style.ORANGE, zorder=4, linewidths=0)
     if numbers:
@@ -160,12 +163,21 @@ def draw_leader_graph(
             axes.annotate(
                 str(leader + 1),
                 tokens[leader],
-                xytext=(6, 6),
+                xytext=tuple(10 * _outwards(tokens, leader)),
                 textcoords="offset points",
                 color=style.ORANGE,
+                ha="center",
+                va="center",
                 zorder=5,
             )
     return axes
+
+
+def _outwards(tokens: np.ndarray, leader: int) -> np.ndarray:
+    """The direction away from the other tokens, where no arrow arrives."""
+    away = tokens[leader] - tokens.mean(axis=0)
+    length = np.linalg.norm(away)
+    return away / length if length > 0 else np.array([0.7, 0.7])
 
 
 def _chosen(entries: np.ndarray, leaders: Any) -> np.ndarray:
@@ -209,7 +221,7 @@ def _number_rows_and_leaders(axes: Any, rows: np.ndarray, chosen: np.ndarray) ->
         axes.set_yticks(range(len(rows)), [str(row + 1) for row in rows])
     else:
         axes.set_yticks([])
-    columns = np.arange(len(rows)) if len(rows) <= ROOM_FOR_TICKS else chosen
+    columns = np.arange(len(rows)) if len(rows) <= ROOM_FOR_COLUMNS else chosen
     axes.set_xticks(columns, _legible(columns, len(rows)))
 
 
@@ -235,7 +247,7 @@ def _set_room(axes: Any, tokens: np.ndarray) -> None:
     )
 
 
-def _add_arrow(axes: Any, start: np.ndarray, end: np.ndarray, weight: float) -> None:
+def _add_arrow(axes: Any, start, end, weight: float, widest: float) -> None:
     from matplotlib.patches import FancyArrowPatch
 
     arrow = FancyArrowPatch(
@@ -243,10 +255,10 @@ def _add_arrow(axes: Any, start: np.ndarray, end: np.ndarray, weight: float) -> 
         end,
         arrowstyle="-|>",
         connectionstyle="arc3,rad=0.12",
-        mutation_scale=5 + 6 * weight,
+        mutation_scale=4 + 2.5 * widest * weight,
         shrinkA=3,
         shrinkB=5,
-        linewidth=max(WIDEST_ARROW * weight, 0.15),
+        linewidth=max(widest * weight, 0.15),
         color=style.INK,
         alpha=0.25 + 0.6 * min(float(weight), 1.0),
         zorder=2,
