@@ -216,11 +216,10 @@ def random_findings(reports, random):
             tolerance=0,
             source=theory("one for each leader"),
         ),
-        AGREES.close_to(
+        AGREES.at_least(
             np.mean([report.agrees is True for report in random]),
-            1.0,
-            tolerance=0,
-            source=theory("all of them"),
+            0.95,
+            source=theory("all; those close to a tie may be left undecided"),
         ),
     )
 

@@ -64,7 +64,7 @@ DENSE = Claim(
     statement=r"The limits found are those of a dense program: largest distance of its "
     r"tokens from their limits one growth time after the hand-over, and the distance "
     r"that the closed form leaves there, in the coordinates that settle, relative to "
-    r"the diameter; the difference of the two.",
+    r"the diameter at first; the difference of the two.",
     status="observation",
 )
 DECIDED = Claim(
@@ -160,7 +160,8 @@ def against_scipy(kind: str, seed: int) -> float:
     functionals = report.prediction.functionals
     closed = phase.at(depth) @ functionals.T
     dense = dense_rescaled_flow(attention, cloud, depth) @ functionals.T
-    return float(np.abs(dense - closed).max() / np.ptp(closed, axis=0).max())
+    size = np.ptp(np.asarray(cloud.points) @ functionals.T)
+    return float(np.abs(dense - closed).max() / size)
 
 
 def random_case(kind: str, seed: int) -> tuple[mf.Softmax, mf.TokenCloud, str]:
@@ -305,9 +306,9 @@ def draw(results) -> Picture:
     axes.imshow(counts, cmap=colours, vmin=-counts.max(), vmax=counts.max())
     for (row, column), count in np.ndenumerate(counts):
         if count:
-            axes.text(
-                column, row, str(count), ha="center", va="center", color="#ffffff"
-            )
+            # Cells are light or dark whatever the page behind them.
+            shade = "#ffffff" if count > counts.max() / 4 else "#222222"
+            axes.text(column, row, str(count), ha="center", va="center", color=shade)
     axes.set_xticks(range(len(names)), [*shapes, "open"], rotation=30, ha="right")
     axes.set_yticks(range(len(names)), [*shapes, "no theorem"])
     axes.set(xlabel="found in the trajectory", ylabel="made for")

@@ -245,7 +245,7 @@ def maximum_finding(runs):
     return MAXIMUM.close_to(
         [*reached, max(highest, 0.0)],
         0.0,
-        tolerance=1e-12,
+        tolerance=1e-10,
         source=closed_form(r"$e^{\lambda_1}$"),
     )
 

@@ -44,15 +44,15 @@ def six_tokens(dimension: int = 2) -> TokenCloud:
     return TokenCloud(jnp.array(points[:, :dimension]))
 
 
-def plain_attention(value: Float[np.ndarray, "d d"], *, beta: float = 1.0) -> Softmax:
+def plain_attention(value: Float[np.ndarray, "d d"], **options) -> Softmax:
     """Softmax attention with query and key the identity.
 
     Args:
         value: the value matrix.
-        beta: the inverse temperature.
+        **options: passed to `Softmax`, such as `beta`.
     """
     identity = np.eye(len(value))
-    return Softmax(identity, identity, np.asarray(value, float), beta=beta)
+    return Softmax(identity, identity, np.asarray(value, float), **options)
 
 
 def definite_form(rng: np.random.Generator, dimension: int) -> Float[np.ndarray, "d d"]:
