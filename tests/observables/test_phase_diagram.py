@@ -357,6 +357,18 @@ def test_tokens_that_have_met_go_on_as_one(dimension, quantity, monkeypatch, key
     np.testing.assert_allclose(staged.mean, whole.mean, atol=1e-3)
 
 
+def test_starts_go_on_though_the_last_batches_have_ended(monkeypatch, key):
+    starts = on_sphere(17, 48, 8, 3)
+    # The last batches are one cluster soon, the others are not.
+    starts[32:] += np.array([30.0, 0, 0])
+    starts /= np.linalg.norm(starts, axis=2, keepdims=True)
+    options = {"betas": [6.0], "depths": 4 * DEPTHS, "tolerance": 1e-6}
+    whole = phase_diagram(starts=starts, key=key, **options)
+    monkeypatch.setattr(follow, "MANY", 8)
+    staged = phase_diagram(starts=starts, batch_size=4, workers=1, key=key, **options)
+    np.testing.assert_allclose(staged.mean, whole.mean, atol=1e-3)
+
+
 def test_leaders_are_the_first_tokens_of_their_groups():
     together = np.eye(5, dtype=bool)[None]
     for pair in ((0, 2), (2, 3), (1, 4)):

@@ -118,7 +118,8 @@ def _through_stages(
     is_many = number >= MANY and options.quantity != "rank"
     flocks, depth, index = [start], 0.0, 0
     for share in STAGES if is_many else STAGES[-1:]:
-        stop, following, read = share * float(options.depths[-1]), [], index
+        stop, following = share * float(options.depths[-1]), []
+        read = len(options.depths)
         course = options.course(stop)
         for flock in flocks:
             # Smaller clouds in larger batches: as many tokens.
@@ -127,7 +128,8 @@ def _through_stages(
             for part in flock.split(batches * size):
                 stage = _followed(recipe, part, course, (batches, size), depth, index)
                 _check_arrived(stage.depth, stop, beta)
-                read = int(stage.index.min())
+                # Batches that have become one cluster have read to the end.
+                read = min(read, int(stage.index.min()))
                 left, together = _noted(stage, part, found, index)
                 if share < 1 and len(left.places) > 0:
                     following += shrunk(left, together, count=count, is_gram=is_gram)
