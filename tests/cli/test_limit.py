@@ -64,6 +64,10 @@ def test_a_mistake_is_one_sentence(tmp_path, written):
     result = call("limit", path, "--predict")
     assert result.exit_code == 0
     assert "Linear" in result.stdout
+    for table in ('space = "sphere"', 'normalisation = "pre"'):
+        result = call("limit", written('"identity"', f"[flow]\n{table}"), "--predict")
+        assert result.exit_code == 2
+        assert "limits are" in result.stderr
     heads = tmp_path / "heads.toml"
     heads.write_text(f"{TOKENS}\n[[attention.heads]]\n[[attention.heads]]\nvalue = 2.0")
     result = call("limit", heads)

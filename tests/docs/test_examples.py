@@ -121,6 +121,16 @@ def test_the_limit_of_the_example_is_predicted_and_found():
 
 
 @pytest.mark.slow
+def test_the_figure_of_a_limit_has_its_polytope_and_its_leaders():
+    names = run("limit_figure")
+    count = len(names["found"].leaders)
+    assert names["axes"].get_title("left") == f"rank {count}"
+    low, high = names["right"].get_zlim()
+    heights = names["found"].vertices[:, 2]
+    assert low < heights.min() < heights.max() < high
+
+
+@pytest.mark.slow
 def test_the_file_of_hyperplanes_tells_its_limit(tmp_path):
     script = EXAMPLES / "hyperplanes.toml"
     command = [sys.executable, "-m", "meanformer", "limit", str(script)]

@@ -321,7 +321,7 @@ def assert_not_wrong(kind, seed, scale) -> bool:
     return True
 
 
-def test_what_is_not_a_flow_of_tokens_in_space_is_refused():
+def test_what_is_not_a_flow_of_tokens_in_space_is_refused(untyped):
     layer = mf.identity_attention("softmax", 2)
     angles = np.array([0.0, 1.0])
     circle = mf.TokenCloud(np.stack([np.cos(angles), np.sin(angles)], 1))
@@ -331,7 +331,20 @@ def test_what_is_not_a_flow_of_tokens_in_space_is_refused():
     forgotten = dataclasses.replace(path, flow=None)
     with pytest.raises(InvalidInput, match="pass it: detect_limit"):
         detect_limit(forgotten)
-    assert detect_limit(forgotten, layer).verdict == "not reached"
+    with pytest.raises(InvalidInput, match="does not tell the coordinates"):
+        detect_limit(forgotten, layer)
+    with pytest.raises(Unsupported, match="count_clusters"):
+        detect_limit(forgotten, mf.Flow(layer, space=mf.Sphere()))
+    flat = mf.solve(mf.Flow(layer), circle, 1.0)
+    with pytest.raises(InvalidInput, match="made by another flow"):
+        detect_limit(flat, mf.Flow(mf.Rescaled(layer)))
+    with pytest.raises(InvalidInput, match="of dimension 3"):
+        detect_limit(
+            dataclasses.replace(flat, flow=None),
+            mf.Flow(mf.identity_attention("softmax", 3)),
+        )
+    again = detect_limit(dataclasses.replace(flat, flow=None), mf.Flow(layer))
+    assert again.verdict == detect_limit(flat, mf.Flow(layer)).verdict == "not reached"
 
 
 def test_followers_that_drift_beyond_numbers_are_told():

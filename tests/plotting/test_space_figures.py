@@ -179,6 +179,7 @@ def test_a_hull_of_space_leaves_absent_tokens_out(room):
     assert len(facets.get_facecolor()) == 6
     np.testing.assert_allclose(facets.get_facecolor()[:, 3], 0.3)
     assert len(np.unique(facets.get_facecolor().round(6), axis=0)) > 1, "shaded"
+    assert room.get_zlim()[0] < CUBE[:, 2].min() < CUBE[:, 2].max() < room.get_zlim()[1]
     with pytest.raises(mf.InvalidInput, match="dimension 4"):
         draw_hull(np.eye(4), room)
     with pytest.raises(mf.InvalidInput, match="opacity is 2"):
@@ -221,9 +222,9 @@ def test_a_normal_has_two_or_three_entries(normal, axes):
 @pytest.mark.parametrize("draw", [draw_hyperplanes, draw_direction])
 def test_vectors_of_space_need_axes_of_space(draw, axes, room):
     offsets = [0.0] if draw is draw_hyperplanes else []
-    with pytest.raises(mf.InvalidInput, match="3 entries is given for rectilinear"):
+    with pytest.raises(mf.InvalidInput, match="3 coordinates is given for rectilinear"):
         draw([1.0, 0.0, 0.0], *offsets, axes)
-    with pytest.raises(mf.InvalidInput, match="2 entries is given for 3d axes"):
+    with pytest.raises(mf.InvalidInput, match="2 coordinates is given for 3d axes"):
         draw([1.0, 0.0], *offsets, room)
 
 
@@ -232,6 +233,7 @@ def test_a_direction_is_an_arrow_of_its_length(axes, room):
     (arrow,) = axes.collections
     assert (float(arrow.U[0]), float(arrow.V[0]), arrow.scale) == (1.0, 2.0, 1)
     np.testing.assert_allclose(axes.texts[0].get_position(), (0.5 + 1.08, 2.16))
+    assert axes.get_ylim()[1] > 2.16
     draw_direction([0.0, 0.0, 1.0], room)
     ends = np.concatenate(room.collections[0]._segments3d)
     assert float(ends[:, 2].max()) == 1.0

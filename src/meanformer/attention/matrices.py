@@ -45,7 +45,10 @@ def attention_matrix(
         return _masked_matrix(gamma, mu)
     if isinstance(gamma, AbstractAttention):
         return _matrix(gamma, mu, mu.points)
-    raise Unsupported(f"{type(gamma).__name__} has no attention matrix.")
+    raise Unsupported(
+        f"{type(gamma).__name__} has no attention matrix; a schedule has one at each "
+        "depth, Rescaled(attention) that of attention_at(depth)."
+    )
 
 
 def _matrix(

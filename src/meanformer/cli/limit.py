@@ -57,7 +57,9 @@ def _given(config: Path) -> tuple[Any, Any]:
     with mistakes_of_a_file():
         tables = read_config(config)
         kept = {
-            name: tables[name] for name in ("tokens", "attention") if name in tables
+            name: tables[name]
+            for name in ("tokens", "attention", "flow")
+            if name in tables
         }
         run = build(kept | {"solve": {"depth": 1.0}}, config.parent)
         return attention_of(run.flow), run.cloud

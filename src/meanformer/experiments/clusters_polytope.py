@@ -40,7 +40,7 @@ from meanformer.plotting import (
     draw_paths_3d,
     style,
 )
-from meanformer.plotting.space import furnish
+from meanformer.plotting.room import furnish
 
 VERTICES = (
     (0.6894063404, 0.2438104845),

@@ -226,7 +226,8 @@ def parts_finding(diagrams, parameters: Parameters):
     part = min(PART, -(-number // 2))
     differences = []
     for dimension in (d for d in diagrams if d <= SPAN):
-        whole, starts = diagrams[dimension], starts_in(dimension, parameters)
+        whole = diagrams[dimension]
+        starts = np.asarray(starts_in(dimension, parameters))
         rows = np.array([0, len(whole.betas) // 4, len(whole.betas) - 1])
         mean = np.zeros((len(rows), len(whole.depths)))
         for first in range(0, number, part):

@@ -128,7 +128,13 @@ class Rescaled(AbstractSchedule):
         return jax.lax.switch(self._index(depth), branches, depth)
 
     def attention_at(self, depth: float | Float[Array, ""]) -> AbstractAttention:
-        """Return the attention between rescaled tokens at a depth that is known."""
+        """Return the attention between rescaled tokens.
+
+        `attention_matrix` of it on rescaled tokens is that of the original ones.
+
+        Args:
+            depth: where, a known depth.
+        """
         depth = self._as_depth(depth)
         return self.pieces[int(self._index(depth))].attention_at(depth)
 

@@ -21,7 +21,7 @@ class Status(eqx.Enumeration):
 
     reached = "the depth asked for was reached"
     steady = "all came to rest before the depth asked for"
-    condition_met = "a stop condition of the caller was met"
+    condition_met = "a stop condition was met"
     escaped = (
         "a token, or the radius of the Gaussian, left the escape radius, beyond which "
         "numbers overflow unless you set another; the flow grows without bound or "

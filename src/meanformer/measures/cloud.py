@@ -294,9 +294,13 @@ def check_cloud(name: str, value: object) -> None:
     """Raise unless the value is a token cloud."""
     if isinstance(value, TokenCloud):
         return
+    how = (
+        "use quadrature(measure, order) to turn a measure into one"
+        if isinstance(value, AbstractContext)
+        else "TokenCloud(points)"
+    )
     raise InvalidInput(
-        f"{name} is a {type(value).__name__}; it must be a TokenCloud: use "
-        "quadrature(measure, order) to turn a measure into one."
+        f"{name} is a {type(value).__name__}; it must be a TokenCloud: {how}."
     )
 
 

@@ -163,6 +163,11 @@ def energy_profile(flow: Flow, trajectory: Trajectory) -> EnergyProfile:
     layer, flow = _layer_of(flow)
     structure = _checked_structure(layer, flow)
     cloud = trajectory.cloud(0)
+    check(
+        layer.input_dimension in (None, cloud.dimension),
+        f"the flow is of dimension {layer.input_dimension}, the trajectory of "
+        f"dimension {cloud.dimension}.",
+    )
     energies, rates = _along(flow, layer, structure, cloud, trajectory.points)
     forward = jnp.sign(trajectory.depths[-1] - trajectory.depths[0])
     steps = jnp.diff(energies) * forward * jnp.sign(structure.factor)

@@ -12,7 +12,8 @@ from meanformer.measures import TokenCloud
 from meanformer.plotting import style
 from meanformer.plotting.circles import draw_circle
 from meanformer.plotting.hulls import draw_hull
-from meanformer.plotting.space import draw_hyperplanes, furnish, scatter_discs
+from meanformer.plotting.room import furnish
+from meanformer.plotting.space import draw_hyperplanes, scatter_discs
 from meanformer.plotting.spheres import draw_sphere, token_colours
 from meanformer.plotting.strips import Strip, check_dimension, faded, fading_pieces
 
@@ -200,7 +201,8 @@ def usual_frames(strip: Strip) -> Frames:
     if strip.dimension not in kinds:
         raise InvalidInput(
             f"the tokens have dimension {strip.dimension}; movies are drawn in 2 and 3 "
-            "dimensions: choose coordinates, or pass a function draw."
+            "dimensions: pass a function draw, or keep two or three coordinates of the "
+            "points."
         )
     return kinds[strip.dimension][strip.is_round]()
 

@@ -6,6 +6,7 @@ import numpy as np
 
 from meanformer.errors import check
 from meanformer.plotting import style
+from meanformer.plotting.room import check_axes, furnish
 from meanformer.plotting.strips import check_dimension, strip_of
 
 FLAT = 1e-9  # of the extent of the points: below it they have none
@@ -40,8 +41,11 @@ def draw_hull(
     strip = strip_of(points)
     check_dimension(strip, 2, 3)
     check(0 <= opacity <= 1, f"opacity is {opacity}; it must be between 0 and 1.")
+    check_axes(axes, strip.dimension)
     facets = hull_facets(strip.points[-1])
     pieces = _facets_3d if strip.dimension == 3 else _facets_2d
+    if strip.dimension == 3 and not axes.has_data():
+        furnish(axes, strip.points[-1])
     axes.add_collection(pieces(facets, color, opacity, **options))
     if vertices:
         corners = np.unique(np.concatenate(facets), axis=0)

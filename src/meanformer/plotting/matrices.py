@@ -163,7 +163,7 @@ def draw_leader_graph(
             axes.annotate(
                 str(leader + 1),
                 tokens[leader],
-                xytext=tuple(10 * _outwards(tokens, leader)),
+                xytext=tuple(10 * _outwards(tokens, tokens[leader])),
                 textcoords="offset points",
                 color=style.ORANGE,
                 ha="center",
@@ -173,9 +173,9 @@ def draw_leader_graph(
     return axes
 
 
-def _outwards(tokens: np.ndarray, leader: int) -> np.ndarray:
+def _outwards(tokens: np.ndarray, leader: np.ndarray) -> np.ndarray:
     """The direction away from the other tokens, where no arrow arrives."""
-    away = tokens[leader] - tokens.mean(axis=0)
+    away = leader - tokens.mean(axis=0)
     length = np.linalg.norm(away)
     return away / length if length > 0 else np.array([0.7, 0.7])
 

@@ -9,6 +9,7 @@ from meanformer.errors import check
 from meanformer.measures import TokenCloud
 from meanformer.plotting import style
 from meanformer.plotting.hulls import around
+from meanformer.plotting.room import check_axes, furnish
 from meanformer.plotting.strips import check_dimension, disc_areas, strip_of
 
 UNCLUSTERED = -1
@@ -29,6 +30,7 @@ def draw_paths_3d(trajectory: Any, axes: Any, *, is_labelled: bool = True) -> An
 
     strip = strip_of(trajectory)
     check_dimension(strip, 3)
+    check_axes(axes, 3)
     points, depths = strip.points, strip.depths
     pieces = np.stack([points[:-1], points[1:]], axis=2).reshape(-1, 2, 3)
     lines = Line3DCollection(pieces, cmap=style.depth_colours(), linewidths=1.3)
@@ -122,7 +124,7 @@ def draw_hyperplanes(
         f"normal is {normal}; it must have two or three entries, finite and not all "
         "zero.",
     )
-    _check_axes(axes, len(normal))
+    check_axes(axes, len(normal))
     limits = {"xlim": axes.get_xlim(), "ylim": axes.get_ylim()}
     limits |= {"zlim": axes.get_zlim()} if len(normal) == 3 else {}
     box = np.sort(list(limits.values()), axis=1)
@@ -164,12 +166,15 @@ def draw_direction(
         f"vector has shape {vector.shape} and start {foot.shape}; both must have two "
         "or three entries.",
     )
-    _check_axes(axes, len(vector))
+    check_axes(axes, len(vector))
     if len(vector) == 2:
         exact = {"angles": "xy", "scale_units": "xy", "scale": 1}
         axes.quiver(*foot, *vector, color=color, width=0.009, zorder=5, **exact)
     else:
         axes.quiver(*foot, *vector, color=color, linewidth=2, arrow_length_ratio=0.12)
+    if len(vector) == 2:
+        axes.update_datalim([foot, foot + 1.15 * vector])
+        axes.autoscale_view()
     if label is not None:
         axes.text(*(foot + 1.08 * vector), label, color=color, ha="center", zorder=6)
     return axes
@@ -187,32 +192,6 @@ def scatter_discs(
     flat = {"depthshade": False} if points.shape[1] == 3 else {}
     areas = disc_areas(weights, largest)
     axes.scatter(*points.T, s=areas, zorder=3, linewidths=0, **flat, **options)
-
-
-def furnish(
-    axes: Any, points: np.ndarray, *, margin: float = 0.06, zoom: float = 0.95
-) -> None:
-    """Make a room of space around points: equal scales, no walls, few ticks."""
-    from matplotlib.ticker import MaxNLocator
-
-    # By itself it would hide all discs of a kind behind a plane through their midst.
-    axes.computed_zorder = False
-    low, high = points.min(axis=0), points.max(axis=0)
-    half = np.maximum((high - low) / 2, 1e-9 + 0.02 * np.max(high - low))
-    middle, half = (low + high) / 2, (1 + 2 * margin) * half
-    axes.set(
-        xlim=(middle[0] - half[0], middle[0] + half[0]),
-        ylim=(middle[1] - half[1], middle[1] + half[1]),
-        zlim=(middle[2] - half[2], middle[2] + half[2]),
-        xlabel="$x_1$",
-        ylabel="$x_2$",
-        zlabel="$x_3$",
-    )
-    axes.set_box_aspect(half / half.max(), zoom=zoom)
-    for axis in (axes.xaxis, axes.yaxis, axes.zaxis):
-        axis.set_pane_color((0, 0, 0, 0))
-        axis.gridlines.set_alpha(0.12)
-        axis.set_major_locator(MaxNLocator(4, prune="both"))
 
 
 def cross_section(normal: np.ndarray, offset: float, limits: np.ndarray) -> np.ndarray:
@@ -239,15 +218,6 @@ def cross_section(normal: np.ndarray, offset: float, limits: np.ndarray) -> np.n
     _, kept = np.unique(np.round(np.array(found) / size, 9), axis=0, return_index=True)
     corners = np.array(found)[kept]
     return corners[around(corners, normal)] if dimension == 3 else corners
-
-
-def _check_axes(axes: Any, dimension: int) -> None:
-    """Raise unless the axes are of the plane or of space as the dimension is."""
-    check(
-        (axes.name == "3d") == (dimension == 3),
-        f"a vector of {dimension} entries is given for {axes.name} axes; three entries "
-        'need projection="3d", two need axes of the plane.',
-    )
 
 
 def _add_plane(

@@ -1,21 +1,16 @@
 """Whether tokens have reached the limit that the theorems predict."""
 
-from typing import Literal
+from typing import Literal, cast
 
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
-from meanformer.attention import (
-    AbstractAttention,
-    AbstractInContextMap,
-    attention_matrix,
-)
+from meanformer.attention import AbstractAttention, attention_matrix
 from meanformer.errors import InvalidInput, check
 from meanformer.flows import Flow, Rescaled, Trajectory
 from meanformer.flows.rescaled import BOOLEAN
-from meanformer.flows.schedule import AbstractSchedule
 from meanformer.measures import TokenCloud
 from meanformer.numerics.growth import ScaledExponential
 from meanformer.numerics.linkage import components
@@ -118,7 +113,7 @@ class Reading(eqx.Module):
 
 def reading_of(
     trajectory: Trajectory,
-    gamma: AbstractInContextMap | Flow | AbstractSchedule | None = None,
+    flow: Flow | None = None,
     tolerance: float = TOLERANCE,
     sharpness: float = SHARP,
     accuracy: float = ACCURACY,
@@ -135,23 +130,43 @@ def reading_of(
         bool(trajectory.depths[-1] >= trajectory.depths[0]),
         "the trajectory runs backward; limits are those of increasing depth.",
     )
-    made_by = trajectory.flow if gamma is None else gamma
-    if made_by is None:
-        raise InvalidInput(
-            "the trajectory does not know the flow that made it; pass it: "
-            "detect_limit(trajectory, flow)."
-        )
+    made_by = _flow_of(trajectory, flow)
     attention = attention_of(made_by)
-    schedule = made_by.velocity if isinstance(made_by, Flow) else made_by
+    dimension = trajectory.points.shape[2]
+    check(
+        attention.input_dimension == dimension,
+        f"the flow is of dimension {attention.input_dimension}, the trajectory of "
+        f"dimension {dimension}.",
+    )
     rounding = 1e3 * float(jnp.finfo(trajectory.points.dtype).eps)
     return Reading(
         attention,
         predict_limit(attention),
-        isinstance(schedule, Rescaled),
+        isinstance(made_by.velocity, Rescaled),
         tolerance,
         sharpness,
         max(accuracy, rounding),
     )
+
+
+def _flow_of(trajectory: Trajectory, given: Flow | None) -> Flow:
+    """Return the flow that a trajectory knows, or the given one."""
+    known = trajectory.flow
+    if known is None and given is None:
+        raise InvalidInput(
+            "the trajectory does not know the flow that made it; pass it: "
+            "detect_limit(trajectory, flow)."
+        )
+    check(
+        given is None or isinstance(given, Flow),
+        f"flow is {type(given).__name__}; it must be the Flow that was solved, such as "
+        "Flow(Rescaled(attention)): an attention does not tell the coordinates.",
+    )
+    check(
+        known is None or given is None or bool(eqx.tree_equal(known, given)),
+        "the trajectory was made by another flow than the given one; leave it out.",
+    )
+    return cast(Flow, given if known is None else known)
 
 
 class _Scene(eqx.Module):

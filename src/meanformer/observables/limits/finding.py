@@ -13,7 +13,6 @@ from meanformer.attention import AbstractInContextMap
 from meanformer.errors import InvalidInput, as_integer, check
 from meanformer.flows import Flow, Status, Trajectory
 from meanformer.flows.recorder import AbstractProgress
-from meanformer.flows.schedule import AbstractSchedule
 from meanformer.measures import TokenCloud
 from meanformer.observables.limits.boolean_phase import BooleanPhase
 from meanformer.observables.limits.detection import (
@@ -68,7 +67,7 @@ class LimitReport(eqx.Module):
 
 def detect_limit(
     trajectory: Trajectory,
-    gamma: AbstractInContextMap | Flow | AbstractSchedule | None = None,
+    flow: Flow | None = None,
     *,
     tolerance: float = TOLERANCE,
     sharpness: float = SHARP,
@@ -102,8 +101,8 @@ def detect_limit(
     Args:
         trajectory: of `Flow(attention)` or, better, of `Flow(Rescaled(attention))`,
             which does not overflow.
-        gamma: the flow or the attention, where the trajectory does not know it
-            (`trajectory.flow`).
+        flow: the flow that was solved, where the trajectory does not know it: one that
+            was read from a file.
         tolerance: largest distance of a token from its limit, relative to the diameter.
         sharpness: what a row of the attention matrix may give to others.
         accuracy: relative error of the tokens, below which choices are not trusted.
@@ -114,7 +113,7 @@ def detect_limit(
         The verdict with all that it rests on. Cost: the attention matrix, $O(n^2 d)$
         for each of 82 later depths, and the second look; on the host, not under `jit`.
     """
-    reading = reading_of(trajectory, gamma, tolerance, sharpness, accuracy)
+    reading = reading_of(trajectory, flow, tolerance, sharpness, accuracy)
     found = reading.read(trajectory)
     if not second_look:
         return found
@@ -203,7 +202,7 @@ def _moved(cloud: TokenCloud, share: float) -> TokenCloud:
 
 def _unconfirmed(found, reading: Reading, apart: float) -> LimitDetection:
     if np.isfinite(apart):
-        what = f"changes whom they follow, or a limit by {apart:.2g} of their size"
+        what = f"changes whom they follow; limits move by {apart:.2g} of their size"
     else:
         what = "leaves the limit open"
     reason = (

@@ -48,6 +48,8 @@ class LimitPrediction(eqx.Module):
             leading eigenspace, $\langle Q\varphi_1, K\varphi_1\rangle$ if it is simple.
         definiteness: smallest $\langle Qx, Kx\rangle$ over all unit vectors.
         functionals: the coordinates of $z = e^{-tV}x$ that settle, one per row.
+        codimension: how many they are.
+        gap: the margin $\lambda_1 - |\lambda_2|$ of the leading eigenvalue.
         size: norm of $\beta K^\top Q$.
         time_scale: depth in which distances to the limit fall by the factor $e$,
             $1/\lambda$.
@@ -96,7 +98,8 @@ def predict_limit(
       $\langle Q\varphi_1, K\varphi_1\rangle > 0$. At most three parallel hyperplanes.
     - `polytope x subspace`: $V = \lambda I$ on an invariant subspace, smaller spectral
       radius on a complement, $\langle Qx, Kx\rangle > 0$.
-    - `codimension-k`: a conjecture, for the leading real positive eigenvalues.
+    - `codimension-k`: a conjecture, for $k \ge 2$ leading real positive eigenvalues,
+      $\langle Qx, Kx\rangle > 0$ on the span of their eigenvectors.
     - `origin`: $V = -cI$ and $K^\top Q = aI$ with $a, c > 0$. Tokens tend to 0.
 
     Otherwise `unknown`, with the hypothesis that fails for each of them.
@@ -303,7 +306,10 @@ def _leads(facts: _Facts) -> str:
     if found.leading.real <= 0:
         return f"the leading eigenvalue {found.leading.real:.4g} of V is not positive"
     if not found.is_clear:
-        return f"the gap {found.gap:.3g} to the next eigenvalue is too small to tell"
+        return (
+            f"the modulus of the next eigenvalue is less by {found.gap:.3g} only, not "
+            "clearly smaller"
+        )
     return ""
 
 

@@ -68,8 +68,9 @@ def spectrum(matrix: Float[np.ndarray, "d d"]) -> Spectrum:
     vectors, functionals, cosine, defect = _eigenspace(
         matrix, leading.real, multiplicity
     )
-    if multiplicity == 1 or not is_real:
-        cosine = float(cosines[0])
+    is_diagonal = is_real and defect <= 1e3 * same
+    if multiplicity == 1 or not is_diagonal:
+        cosine = float(cosines[close].min())
     rest = np.abs(values[~close]).max(initial=0.0)
     gap = float(abs(leading) - rest)
     needed = max(APART, ROUNDINGS * eps / max(cosine, SKEW)) * size
@@ -83,7 +84,7 @@ def spectrum(matrix: Float[np.ndarray, "d d"]) -> Spectrum:
         cosine,
         vectors,
         functionals,
-        is_real and defect <= 1e3 * same,
+        is_diagonal,
     )
 
 

@@ -10,7 +10,7 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float
 
-from meanformer.errors import as_integer
+from meanformer.errors import InvalidInput, as_integer
 from meanformer.flows.recorder import AbstractProgress, bar_for
 from meanformer.observables.phases.follow import Followed, follow
 from meanformer.observables.phases.options import checked_options
@@ -56,7 +56,7 @@ class PhaseDiagram(eqx.Module):
     def passage(self, value: float = 0.5) -> Float[np.ndarray, " m"]:
         """Depths at which the mean first reaches a value, for each temperature.
 
-        Linear between the depths of the diagram; $-1$ where it is not reached.
+        Linear between the depths of the diagram; not a number where it is not reached.
         """
         reached = self.mean >= value
         first = np.argmax(reached, axis=1)
@@ -67,7 +67,7 @@ class PhaseDiagram(eqx.Module):
             high > low, (value - low) / np.where(high > low, high - low, 1), 1
         )
         depth = self.depths[before] + share * (self.depths[first] - self.depths[before])
-        return np.where(reached.any(axis=1), depth, -1.0)
+        return np.where(reached.any(axis=1), depth, np.nan)
 
 
 def phase_diagram(
@@ -158,7 +158,7 @@ def phase_diagram(
         tolerance=tolerance,
         dtype=dtype,
     )
-    key_starts, key_maps = jr.split(key)
+    key_starts, key_maps = jr.split(_checked_key(key))
     maps = checked_maps(draw, redraw, options, key_maps)
     clouds = checked_starts(dimension, count, starts, options.dtype, key_starts)
     batch_size = as_integer("batch_size", batch_size, least=1)
@@ -198,6 +198,16 @@ def phase_diagram(
         steps=steps,
         rejected=rejected,
     )
+
+
+def _checked_key(key: Key) -> Key:
+    try:
+        jr.key_data(key)
+    except TypeError:
+        raise InvalidInput(
+            f"key is {key!r}; it must be jax.random.key(seed)."
+        ) from None
+    return key
 
 
 def _checked_workers(workers: int | None) -> int:
