@@ -7,6 +7,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 INSTALLED := $(VENV)/installed
+# The tests of a file share compiled programs: they stay in one process.
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
@@ -20,10 +22,10 @@ atlas: $(INSTALLED)/base ## run every experiment, write atlas/index.html (ARGS="
 	$(BIN)/meanformer atlas $(ARGS)
 
 test: $(INSTALLED)/tests ## the fast tests (ARGS="-k softmax")
-	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not browser" $(ARGS)
+	$(PYTEST) -m "not slow and not browser" $(ARGS)
 
 test-all: $(INSTALLED)/tests ## every test, slow ones too; in a browser if there is a Chromium
-	$(BIN)/python -m pytest -n $(WORKERS) $(if $(shell command -v chromium),,-m "not browser") $(ARGS)
+	$(PYTEST) $(if $(shell command -v chromium),,-m "not browser") $(ARGS)
 
 lint: $(INSTALLED)/dev ## format, style, types, order of the rooms
 	$(BIN)/ruff format --check

@@ -45,8 +45,6 @@ save_every = 0.02
 step_budget = 10
 """
 
-KILLS = 10
-
 
 def points():
     """Twenty-four tokens on the sphere."""
@@ -109,21 +107,22 @@ def whole(tmp_path_factory, cache):
     return config, folder / "out"
 
 
-def test_killed_at_ten_moments_and_resumed_a_run_ends_as_if_never_killed(
-    whole, cache, tmp_path
+@pytest.mark.parametrize("times", [3, pytest.param(10, marks=pytest.mark.slow)])
+def test_killed_at_several_moments_and_resumed_a_run_ends_as_if_never_killed(
+    times, whole, cache, tmp_path
 ):
     config, uninterrupted = whole
     folder, total = tmp_path / "out", rows_written(uninterrupted)
     words, kills = ("simulate", config, "--out", folder), 0
-    for moment in range(KILLS):
-        rows = 1 + moment * (total - 10) // KILLS
+    for moment in range(times):
+        rows = 1 + moment * (total - 10) // times
         # Some milliseconds more, so that the kills hit different parts of a depth.
         kills += kill_after(folder, rows, 0.002 * moment, words, cache)
         if rows_written(folder) > 0:
             dataset = xarray.open_zarr(folder / "trajectory.zarr")
             assert np.isfinite(dataset["points"].values).all()
         words = ("resume", folder)
-    assert kills == KILLS
+    assert kills == times
     assert run("resume", folder, cache=cache).returncode == 0
     expected = xarray.open_zarr(uninterrupted / "trajectory.zarr")
     resumed = xarray.open_zarr(folder / "trajectory.zarr")
