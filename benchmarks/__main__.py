@@ -23,6 +23,7 @@ NAMES = (
     "startup",
     "fast_sums",
     "long_depth",
+    "staircase",
     "phase_diagram",
 )
 VERDICTS = {True: "[green]reached[/]", False: "[red]not reached[/]", None: ""}

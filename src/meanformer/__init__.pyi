@@ -4,6 +4,7 @@ from meanformer import experiments as experiments
 from meanformer import flows as flows
 from meanformer import gaussian as gaussian
 from meanformer import geometry as geometry
+from meanformer import mean_field as mean_field
 from meanformer import measures as measures
 from meanformer import observables as observables
 from meanformer import plotting as plotting
@@ -117,3 +118,7 @@ from meanformer.storage import RunStore as RunStore
 from meanformer.storage import open_run as open_run
 
 __version__: str
+from meanformer.flows import DensityTrajectory as DensityTrajectory
+from meanformer.flows import Spectral as Spectral
+from meanformer.measures import FourierDensity as FourierDensity
+from meanformer.measures import circle_moments as circle_moments

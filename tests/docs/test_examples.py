@@ -35,6 +35,15 @@ def test_the_figure_of_the_readme_can_be_drawn_again(tmp_path):
     assert (ROOT / "docs" / "figures" / "sphere-flow.png").exists()
 
 
+def test_the_waiting_groups_are_separated_and_their_meeting_is_predicted():
+    names = run("dwell_time")
+    assert names["report"].holds
+    np.testing.assert_allclose(names["log_wait"], 36.79, atol=5e-3)
+    assert [step.count for step in names["steps"]] == [4, 2]
+    assert names["steps"][0].is_tied
+    assert "1 merge predicted" in names["prediction"].verdict
+
+
 def test_the_causal_example_moves_its_first_token_by_its_values_alone():
     names = run("own_weights")
     value = names["first"].value + names["second"].value

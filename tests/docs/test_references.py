@@ -34,7 +34,7 @@ def test_every_entry_says_who_wrote_what_when_and_where(key):
     assert entry.persons["author"]
     assert entry.fields["title"]
     assert entry.fields["year"].isdigit()
-    assert {"eprint", "journal", "booktitle"} & set(entry.fields)
+    assert {"eprint", "journal", "booktitle", "publisher"} & set(entry.fields)
 
 
 def test_no_preprint_stands_in_the_bibliography_twice():

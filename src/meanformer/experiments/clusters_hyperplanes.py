@@ -4,8 +4,7 @@ If the eigenvalue $\lambda_1$ of $V$ of largest modulus is real, simple and posi
 and $\langle Q\varphi_1, K\varphi_1\rangle > 0$ for its eigenvector, then the rescaled
 tokens $z = e^{-tV}x$ tend to at most three parallel hyperplanes $\{\varphi_1^*(z) =
 c\}$, one on each side of zero and perhaps one through it. In the other coordinates
-nothing is said: along eigenvectors with negative eigenvalues tokens drift apart.
-Attention loses its rank on the way, down to one or two. The
+nothing is said: along eigenvectors with negative eigenvalues tokens drift apart. The
 flow itself is hard to follow by brute force: in these coordinates errors are amplified
 like $e^{2\lambda_1t}$. Here it is solved until attention is Boolean and goes on in
 closed form. Two defects of a published script show beside it: its classical Runge-Kutta
@@ -36,8 +35,6 @@ from meanformer.experiments import (
     theory,
 )
 from meanformer.observables import (
-    attention_rank,
-    find_leaders,
     find_limit,
     predict_limit,
 )
@@ -45,10 +42,8 @@ from meanformer.observables.limits.spectrum import leading_positive
 from meanformer.plotting import (
     PlaneFrames,
     SpaceFrames,
-    draw_attention,
     draw_direction,
     draw_hyperplanes,
-    draw_leader_graph,
     draw_paths,
     draw_paths_3d,
     style,
@@ -73,7 +68,6 @@ CODIMENSION = (
 EIGENVALUES = (1.3479896139, -0.0682573539)
 VECTOR, FUNCTIONAL = (0.7598109326, 0.6501440969), (0.6647784745, 0.7612067074)
 OFFSETS = (-0.2391782389, 0.6517280994)
-WIDE_DEPTHS = 49
 
 
 @dataclass(frozen=True)
@@ -81,13 +75,6 @@ class Parameters:
     """Sizes of the random clouds."""
 
     tokens: int = setting(20, full=40, help="tokens of the movies", at_least=4)
-    wide: int = setting(24, full=128, help="tokens and dimension", at_least=8)
-    graph: int = setting(20, help="tokens of the graph of leaders", at_least=3)
-    heat: int = setting(20, full=40, help="tokens of the heat map", at_least=8)
-    dimension: int = setting(32, full=80, help="their dimension", at_least=4)
-    density: float = setting(
-        0.1, help="share of entries of the wide value matrix", above=0, at_most=1
-    )
     seed: int = setting(1, help="seed of all that is random", at_least=0)
     movie: Movies = movie_setting()
 
@@ -113,8 +100,8 @@ DENSE = Claim(
 )
 THREE = Claim(
     id="at-most-three",
-    statement=r"Under all four published matrices and a random one there are at most "
-    r"three hyperplanes.",
+    statement=r"Under all four published matrices there are at most three "
+    r"hyperplanes.",
     status="theorem",
     reference="GLPR23b, Theorem on hyperplanes",
 )
@@ -123,26 +110,6 @@ AGREES = Claim(
     statement=r"Each of these runs reaches the predicted limit.",
     status="theorem",
     reference="GLPR23b, Theorem on hyperplanes",
-)
-COORDINATES = Claim(
-    id="coordinates",
-    statement=r"In high dimension the distance of the median token to the mean that it "
-    r"attends to shrinks along eigenvectors with positive eigenvalues and grows along "
-    r"the others, like $e^{-\lambda t}$: exponents over the last third of depth.",
-    status="observation",
-)
-LEADERS = Claim(
-    id="leaders",
-    statement=r"Under a random positive definite $V$ of the plane and random positive "
-    r"definite scores tokens follow one leader or two, as many as attention has rank.",
-    status="theorem",
-    reference="GLPR23b, Theorem on hyperplanes",
-)
-RANK = Claim(
-    id="rank",
-    statement=r"In high dimension attention loses rank along depth: rank at depth "
-    r"$11/\lambda_1$ over that at depth 0, singular values above $10^{-2}$ counted.",
-    status="observation",
 )
 CODIM = Claim(
     id="codimension-two",
@@ -161,33 +128,25 @@ EULER = Claim(
 
 
 def run(parameters: Parameters, *, progress) -> Outcome:
-    """Follow tokens under the published matrices and in high dimension."""
+    """Follow tokens under the published matrices."""
     rng = np.random.default_rng(parameters.seed)
     six = find_limit(plain_attention(PLANE), six_tokens())
     shown = {
         name: find_limit(plain_attention(value), cloud_for(rng, value, parameters))
-        for name, value in progress.over(list(matrices().items()), 0.6)
+        for name, value in progress.over(list(matrices().items()), 1.0)
     }
-    graph = planar_limit(rng, parameters)
-    for _ in progress.over(range(1), 0.4):
-        heat = high_dimension(rng, parameters)
-        wide = wide_flow(rng, parameters)
     return Outcome(
         findings=[
             *six_findings(six),
-            *general_findings([six, *shown.values(), graph]),
-            *rank_findings(graph, heat),
-            coordinates_finding(wide),
+            *general_findings([six, *shown.values()]),
             codimension_finding(shown["codimension two"]),
             euler_finding(),
         ],
         pictures=[
             draw_plane(six, shown["plane"]),
             draw_space(shown),
-            draw_ranks(graph, heat),
-            draw_wide(wide),
         ],
-        tables=[table({"six tokens": six, **shown, "random, plane": graph})],
+        tables=[table({"six tokens": six, **shown})],
         movies=movies_of(shown),
     )
 
@@ -206,66 +165,6 @@ def cloud_for(rng, value, parameters: Parameters) -> mf.TokenCloud:
     """Uniform tokens of a box, as published."""
     size = (parameters.tokens, len(value))
     return mf.TokenCloud(rng.uniform(-5, 5, size=size))
-
-
-def sparse_value(rng, parameters: Parameters) -> np.ndarray:
-    """A sparse symmetric matrix with eigenvalues of modulus one to two."""
-    size = (parameters.wide, parameters.wide)
-    entries = rng.normal(size=size) * (rng.random(size) < parameters.density)
-    values, vectors = np.linalg.eigh(entries + entries.T)
-    moduli = np.abs(values)
-    pushed = 1 + (moduli - moduli.min()) / max(np.ptp(moduli), 1e-12)
-    signs = np.where(values >= 0, 1.0, -1.0)
-    # The leading eigenvalue is positive, so that the theorem applies.
-    signs[moduli.argmax()] = 1.0
-    return (vectors * signs * pushed) @ vectors.T
-
-
-def definite_value(rng, dimension: int) -> np.ndarray:
-    """A random positive definite matrix with leading eigenvalue one."""
-    factor = rng.normal(size=(dimension, dimension))
-    value = factor @ factor.T
-    return value / np.linalg.eigvalsh(value)[-1]
-
-
-def planar_limit(rng, parameters: Parameters):
-    """Tokens of the plane under random positive definite scores and value."""
-    scores, value = definite_value(rng, 2), definite_value(rng, 2)
-    tokens = mf.TokenCloud(rng.normal(size=(parameters.graph, 2)))
-    return find_limit(mf.Softmax(scores, np.eye(2), value), tokens)
-
-
-def high_dimension(rng, parameters: Parameters) -> mf.Trajectory:
-    """Tokens of a high dimension under a random positive definite value matrix."""
-    dimension = parameters.dimension
-    flow = mf.Flow(mf.Rescaled(plain_attention(definite_value(rng, dimension))))
-    tokens = mf.TokenCloud(rng.normal(size=(parameters.heat, dimension)))
-    return mf.solve(flow, tokens, 11.0, save=45)
-
-
-def matrices_along(path) -> list[np.ndarray]:
-    """The attention matrix at every saved depth."""
-    layers = [path.flow.velocity.attention_at(depth) for depth in path.depths]
-    clouds = [path.cloud(index) for index in range(len(path))]
-    return [
-        np.asarray(mf.attention_matrix(layer, cloud))
-        for layer, cloud in zip(layers, clouds, strict=True)
-    ]
-
-
-def ranks_along(path) -> list[int]:
-    """Singular values of attention that are not small, at every saved depth."""
-    return [attention_rank(matrix, tolerance=1e-2) for matrix in matrices_along(path)]
-
-
-def rank_findings(graph, heat):
-    """Leaders in the plane, and the rank in high dimension."""
-    ranks = ranks_along(heat)
-    leaders = len(graph.detection.leaders)
-    return (
-        LEADERS.inside(leaders, 1, 2, source=theory("at most one on each side")),
-        RANK.at_most(ranks[-1] / ranks[0], 0.5, source=theory("at most two at last")),
-    )
 
 
 def six_findings(six):
@@ -313,26 +212,6 @@ def general_findings(reports):
     )
 
 
-def wide_flow(rng, parameters: Parameters) -> mf.Trajectory:
-    """As many tokens as dimensions, under a sparse symmetric value matrix."""
-    flow = mf.Flow(mf.Rescaled(plain_attention(sparse_value(rng, parameters))))
-    points = rng.normal(size=(parameters.wide, parameters.wide))
-    # Longer tokens attend to themselves alone for long.
-    cloud = mf.TokenCloud(points / np.sqrt(parameters.wide))
-    return mf.solve(flow, cloud, 8.0, save=WIDE_DEPTHS, rtol=1e-7)
-
-
-def typical_distances(path) -> tuple[np.ndarray, np.ndarray]:
-    """Eigenvalues, and distances of tokens to what they attend to along eigenvectors.
-
-    The rescaled flow moves tokens by their differences from the mean that they attend
-    to, times the value matrix; the median over tokens is taken.
-    """
-    values, vectors = np.linalg.eigh(np.asarray(path.flow.velocity.attention.value))
-    distances = np.abs(np.asarray(path.velocities) @ vectors / values)
-    return values, np.median(distances, axis=1)
-
-
 def later_by_scipy(report, growths: float) -> tuple[float, np.ndarray]:
     """A depth behind the hand-over, and the tokens there by a dense program."""
     start = report.detection.depth
@@ -340,17 +219,6 @@ def later_by_scipy(report, growths: float) -> tuple[float, np.ndarray]:
     attention = report.trajectory.flow.velocity.attention
     cloud = report.trajectory.cloud(-1)
     return depth, dense_rescaled_flow(attention, cloud, depth, start=start)
-
-
-def coordinates_finding(wide):
-    """Exponents along all eigenvectors, over the last third of depth."""
-    values, distances = typical_distances(wide)
-    first, last = 2 * WIDE_DEPTHS // 3, WIDE_DEPTHS - 1
-    between = float(wide.depths[last] - wide.depths[first])
-    exponents = np.log(distances[last] / distances[first]) / between
-    return COORDINATES.close_to(
-        exponents, -values, tolerance=0.2, source=theory("minus the eigenvalues")
-    )
 
 
 def codimension_finding(report):
@@ -488,61 +356,6 @@ def draw_space(shown) -> Picture:
     )
 
 
-def draw_ranks(graph, heat) -> Picture:
-    """Who follows whom in the plane; attention in high dimension and its rank."""
-    figure, (left, middle, right) = style.canvas(3, panel=(4.0, 3.8))
-    draw_leader_graph(
-        graph.trajectory.points[0],
-        matrices_along(graph.trajectory)[-1],
-        left,
-        leaders=graph.detection.leaders,
-    )
-    left.set_title("who follows whom, at the start")
-    last = matrices_along(heat)[-1]
-    following = find_leaders(last)
-    draw_attention(last, middle, leaders=following.leaders, rank=following.rank)
-    right.plot(heat.depths, ranks_along(heat), color=style.BLUE)
-    right.set(xlabel=r"depth $t$, in units of $1/\lambda_1$", ylabel="rank")
-    right.set_title("rank of attention")
-    right.set_ylim(0, None)
-    right.yaxis.get_major_locator().set_params(integer=True)
-    return Picture(
-        figure,
-        f"Random positive definite $V$. Left: {graph.trajectory.points.shape[1]} "
-        "tokens of the plane, drawn where they start, and whom they follow in the end. "
-        f"Middle and right: {heat.points.shape[1]} tokens in dimension "
-        f"{heat.points.shape[2]}: attention at depth {float(heat.depths[-1]):.3g}, and "
-        "the number of its singular values above 0.01.",
-    )
-
-
-def draw_wide(wide) -> Picture:
-    """Settled and free coordinates in high dimension."""
-    figure, axes = style.canvas(panel=(6.0, 3.8))
-    values, distances = typical_distances(wide)
-    for mine, colour, label in (
-        (values > 0, style.BLUE, r"$\lambda > 0$: settled"),
-        (values < 0, style.ORANGE, r"$\lambda < 0$: free"),
-    ):
-        middle = np.median(distances[:, mine], axis=1)
-        low, high = np.quantile(distances[:, mine], (0.05, 0.95), axis=1)
-        axes.fill_between(wide.depths, low, high, color=colour, alpha=0.2, linewidth=0)
-        axes.plot(wide.depths, middle, color=colour, label=label)
-    axes.set(
-        yscale="log",
-        xlabel="depth $t$",
-        ylabel="distance to what is attended to",
-    )
-    axes.legend()
-    return Picture(
-        figure,
-        f"{len(wide.weights)} tokens in as many dimensions under a sparse "
-        "symmetric $V$ with eigenvalues of modulus one to two: distance of the median "
-        "token to the mean that it attends to in each eigencoordinate, median and 90% "
-        "of the coordinates.",
-    )
-
-
 def movies_of(shown) -> list[Movie]:
     """The plane with its lines, and space with its planes."""
     plane, space = shown["plane"], shown["space"]
@@ -573,9 +386,6 @@ experiment = Experiment(
         DENSE,
         THREE,
         AGREES,
-        LEADERS,
-        RANK,
-        COORDINATES,
         CODIM,
         EULER,
     ),

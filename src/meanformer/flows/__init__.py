@@ -3,12 +3,18 @@
 from meanformer.flows.a_priori import radius_bound as radius_bound
 from meanformer.flows.a_priori import stability_bound as stability_bound
 from meanformer.flows.append import append_tokens as append_tokens
+from meanformer.flows.density_solve import Spectral as Spectral
+from meanformer.flows.density_trajectory import DensityTrajectory as DensityTrajectory
 from meanformer.flows.flow import Flow as Flow
 from meanformer.flows.gaussian_trajectory import (
     GaussianTrajectory as GaussianTrajectory,
 )
+from meanformer.flows.geodesic import GeodesicStep as GeodesicStep
 from meanformer.flows.hardmax import HardmaxRun as HardmaxRun
 from meanformer.flows.hardmax import run_hardmax as run_hardmax
+from meanformer.flows.hardmax_flow import HardmaxPath as HardmaxPath
+from meanformer.flows.hardmax_flow import LeaderChange as LeaderChange
+from meanformer.flows.hardmax_flow import hardmax_flow as hardmax_flow
 from meanformer.flows.layers import run_layers as run_layers
 from meanformer.flows.merging import Atoms as Atoms
 from meanformer.flows.merging import Merge as Merge

@@ -68,8 +68,8 @@ class HardmaxRule(eqx.Module):
         masses: Float[np.ndarray, " n"],
     ) -> Iterator[tuple[slice, Bool[np.ndarray, "_ k"]]]:
         """Yield blocks of queries, and which tokens that have a mass each follows."""
-        queries, scale = _of_size_one(x @ self.score.T)
-        keys, key_scale = _of_size_one(points[masses > 0])
+        queries, scale = of_size_one(x @ self.score.T)
+        keys, key_scale = of_size_one(points[masses > 0])
         width = self.width / scale / key_scale
         rows = max(1, PAIRS_AT_ONCE // len(keys))
         for start in range(0, len(x), rows):
@@ -115,7 +115,7 @@ class HardmaxRule(eqx.Module):
         if self.ties == "lowest":
             return Representatives(heads, weights, is_absorbed)
         tolerance = self.tolerance if self.ties == "merged" else 0.0
-        scaled, _ = _of_size_one(points)
+        scaled, _ = of_size_one(points)
         reach = tolerance * norms_of(scaled).max()
         labels = group_labels(scaled[present], None, reach)
         heads[present] = present[np.unique(labels, return_index=True)[1][labels]]
@@ -176,7 +176,7 @@ class HardmaxRule(eqx.Module):
         return top - scores <= margin
 
 
-def _of_size_one(
+def of_size_one(
     vectors: Float[np.ndarray, "n d"],
 ) -> tuple[Float[np.ndarray, "n d"], float]:
     """Divide by a power of two, which rounds nothing, so that products stay in range.

@@ -10,9 +10,10 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import lineax
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Bool, Float, PyTree
 
 from meanformer.flows.flow import Flow, field_of
+from meanformer.flows.geodesic import check_geodesic
 from meanformer.flows.locate import FirstZero
 from meanformer.flows.merging import Atoms, Gap, Merge
 from meanformer.flows.methods import Retracted
@@ -105,7 +106,7 @@ def integrate(problem: Problem, state: State, target: Float[Array, ""]) -> State
         depths[-1],
         points,
         probes,
-        _status(problem, solution),
+        _status(problem, solution, depths[-1] == end),
         state.accepted_steps + solution.stats["num_accepted_steps"],
         state.rejected_steps + solution.stats["num_rejected_steps"],
         state.stretch + 1,
@@ -138,6 +139,7 @@ def _switching(
 def _diffeqsolve(problem: Problem, state: State, end: Float[Array, ""]):
     flow, integrator = problem.flow, problem.integrator
     method = integrator.method_for(flow.noise is not None)
+    check_geodesic(method, flow.space, flow.noise is not None)
     settings = StepSettings(
         problem.rtol,
         problem.atol,
@@ -331,16 +333,22 @@ def _smallest_step(start: Float[Array, ""], end: Float[Array, ""]) -> Float[Arra
     return 16 * jnp.finfo(largest.dtype).eps * largest
 
 
-def _status(problem: Problem, solution: diffrax.Solution) -> PyTree:
+def _status(
+    problem: Problem, solution: diffrax.Solution, has_arrived: Bool[Array, ""]
+) -> PyTree:
     result, results = solution.result, diffrax.RESULTS
+    # A last step that only makes up for rounding is smaller than the smallest.
+    made_up = has_arrived & (result == results.dt_min_reached)
     status = Status.where(
-        result == results.successful, Status.reached, Status.solver_failed
+        (result == results.successful) | made_up, Status.reached, Status.solver_failed
     )
     status = Status.where(
         result == results.max_steps_reached, Status.step_budget, status
     )
     status = Status.where(
-        result == results.dt_min_reached, Status.blow_up_suspected, status
+        (result == results.dt_min_reached) & ~has_arrived,
+        Status.blow_up_suspected,
+        status,
     )
     fired = cast(Any, solution.event_mask)
     if problem.merge is not None:

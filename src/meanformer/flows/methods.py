@@ -1,10 +1,16 @@
-"""Single steps that diffrax lacks: classical Runge-Kutta, splitting, retraction."""
+"""Single steps that diffrax lacks: Runge-Kutta, splitting, retraction, decay."""
 
 from collections.abc import Callable
 from typing import Any, ClassVar, cast
 
 import diffrax
+import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float
+
+# Share of the exponents of the type that the growth within a step may use.
+MOST_GROWTH = 0.8
+TOO_LONG = 1e10
 
 
 class RK4(diffrax.AbstractERK):
@@ -124,6 +130,61 @@ class Retracted(diffrax.AbstractWrappedSolver):
     def func(self, terms, t0, y0, args):
         """Return the velocity."""
         return self.solver.func(terms, t0, y0, args)
+
+
+class Lawson(diffrax.AbstractSolver):
+    r"""Another explicit solver, with a known decay of every unknown taken out exactly.
+
+    For $\dot y = N(t, y) - \lambda y$ with $\lambda \ge 0$ each step solves for
+    $z = e^{\lambda(t - t_0)}y$, $\dot z = e^{\lambda(t-t_0)}N$: what decays fast limits
+    no step, unless factors overflow: such a step is told to have a very large error.
+    The term is $N$ alone. The order is that of the solver; steps must be adaptive.
+
+    Args:
+        solver: an explicit one.
+        decay: the rates $\lambda$, of the shape of the unknown.
+    """
+
+    solver: diffrax.AbstractERK
+    decay: Float[Array, "..."]
+    term_structure: ClassVar = diffrax.AbstractTerm
+    interpolation_cls: ClassVar[Callable] = diffrax.LocalLinearInterpolation
+
+    def order(self, terms) -> int:
+        """Return the order of the solver."""
+        return cast(int, self.solver.order(terms))
+
+    def error_order(self, terms):
+        """Return the order of the solver's error estimate."""
+        return self.solver.error_order(terms)
+
+    def init(self, terms, t0, t1, y0, args) -> None:
+        """Return no state: every step has its own unknown."""
+        return
+
+    def step(self, terms, t0, t1, y0, args, solver_state, made_jump):
+        """Make a step of the solver in the unknown of this step."""
+        most = MOST_GROWTH * np.log(float(jnp.finfo(self.decay.dtype).max))
+        is_too_long = jnp.max(self.decay) * (t1 - t0) > most
+
+        def grown(t):
+            return jnp.exp(jnp.minimum(self.decay * (t - t0), most))
+
+        def field(t, z, args):
+            return grown(t) * terms.vf(t, z / grown(t), args)
+
+        term = diffrax.ODETerm(field)
+        state = self.solver.init(term, t0, t1, y0, args)
+        z1, error, _, _, result = self.solver.step(
+            term, t0, t1, y0, args, state, made_jump=True
+        )
+        y1, error = z1 / grown(t1), cast(Any, error) / grown(t1)
+        error = jnp.where(is_too_long, TOO_LONG, error)
+        return y1, error, {"y0": y0, "y1": y1}, None, result
+
+    def func(self, terms, t0, y0, args):
+        """Return the whole velocity, decay included."""
+        return terms.vf(t0, y0, args) - self.decay * y0
 
 
 def _runge_kutta_step(term, t0, t1, y0, args):

@@ -10,6 +10,16 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from meanformer.errors import InvalidInput, check, is_concrete
+from meanformer.flows.density_solve import (
+    Spectral,
+    density_set_up,
+    refuse_for_densities,
+    visit_densities,
+)
+from meanformer.flows.density_trajectory import (
+    DensityTrajectory,
+    as_density_trajectory,
+)
 from meanformer.flows.flow import Flow
 from meanformer.flows.gaussian_solve import (
     GAUSSIANS,
@@ -39,7 +49,7 @@ from meanformer.flows.status import AbstractStop, StepBudget
 from meanformer.flows.sums import summary_of
 from meanformer.flows.trajectory import Trajectory, as_trajectory
 from meanformer.flows.visits import Way, visit_all, visit_each
-from meanformer.measures import Gaussian, TokenCloud
+from meanformer.measures import FourierDensity, Gaussian, TokenCloud
 from meanformer.numerics.watched import Watched
 from meanformer.typing import ArrayLike, Key
 
@@ -81,13 +91,28 @@ def solve(
 ) -> GaussianTrajectory: ...
 
 
+@overload
 def solve(
     flow: Flow,
-    mu: TokenCloud | Gaussian,
+    mu: FourierDensity,
+    depth: Depth,
+    *,
+    save: int | ArrayLike = ...,
+    solver: AbstractIntegrator | Spectral | None = ...,
+    rtol: float = ...,
+    atol: float = ...,
+    stop: Stops = ...,
+    progress: bool | AbstractProgress = ...,
+) -> DensityTrajectory: ...
+
+
+def solve(
+    flow: Flow,
+    mu: TokenCloud | Gaussian | FourierDensity,
     depth: Depth,
     *,
     save: int | ArrayLike = 11,
-    solver: AbstractIntegrator | None = None,
+    solver: AbstractIntegrator | Spectral | None = None,
     rtol: float = 1e-6,
     atol: float = 1e-9,
     probes: ArrayLike | TokenCloud | None = None,
@@ -96,8 +121,8 @@ def solve(
     key: Key | None = None,
     progress: bool | AbstractProgress = False,
     store: AbstractRecorder | None = None,
-) -> Trajectory | GaussianTrajectory:
-    r"""Flow a token cloud, or a Gaussian, through depth.
+) -> Trajectory | GaussianTrajectory | DensityTrajectory:
+    r"""Flow a token cloud, a Gaussian, or a density on the circle, through depth.
 
     Each stretch between two saved depths is integrated on its own, so what is saved is
     on the path and a run can restart from any of them. The error of a step is the
@@ -116,15 +141,19 @@ def solve(
     semi-definite and of constant rank by construction, and so that every eigenvalue of
     it is accurate relatively. Other maps are refused with the reason.
 
+    A `FourierDensity` flows on `Sphere()`, the circle, by the continuity equation of
+    its moments, with noise the Fokker-Planck equation: infinitely many tokens, without
+    the chance of a sample. Modes are added as they are needed (`Spectral`).
+
     Args:
         flow: the flow.
-        mu: the tokens at the first depth, or a Gaussian.
+        mu: the tokens at the first depth, a Gaussian, or a density on the circle.
         depth: the last depth (the first is 0; negative runs backward), or a pair of
             first and last depth.
         save: how many equally spaced depths to save, both ends included; or the
             depths themselves, the first one included.
         solver: `Adaptive()` (the default; of order 8 for a Gaussian), `Stiff()`,
-            `FixedStep(h)`, `Splitting(h)`, `LongDepth()`.
+            `FixedStep(h)`, `Splitting(h)`, `LongDepth()`; `Spectral()` for a density.
         rtol: relative tolerance of the adaptive solvers.
         atol: absolute tolerance of the adaptive solvers.
         probes: points carried along without being part of the measure; a `TokenCloud`
@@ -139,8 +168,20 @@ def solve(
 
     Returns:
         The trajectory. Cost for each evaluation of the velocity: that of its sums for
-        a cloud, $O(n^2 d)$ where they are exact; $O(d^3)$ for a Gaussian.
+        a cloud, $O(n^2 d)$ where they are exact; $O(d^3)$ for a Gaussian;
+        $O(K\log K)$ for a density of $K$ modes where scores depend on angles alone,
+        $O(K^2)$ otherwise.
     """
+    if isinstance(mu, FourierDensity):
+        refuse_for_densities(
+            {"probes": probes, "merge": merge, "key": key, "store": store}
+        )
+        problem, state, depths, spectral = density_set_up(
+            flow, mu, depth, save, solver, rtol, atol, stop
+        )
+        return as_density_trajectory(
+            visit_densities(problem, state, depths, spectral, bar_for(progress))
+        )
     if isinstance(mu, Gaussian):
         refuse_for_gaussians(
             {"probes": probes, "merge": merge, "key": key, "store": store}

@@ -16,7 +16,8 @@ class Status(eqx.Enumeration):
     """How a solve ended; the text of each says what to do.
 
     The members are `reached`, `steady`, `condition_met`, `escaped`,
-    `blow_up_suspected`, `step_budget`, `not_finite`, `solver_failed` and `undefined`.
+    `blow_up_suspected`, `step_budget`, `not_finite`, `solver_failed`, `undefined`,
+    `unresolved` and `negative`.
     """
 
     reached = "the depth asked for was reached"
@@ -48,6 +49,15 @@ class Status(eqx.Enumeration):
         "direction, or the attention that it is divided by vanished; stop before this "
         "depth, or use PostNorm()"
     )
+    unresolved = (
+        "the density is too sharp for the modes allowed: it is turning into atoms; go "
+        "on with tokens (mean_field.evolve, quadrature), or allow more modes with "
+        "solver=Spectral(most_modes=…)"
+    )
+    negative = (
+        "the density fell below zero by more than rounding, so that its modes do not "
+        "suffice; allow more with solver=Spectral(most_modes=…), or lower atol"
+    )
 
 
 # The order is that of the codes in files: append only.
@@ -61,6 +71,8 @@ _NAMES = (
     "not_finite",
     "solver_failed",
     "undefined",
+    "unresolved",
+    "negative",
 )
 
 #: Attributes that tell a reader of a file what the status codes mean.

@@ -6,6 +6,9 @@ from meanformer.measures.box import TruncatedNormalBox as TruncatedNormalBox
 from meanformer.measures.cloud import TiltedCloud as TiltedCloud
 from meanformer.measures.cloud import TokenCloud as TokenCloud
 from meanformer.measures.cloud import tilt as tilt
+from meanformer.measures.fourier_density import FourierDensity as FourierDensity
+from meanformer.measures.fourier_density import RingOfTilts as RingOfTilts
+from meanformer.measures.fourier_density import circle_moments as circle_moments
 from meanformer.measures.gaussian import Gaussian as Gaussian
 from meanformer.measures.gaussian import entropic_factor as entropic_factor
 from meanformer.measures.masked import MaskedCloud as MaskedCloud

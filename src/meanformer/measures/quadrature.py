@@ -11,6 +11,7 @@ from meanformer.errors import Unsupported, as_integer, check, is_concrete
 from meanformer.measures.abstract import AbstractMeasure
 from meanformer.measures.box import TruncatedNormalBox
 from meanformer.measures.cloud import AbstractWeightedCloud, TokenCloud
+from meanformer.measures.fourier_density import FourierDensity
 from meanformer.measures.gaussian import Gaussian
 from meanformer.measures.mixture import Mixture
 from meanformer.measures.uniform import UniformBall, UniformBox, UniformSphere
@@ -39,6 +40,7 @@ def quadrature(measure: AbstractMeasure, order: SupportsIndex) -> TokenCloud:
     | `UniformSphere`, d > 2 | Gauss-Gegenbauer product | 2 order^(d-1) | 2 order - 1 |
     | `UniformBall` | Gauss radii times spheres | about order^d | 2 order - 1 |
     | `Mixture` | union of the components' rules | their sum | the least of theirs |
+    | `FourierDensity` | midpoints of equal arcs, times the density | order | none |
     | clouds | themselves | as many as before | every degree |
 
     Degrees are total ones, except in a box. The axes of a Gaussian are the rows of the
@@ -96,6 +98,16 @@ def _(measure: TruncatedNormalBox, order: int) -> TokenCloud:
     uniform = _quadrature(UniformBox(measure.low, measure.high), order)
     tilted = uniform.quadratic_tilt(jnp.diag(measure.precision))[1]
     return TokenCloud(tilted.points, tilted.weights, normalize=True)
+
+
+@_quadrature.register(FourierDensity)
+def _(measure: FourierDensity, order: int) -> TokenCloud:
+    angles = 2 * np.pi / order * (np.arange(order) + 0.5)
+    nodes = jnp.asarray(angles, measure.moments.dtype)
+    # A truncated series may be negative, by rounding or a little more.
+    masses = jnp.maximum(measure.density(nodes), 0)
+    points = jnp.stack([jnp.cos(nodes), jnp.sin(nodes)], axis=1)
+    return TokenCloud(points, masses, normalize=True)
 
 
 @_quadrature.register(UniformSphere)

@@ -6,6 +6,26 @@ from meanformer.observables.clusters import cluster_profile as cluster_profile
 from meanformer.observables.clusters import count_clusters as count_clusters
 from meanformer.observables.convergence import TokenConvergence as TokenConvergence
 from meanformer.observables.convergence import token_convergence as token_convergence
+from meanformer.observables.critical.extremes import Extremum as Extremum
+from meanformer.observables.critical.extremes import (
+    energy_maximiser as energy_maximiser,
+)
+from meanformer.observables.critical.extremes import (
+    energy_minimiser as energy_minimiser,
+)
+from meanformer.observables.critical.find import CriticalPoints as CriticalPoints
+from meanformer.observables.critical.find import (
+    find_critical_points as find_critical_points,
+)
+from meanformer.observables.critical.flows import perceptron_flow as perceptron_flow
+from meanformer.observables.critical.localisation import (
+    Localisation as Localisation,
+)
+from meanformer.observables.critical.localisation import localisation as localisation
+from meanformer.observables.critical.newton import CriticalPoint as CriticalPoint
+from meanformer.observables.critical.newton import (
+    newton_critical_point as newton_critical_point,
+)
 from meanformer.observables.distances import DistanceStatistics as DistanceStatistics
 from meanformer.observables.distances import distance_statistics as distance_statistics
 from meanformer.observables.energies import EnergyProfile as EnergyProfile
@@ -16,6 +36,9 @@ from meanformer.observables.equiangular import Equiangular as Equiangular
 from meanformer.observables.equiangular import LongTimeLaw as LongTimeLaw
 from meanformer.observables.influence import (
     asymptotic_covariance as asymptotic_covariance,
+)
+from meanformer.observables.leader_shift import (
+    low_temperature_shift as low_temperature_shift,
 )
 from meanformer.observables.limits.boolean_phase import BooleanPhase as BooleanPhase
 from meanformer.observables.limits.boolean_phase import boolean_phase as boolean_phase
@@ -40,12 +63,65 @@ from meanformer.observables.long_context import (
     long_context_similarity as long_context_similarity,
 )
 from meanformer.observables.long_context import mean_cosine as mean_cosine
+from meanformer.observables.low_temperature import LowTemperature as LowTemperature
+from meanformer.observables.low_temperature import (
+    low_temperature_comparison as low_temperature_comparison,
+)
+from meanformer.observables.low_temperature import (
+    low_temperature_flow as low_temperature_flow,
+)
+from meanformer.observables.low_temperature_bound import BoundFit as BoundFit
+from meanformer.observables.low_temperature_bound import (
+    fit_low_temperature_bound as fit_low_temperature_bound,
+)
 from meanformer.observables.matrix_energy import CircleDensity as CircleDensity
 from meanformer.observables.matrix_energy import (
     matrix_energy_flow as matrix_energy_flow,
 )
 from meanformer.observables.matrix_energy import (
     optimal_circle_density as optimal_circle_density,
+)
+from meanformer.observables.metastability.clocks import Clocks as Clocks
+from meanformer.observables.metastability.clocks import clocks as clocks
+from meanformer.observables.metastability.plateaus import Plateau as Plateau
+from meanformer.observables.metastability.plateaus import Plateaus as Plateaus
+from meanformer.observables.metastability.plateaus import plateaus as plateaus
+from meanformer.observables.metastability.prediction import (
+    PredictedStaircase as PredictedStaircase,
+)
+from meanformer.observables.metastability.prediction import (
+    predicted_staircase as predicted_staircase,
+)
+from meanformer.observables.metastability.saddles import Saddle as Saddle
+from meanformer.observables.metastability.saddles import Saddles as Saddles
+from meanformer.observables.metastability.saddles import saddles as saddles
+from meanformer.observables.metastability.separation import Separation as Separation
+from meanformer.observables.metastability.separation import separation as separation
+from meanformer.observables.metastability.staircase import Staircase as Staircase
+from meanformer.observables.metastability.staircase import (
+    greedy_staircase as greedy_staircase,
+)
+from meanformer.observables.metastability.two_groups import TwoGroups as TwoGroups
+from meanformer.observables.modes.counting import Modes as Modes
+from meanformer.observables.modes.counting import count_modes as count_modes
+from meanformer.observables.modes.kac_rice import (
+    expected_circle_modes as expected_circle_modes,
+)
+from meanformer.observables.modes.kac_rice import expected_modes as expected_modes
+from meanformer.observables.modes.kac_rice import mode_constant as mode_constant
+from meanformer.observables.modes.kac_rice import mode_rate as mode_rate
+from meanformer.observables.modes.kac_rice import mode_window as mode_window
+from meanformer.observables.modes.kernels import convex_angle as convex_angle
+from meanformer.observables.modes.poisson import (
+    poisson_mode_density as poisson_mode_density,
+)
+from meanformer.observables.modes.sampling import ModeSample as ModeSample
+from meanformer.observables.modes.sampling import sample_modes as sample_modes
+from meanformer.observables.modes.sampling import (
+    sample_poisson_modes as sample_poisson_modes,
+)
+from meanformer.observables.modes.shot_noise import (
+    poisson_mode_integral as poisson_mode_integral,
 )
 from meanformer.observables.order import GramHistogram as GramHistogram
 from meanformer.observables.order import first_passage as first_passage
@@ -61,13 +137,14 @@ from meanformer.observables.phase_curve import critical_beta as critical_beta
 from meanformer.observables.phase_curve import phase_curve as phase_curve
 from meanformer.observables.phases.diagram import PhaseDiagram as PhaseDiagram
 from meanformer.observables.phases.diagram import phase_diagram as phase_diagram
+from meanformer.observables.potentials import (
+    IntegratedActivation as IntegratedActivation,
+)
 from meanformer.observables.sphere import StationaryReport as StationaryReport
 from meanformer.observables.sphere import energy_gradient as energy_gradient
 from meanformer.observables.sphere import energy_hessian as energy_hessian
 from meanformer.observables.sphere import first_variation as first_variation
 from meanformer.observables.sphere import perturbed as perturbed
 from meanformer.observables.sphere import stationary_report as stationary_report
-from meanformer.observables.staircase import Staircase as Staircase
-from meanformer.observables.staircase import greedy_staircase as greedy_staircase
 from meanformer.observables.structure import GradientStructure as GradientStructure
 from meanformer.observables.structure import is_gradient_flow as is_gradient_flow

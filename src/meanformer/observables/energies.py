@@ -10,17 +10,31 @@ from jaxtyping import Array, Float
 from meanformer.attention import (
     AbstractInContextMap,
     Linear,
+    Perceptron,
     Sigmoid,
     Sinkhorn,
     Softmax,
+    Sum,
     Unnormalised,
 )
 from meanformer.errors import InvalidInput, Overflow, Unsupported, check, is_concrete
 from meanformer.flows import Constant, Flow, Trajectory
 from meanformer.geometry import Sphere
-from meanformer.measures import AbstractMeasure, TokenCloud
+from meanformer.measures import (
+    AbstractMeasure,
+    FourierDensity,
+    TokenCloud,
+    quadrature,
+)
 from meanformer.numerics.sinkhorn import entropic_energy
-from meanformer.observables.structure import GradientStructure, is_gradient_flow
+from meanformer.observables.potentials import units_of
+from meanformer.observables.structure import (
+    GradientStructure,
+    alone,
+    factor_in_sum,
+    is_gradient_flow,
+    terms_of,
+)
 
 
 def energy(layer: AbstractInContextMap, mu: AbstractMeasure) -> Float[Array, ""]:
@@ -32,13 +46,17 @@ def energy(layer: AbstractInContextMap, mu: AbstractMeasure) -> Float[Array, ""]
     - unnormalised and softmax: $\frac{1}{2\beta}\iint e^{\beta y^\top A x - s}$, with
       the `shift` $s$ of the former;
     - sigmoid: $\frac{1}{2\beta}\iint \log(1 + e^{\beta y^\top A x + b})$;
-    - linear: $\frac{\beta}{4}\iint (y^\top A x)^2$,
+    - linear: $\frac{\beta}{4}\iint (y^\top A x)^2$;
+    - perceptron $\sum_jc_j\sigma(\langle a_j,x\rangle + b_j)a_j$: $\int\sum_jc_jS(
+      \langle a_j,x\rangle + b_j)\,\mathrm{d}\mu(x)$ with $S' = \sigma$;
+    - a `Sum` of them that is a gradient flow: $\sum_k c_kE_k$, with the factors $c_k$
+      of `is_gradient_flow` of each term,
 
     the double integrals over $\mathrm{d}\mu(x)\,\mathrm{d}\mu(y)$. `is_gradient_flow`
     tells when the layer moves tokens up or down its energy.
 
     Args:
-        layer: the attention; other maps have no energy.
+        layer: the attention, perceptron or sum; other maps have no energy.
         mu: a token cloud; for linear attention any measure.
 
     Returns:
@@ -51,7 +69,7 @@ def energy(layer: AbstractInContextMap, mu: AbstractMeasure) -> Float[Array, ""]
 def _energy(layer, mu):
     raise Unsupported(
         f"{type(layer).__name__} has no known energy; Sinkhorn, Unnormalised, Softmax, "
-        "Sigmoid and Linear have one."
+        "Sigmoid, Linear, Perceptron and their sums may have one."
     )
 
 
@@ -65,19 +83,20 @@ def _of_sinkhorn(layer, mu):
 @_energy.register(Unnormalised)
 @_energy.register(Softmax)
 def _of_exponential(layer, mu):
-    log_mass = log_kernel_mass(layer, _cloud(mu), mu.points)
-    top = jnp.max(jnp.where(mu.weights > 0, log_mass, -jnp.inf))
+    nodes = _nodes(mu)
+    log_mass = log_kernel_mass(layer, mu, nodes.points)
+    top = jnp.max(jnp.where(nodes.weights > 0, log_mass, -jnp.inf))
     if is_concrete(top) and float(top) > float(jnp.log(jnp.finfo(top.dtype).max)):
         raise Overflow(
             f"the energy overflows {top.dtype}: its logarithm is about "
             f"{float(top):.6g}; lower beta, or look at Unnormalised with a shift."
         )
     # An absent token may see more than all others: its value must stay finite.
-    return _interaction(layer, mu, jnp.exp(jnp.minimum(log_mass, top)))
+    return _interaction(layer, nodes, jnp.exp(jnp.minimum(log_mass, top)))
 
 
 def log_kernel_mass(
-    layer: Unnormalised | Softmax, mu: TokenCloud, x: Float[Array, "m d"]
+    layer: Unnormalised | Softmax, mu: AbstractMeasure, x: Float[Array, "m d"]
 ) -> Float[Array, " m"]:
     r"""Return $\log\int e^{\beta y^\top A x - s}\,\mathrm{d}\mu(y)$ at each point."""
     log_mass = mu.log_laplace(layer.tilts(x))
@@ -101,6 +120,40 @@ def _of_linear(layer, mu):
     _check_no_bias(layer)
     score, moment = layer.score, mu.second_moment()
     return layer.temperature / 4 * jnp.trace(score @ moment @ score.T @ moment)
+
+
+@_energy.register(Perceptron)
+def _of_perceptron(layer, mu):
+    check_sum(layer)
+    heights = units_of(layer).potential(_cloud(mu).points)
+    return jnp.dot(mu.weights, jnp.where(mu.weights > 0, heights, 0))
+
+
+@_energy.register(Sum)
+def _of_sum(layer, mu):
+    terms = terms_of(layer)
+    if len(terms) == 1:
+        return _energy(terms[0], mu)
+    check_sum(layer)
+    parts = [_energy(term, mu) for term in terms]
+    factors = [factor_in_sum(term).astype(mu.weights.dtype) for term in terms]
+    return sum(f * part for f, part in zip(factors[1:], parts[1:], strict=True)) + (
+        factors[0] * parts[0]
+    )
+
+
+def check_sum(layer: Sum | Perceptron) -> None:
+    """Raise if a sum or perceptron of known parameters has no known energy."""
+    if is_known(layer):
+        structure = is_gradient_flow(layer)
+        if not structure:
+            name = type(layer).__name__
+            raise Unsupported(f"{name} has no known energy here: {structure.failure}.")
+
+
+def is_known(layer: AbstractInContextMap) -> bool:
+    """Whether the values of all parameters of a map are known here and now."""
+    return all(is_concrete(leaf) for leaf in jax.tree.leaves(layer))
 
 
 class _ShiftedSoftplus(eqx.Module):
@@ -199,7 +252,7 @@ def _layer_of(flow) -> tuple[AbstractInContextMap, Flow]:
     if not isinstance(flow.velocity, Constant):
         raise Unsupported("the energy of a flow needs parameters that do not change.")
     check(flow.noise is None, "the dissipation identity needs a flow without noise.")
-    return flow.velocity.gamma, flow
+    return alone(flow.velocity.gamma), flow
 
 
 def _checked_structure(layer, flow: Flow) -> GradientStructure:
@@ -225,6 +278,13 @@ def _check_no_bias(layer) -> None:
 
 def _tilts(layer, mu: TokenCloud) -> Float[Array, "n d"]:
     return layer.tilts(mu.points)
+
+
+def _nodes(mu: AbstractMeasure) -> TokenCloud:
+    """Return tokens to integrate over: their own, or nodes of a density."""
+    if isinstance(mu, FourierDensity):
+        return quadrature(mu, 4 * mu.modes)
+    return _cloud(mu)
 
 
 def _cloud(mu: AbstractMeasure) -> TokenCloud:

@@ -6,7 +6,13 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float
 
-from meanformer.attention import AbstractInContextMap, Softmax, Unnormalised
+from meanformer.attention import (
+    AbstractInContextMap,
+    Perceptron,
+    Softmax,
+    Sum,
+    Unnormalised,
+)
 from meanformer.errors import (
     InvalidInput,
     Overflow,
@@ -21,9 +27,14 @@ from meanformer.flows import Constant, Flow
 from meanformer.geometry import AbstractSpace, Euclidean, Sphere
 from meanformer.measures import TokenCloud
 from meanformer.measures.cloud import check_cloud
+from meanformer.numerics.matrices import matmul
 from meanformer.numerics.proportions import agree
-from meanformer.observables.energies import log_kernel_mass
-from meanformer.observables.growth import growth, linearised, rotations
+from meanformer.observables.energies import check_sum, log_kernel_mass
+from meanformer.observables.growth import Growth, growth, linearised
+from meanformer.observables.parts import kinks_of
+from meanformer.observables.potentials import units_of
+from meanformer.observables.structure import alone, factor_in_sum, terms_of
+from meanformer.observables.symmetry import rotations
 from meanformer.typing import ArrayLike, Key
 
 
@@ -36,24 +47,42 @@ def first_variation(
     \,\mathrm{d}\mu(x)\,\mathrm{d}\mu(y)$ it is
     $$\frac{\delta E}{\delta\mu}(x) = \frac1\beta\int e^{\beta y^\top A x - s}
       \,\mathrm{d}\mu(y),$$
-    and $E$ is half its mean over $\mu$. At a stationary measure it is critical at every
-    atom; at a minimiser over all measures it is smallest on the support.
+    and $E$ is half its mean over $\mu$. That of a perceptron is its potential $\Phi$;
+    of a `Sum` the sum, with the factors of `energy`. At a stationary measure it is
+    critical at every atom; at a minimiser over all measures it is smallest on the
+    support.
 
     Args:
-        layer: `Softmax` or `Unnormalised` with a symmetric score; the value does not
-            matter.
+        layer: `Softmax` or `Unnormalised` with a symmetric score, whose value does not
+            matter; a `Perceptron` that is a gradient; or a `Sum` of them.
         mu: the tokens.
         x: the points, one per row.
 
     Returns:
         One number for each point. Cost: one sum over pairs.
     """
-    layer = _with_energy(layer)
     check_cloud("mu", mu)
-    if is_concrete(layer.beta):
-        check(float(layer.beta) != 0, "beta is 0; the energy needs another beta.")
     x = as_float_array("x", x)
     check_shape("x", x, (None, mu.dimension))
+    layer = alone(layer)
+    if not isinstance(layer, Sum):
+        return _variation(layer, mu, x)
+    check_sum(layer)
+    terms = terms_of(layer)
+    parts = [_variation(term, mu, x) for term in terms]
+    factors = [factor_in_sum(term).astype(x.dtype) for term in terms]
+    return matmul(jnp.stack(parts, axis=1), jnp.stack(factors))
+
+
+def _variation(
+    layer: AbstractInContextMap, mu: TokenCloud, x: Float[Array, "m d"]
+) -> Float[Array, " m"]:
+    if isinstance(layer, Perceptron):
+        check_sum(layer)
+        return units_of(layer).potential(x)
+    layer = _with_energy(layer)
+    if is_concrete(layer.beta):
+        check(float(layer.beta) != 0, "beta is 0; the energy needs another beta.")
     beta = layer.temperature
     log_value = log_kernel_mass(layer, mu, x) - jnp.log(jnp.abs(beta))
     ceiling = float(np.log(jnp.finfo(log_value.dtype).max))
@@ -77,10 +106,11 @@ def energy_gradient(
       \mathrm{d}\mu(y) = \frac{1}{w_i}P_{x_i}\frac{\partial E}{\partial x_i},$$
     the gradient in the metric $\sum_i w_i|\xi_i|^2$ of Wasserstein space: the velocity
     of unnormalised attention with $V = A$. A token of weight zero feels it as a probe.
+    A perceptron or a `Sum` that is a gradient flow is itself this gradient.
 
     Args:
-        layer: `Softmax` or `Unnormalised` with a symmetric score; the value does not
-            matter.
+        layer: `Softmax` or `Unnormalised` with a symmetric score, whose value does not
+            matter; or a perceptron or `Sum` that is a gradient flow.
         cloud: the tokens.
         space: where they live, `Sphere()` by default.
 
@@ -105,11 +135,12 @@ def energy_hessian(
     $\sum_i w_i|\xi_i|^2$, in an orthonormal basis of the tangent spaces, $d-1$ numbers
     for each token of positive weight. Its eigenvalues do not depend on the basis: at a
     stationary point they are the rates at which the ascent of $E$ leaves it. Rotations
-    that commute with $A$ give zeros.
+    that commute with $A$ give zeros. On a kink of a perceptron, where there are several
+    one-sided Hessians, it is the one with the derivative that JAX gives.
 
     Args:
-        layer: `Softmax` or `Unnormalised` with a symmetric score; the value does not
-            matter.
+        layer: `Softmax` or `Unnormalised` with a symmetric score, whose value does not
+            matter; or a perceptron or `Sum` that is a gradient flow.
         cloud: the tokens, of known weights; those of weight zero are absent.
         space: where they live, `Sphere()` by default.
 
@@ -118,7 +149,7 @@ def energy_hessian(
         on the sphere: for few tokens.
     """
     space = _checked_space(cloud, space)
-    cloud = _present(cloud)
+    cloud = present(cloud)
     ascent = _ascent(layer)
     log_masses = np.log(np.asarray(cloud.weights, np.float64))
     matrix = linearised(Flow(ascent, space=space), ascent, cloud, log_masses).matrix
@@ -166,7 +197,8 @@ def stationary_report(
     pull, are right at any $\beta$. Rates below the rounding of the largest ones have no
     sign. If they are more than the rotations that commute with score and value, which
     are known for symmetric ones, the verdict is "undecided": a slow direction may hide
-    there, or one along which the tokens rest for another reason.
+    there, or one along which the tokens rest for another reason. On a kink of a
+    perceptron it is, if the one-sided Hessians have different indices.
 
     Args:
         flow: a flow whose map does not change with depth, without noise.
@@ -180,34 +212,50 @@ def stationary_report(
         The report. To leave a saddle, move along `direction`, or use `perturbed`. Cost:
         as `energy_hessian`, and the eigenvalues of that matrix.
     """
-    layer = _checked_flow(flow)
+    layer = checked_map(flow)
     check_cloud("cloud", cloud)
     least = 1000 * float(jnp.finfo(cloud.points.dtype).eps)
     given = max(1e-9, least) if tolerance is None else as_number("tolerance", tolerance)
     check(given > 0, f"tolerance is {given}; it must be positive.")
     flow.space.check(cloud.points)
-    kept, tokens = _indices(cloud), _present(cloud)
+    kept, tokens = _indices(cloud), present(cloud)
     found = growth(flow, layer, tokens)
     empty, still = jnp.zeros(0, cloud.points.dtype), jnp.zeros_like(cloud.points)
     if found.speed > given * found.size:
         verdict = f"not stationary: a token moves with speed {found.speed:.6g}"
         return StationaryReport(verdict, False, found.speed, None, None, empty, still)
-    index = int(np.sum(found.rates > found.resolution))
-    nullity = int(np.sum(np.abs(found.rates) <= found.resolution))
-    unknown = nullity - rotations(layer, tokens)
-    verdict = f"stationary, index {index}"
-    if unknown > 0:
-        noun = "rate" if unknown == 1 else "rates"
-        verdict = f"undecided: {unknown} {noun} below resolution, {index} positive"
+    index, nullity = _counts(found)
+    verdict, is_decided = _verdict(index, nullity - rotations(layer, tokens))
+    if is_decided and kinks_of(terms_of(layer), tokens):
+        sides = [_counts(growth(flow, layer, tokens, side=side)) for side in (-1, 1)]
+        if sides[0][0] != sides[1][0]:
+            is_decided = False
+            verdict = (
+                "undecided: a token sits on a kink of a perceptron, index "
+                f"{sides[0][0]} to {sides[1][0]}"
+            )
     return StationaryReport(
         verdict,
         True,
         found.speed,
-        None if unknown > 0 else index,
+        index if is_decided else None,
         nullity,
         jnp.asarray(found.rates, cloud.points.dtype),
         still.at[kept].set(jnp.asarray(found.direction, still.dtype)),
     )
+
+
+def _counts(found: Growth) -> tuple[int, int]:
+    """Return how many rates are positive, and how many have no sign."""
+    index = int(np.sum(found.rates > found.resolution))
+    return index, int(np.sum(np.abs(found.rates) <= found.resolution))
+
+
+def _verdict(index: int, unknown: int) -> tuple[str, bool]:
+    if unknown <= 0:
+        return f"stationary, index {index}", True
+    noun = "rate" if unknown == 1 else "rates"
+    return f"undecided: {unknown} {noun} below resolution, {index} positive", False
 
 
 def perturbed(
@@ -253,8 +301,12 @@ def _with_energy(layer: AbstractInContextMap) -> Softmax | Unnormalised:
     return layer
 
 
-def _ascent(layer: AbstractInContextMap) -> Unnormalised:
+def _ascent(layer: AbstractInContextMap) -> AbstractInContextMap:
     """Return the map whose flow climbs the energy in Wasserstein space."""
+    layer = alone(layer)
+    if isinstance(layer, Perceptron | Sum):
+        check_sum(layer)
+        return layer
     layer = _with_energy(layer)
     return Unnormalised(
         layer.query,
@@ -277,14 +329,15 @@ def _checked_space(cloud: TokenCloud, space: AbstractSpace | None) -> AbstractSp
     return space
 
 
-def _checked_flow(flow: Flow) -> AbstractInContextMap:
+def checked_map(flow: Flow) -> AbstractInContextMap:
+    """Return the map of a flow that does not change with depth and has no noise."""
     check(isinstance(flow, Flow), f"flow is a {type(flow).__name__}; give a Flow.")
     if not isinstance(flow.velocity, Constant) or flow.noise is not None:
         raise Unsupported(
             "a cloud can be stationary only under a flow whose map does not change, "
             "without noise."
         )
-    return flow.velocity.gamma
+    return alone(flow.velocity.gamma)
 
 
 def _indices(cloud: TokenCloud) -> np.ndarray:
@@ -295,7 +348,7 @@ def _indices(cloud: TokenCloud) -> np.ndarray:
     return np.flatnonzero(np.asarray(cloud.weights) > 0)
 
 
-def _present(cloud: TokenCloud) -> TokenCloud:
+def present(cloud: TokenCloud) -> TokenCloud:
     """Return the tokens of positive weight."""
     kept = _indices(cloud)
     positions = None if cloud.positions is None else cloud.positions[kept]

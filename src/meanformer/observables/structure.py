@@ -12,12 +12,15 @@ from meanformer.attention import (
     AbstractAttention,
     AbstractInContextMap,
     Linear,
+    Perceptron,
     Sigmoid,
     Sinkhorn,
     Softmax,
+    Sum,
     Unnormalised,
 )
 from meanformer.numerics.proportions import agree, definite_quotient, multiple_of
+from meanformer.observables.potentials import why_no_gradient
 
 
 class GradientStructure(eqx.Module):
@@ -82,7 +85,13 @@ def is_gradient_flow(
     - $cE$ for unnormalised and sigmoid attention, if $A = A^\top$ and $V = cA$;
     - $cE$ for linear attention, if $A = \pm A^\top$ and $V = cA^\top$;
     - $cE$ for softmax, if $A = A^\top$ and $V = cA$, but with the mobility $1/Z(x)$: in
-      plain Wasserstein space softmax is never one.
+      plain Wasserstein space softmax is never one;
+    - $\int\Phi\,\mathrm{d}\mu$ for a perceptron, if the output weights of each unit are
+      a multiple $c_ja_j$ of its input weights, with $\Phi(x) = \sum_jc_jS(\langle a_j,
+      x\rangle + b_j)$ and $S' = \sigma$;
+    - the sum of $c_kE_k$ for a `Sum` of such maps, if the metric of each is that of
+      Wasserstein. So unnormalised attention with such a perceptron is one, softmax with
+      a perceptron has no known energy.
 
     With $V = cPA$ for a symmetric positive definite $P$ (or $cPB$, $cPA^\top$) the same
     holds in the metric $\langle v, P^{-1}v\rangle$.
@@ -134,6 +143,57 @@ def _of_linear(layer, tolerance):
     if layer.feature_map is not None or layer.normalized:
         return _failed("the layer has a feature map or is normalised")
     return _of_form(layer, "A^T", layer.score.T, tolerance, may_be_odd=True)
+
+
+@_structure.register(Perceptron)
+def _of_perceptron(layer, tolerance):
+    failure = why_no_gradient(layer, tolerance)
+    if failure:
+        return _failed(f"the perceptron is no known gradient: {failure}")
+    return GradientStructure(True, factor=jnp.ones((), layer.weights_in.dtype))
+
+
+@_structure.register(Sum)
+def _of_sum(layer, tolerance):
+    terms = terms_of(layer)
+    found = [_structure(term, tolerance) for term in terms]
+    if len(found) == 1:
+        return found[0]
+    for term, one in zip(terms, found, strict=True):
+        name = type(term).__name__
+        if not one:
+            return _failed(f"the term {name} is none: {one.failure}")
+        if not one.is_wasserstein:
+            return _failed(
+                f"the term {name} is a gradient in another metric ({one.metric}), and "
+                "a sum has a known energy only if each term is one in that of "
+                "Wasserstein"
+            )
+    return GradientStructure(True, factor=jnp.ones((), found[0].factor.dtype))
+
+
+def terms_of(layer: AbstractInContextMap) -> tuple[AbstractInContextMap, ...]:
+    """Return the terms of a sum, those of sums inside it too; of others the map."""
+    if not isinstance(layer, Sum):
+        return (layer,)
+    return tuple(part for term in layer.maps for part in terms_of(term))
+
+
+def alone(layer: AbstractInContextMap) -> AbstractInContextMap:
+    """Return the only term of a sum of one; any other map as it is."""
+    terms = terms_of(layer)
+    return terms[0] if len(terms) == 1 else layer
+
+
+def factor_in_sum(term: AbstractInContextMap) -> Float[Array, ""]:
+    """Return the factor of a term's energy in that of a sum; also under `jit`."""
+    if not isinstance(term, AbstractAttention):
+        return jnp.ones(())
+    form = term.form if isinstance(term, Sinkhorn) else term.score
+    form = form.T if isinstance(term, Linear) else form
+    square = jnp.sum(form * form)
+    factor = jnp.sum(form * term.value) / jnp.where(square == 0, 1, square)
+    return factor / 2 if isinstance(term, Sinkhorn) else factor
 
 
 def _of_form(

@@ -1,5 +1,7 @@
 """Figures: one function for each kind, drawing on given axes and returning them."""
 
+from meanformer.plotting.bifurcation import draw_branch as draw_branch
+from meanformer.plotting.bifurcation import draw_uniform as draw_uniform
 from meanformer.plotting.cells import cell_colours as cell_colours
 from meanformer.plotting.cells import draw_cells as draw_cells
 from meanformer.plotting.cells import draw_form as draw_form
@@ -25,9 +27,12 @@ from meanformer.plotting.matrices import draw_leader_graph as draw_leader_graph
 from meanformer.plotting.matrices import draw_matrix as draw_matrix
 from meanformer.plotting.movies import movie as movie
 from meanformer.plotting.phases import draw_phase_diagram as draw_phase_diagram
+from meanformer.plotting.potentials import draw_basins as draw_basins
+from meanformer.plotting.potentials import draw_potential as draw_potential
 from meanformer.plotting.rates import draw_rate as draw_rate
 from meanformer.plotting.rates import draw_slope as draw_slope
 from meanformer.plotting.rates import mark_sizes as mark_sizes
+from meanformer.plotting.saddles import draw_saddles as draw_saddles
 from meanformer.plotting.space import cluster_colours as cluster_colours
 from meanformer.plotting.space import draw_clusters as draw_clusters
 from meanformer.plotting.space import draw_direction as draw_direction

@@ -170,11 +170,10 @@ def draw_direction(
     if len(vector) == 2:
         exact = {"angles": "xy", "scale_units": "xy", "scale": 1}
         axes.quiver(*foot, *vector, color=color, width=0.009, zorder=5, **exact)
-    else:
-        axes.quiver(*foot, *vector, color=color, linewidth=2, arrow_length_ratio=0.12)
-    if len(vector) == 2:
         axes.update_datalim([foot, foot + 1.15 * vector])
         axes.autoscale_view()
+    else:
+        axes.quiver(*foot, *vector, color=color, linewidth=2, arrow_length_ratio=0.12)
     if label is not None:
         axes.text(*(foot + 1.08 * vector), label, color=color, ha="center", zorder=6)
     return axes

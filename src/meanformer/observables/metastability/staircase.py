@@ -7,11 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from meanformer.attention import AbstractInContextMap, Softmax, Unnormalised
-from meanformer.errors import InvalidInput, Unsupported, check, is_concrete
+from meanformer.attention import AbstractInContextMap
+from meanformer.errors import check, is_concrete
 from meanformer.geometry import Sphere
 from meanformer.measures import TokenCloud
-from meanformer.numerics.proportions import multiple_of_identity
+from meanformer.measures.cloud import check_cloud
+from meanformer.observables.metastability.attraction import attraction_of, first_share
 
 TIE = 1e-9
 
@@ -24,6 +25,7 @@ class Staircase(eqx.Module):
         tokens: that of the group that joins it.
         gaps: the angle between the two groups.
         points: where they meet.
+        masses: those of the two groups.
         arc_lengths: length of the path of all tokens up to each merge.
         levels: energy before the first merge and after each, in units of that of one
             cluster.
@@ -34,6 +36,7 @@ class Staircase(eqx.Module):
     tokens: Int[Array, " k"]
     gaps: Float[Array, " k"]
     points: Float[Array, "k d"]
+    masses: Float[Array, "k 2"]
     arc_lengths: Float[Array, " k"]
     levels: Float[Array, " l"]
     is_tied: Bool[Array, " k"]
@@ -61,21 +64,29 @@ def greedy_staircase(layer: AbstractInContextMap, cloud: TokenCloud) -> Staircas
     Returns:
         The merges. Cost: $O(n^3 d)$ on the host; not under `jit`.
     """
-    _check(layer, cloud)
-    power = 1 if isinstance(layer, Unnormalised) else 2
-    groups = _Groups(cloud)
+    is_softmax = attraction_of(layer, "greedy staircases").is_softmax
+    _check(cloud)
+    weights = np.asarray(cloud.weights, np.float64)
+    return climbed(cloud, is_softmax, weights, (weights > 0).astype(float))
+
+
+def climbed(
+    cloud: TokenCloud, is_softmax: bool, masses: np.ndarray, counts: np.ndarray
+) -> Staircase:
+    """Return the merges of atoms of given masses and numbers of tokens."""
+    groups = _Groups(cloud, masses, counts)
     levels, steps, length = [groups.level()], [], 0.0
     while len(groups.indices) > 1:
         first, second, gap, is_tied = groups.closest()
-        shares = groups.masses[[first, second]] ** power
-        share = shares[1] / shares.sum()
+        share = first_share(is_softmax, *groups.masses[[first, second]])
         counts = groups.counts[[first, second]]
         length += gap * math.hypot(
             math.sqrt(counts[0]) * share, math.sqrt(counts[1]) * (1 - share)
         )
         pair = groups.indices[first], groups.indices[second]
+        masses = groups.masses[[first, second]]
         point = groups.join(first, second, share)
-        steps.append((*pair, gap, point, length, is_tied))
+        steps.append((*pair, gap, point, masses, length, is_tied))
         levels.append(groups.level())
     return _as_staircase(steps, levels, cloud)
 
@@ -83,12 +94,11 @@ def greedy_staircase(layer: AbstractInContextMap, cloud: TokenCloud) -> Staircas
 class _Groups:
     """Groups of tokens by index, with points, masses and numbers of tokens."""
 
-    def __init__(self, cloud: TokenCloud):
-        weights = np.asarray(cloud.weights, np.float64)
-        self.indices = np.flatnonzero(weights > 0)
+    def __init__(self, cloud: TokenCloud, masses: np.ndarray, counts: np.ndarray):
+        self.indices = np.flatnonzero(masses > 0)
         self.points = np.asarray(cloud.points, np.float64)[self.indices]
-        self.masses = weights[self.indices]
-        self.counts = np.ones(len(self.indices))
+        self.masses = masses[self.indices]
+        self.counts = counts[self.indices]
 
     def level(self) -> float:
         return float(np.sum(self.masses**2))
@@ -121,15 +131,8 @@ class _Groups:
         return start
 
 
-def _check(layer: AbstractInContextMap, cloud: TokenCloud) -> None:
-    if not isinstance(layer, Softmax | Unnormalised):
-        raise Unsupported(
-            f"layer is {type(layer).__name__}; the rule is for Softmax and "
-            "Unnormalised."
-        )
-    _check_matrices(layer)
-    if not isinstance(cloud, TokenCloud):
-        raise InvalidInput(f"cloud is a {type(cloud).__name__}; give a TokenCloud.")
+def _check(cloud: TokenCloud) -> None:
+    check_cloud("cloud", cloud)
     check(
         is_concrete(cloud.points) and is_concrete(cloud.weights),
         "greedy_staircase needs concrete tokens; call it outside of jit.",
@@ -137,31 +140,16 @@ def _check(layer: AbstractInContextMap, cloud: TokenCloud) -> None:
     Sphere().check(cloud.points)
 
 
-def _check_matrices(layer: Softmax | Unnormalised) -> None:
-    """Raise unless tokens attract each other by their inner products alone."""
-    if layer.query_bias is not None or layer.value_bias is not None:
-        raise Unsupported("the rule is for attention without biases; leave them out.")
-    for name, matrix in (
-        ("beta times the score", layer.temperature * layer.score),
-        ("value", layer.value),
-    ):
-        if is_concrete(matrix) and not (multiple_of_identity(matrix) or 0) > 0:
-            raise Unsupported(
-                f"{name} is not a positive multiple of the identity; the rule is for "
-                "scores <x, y> and values c x with c > 0, where tokens attract each "
-                "other: solve the flow instead."
-            )
-
-
 def _as_staircase(steps: list, levels: list[float], cloud: TokenCloud) -> Staircase:
-    columns = list(zip(*steps, strict=True)) if steps else [[] for _ in range(6)]
-    leaders, tokens, gaps, points, lengths, ties = columns
+    columns = list(zip(*steps, strict=True)) if steps else [[] for _ in range(7)]
+    leaders, tokens, gaps, points, masses, lengths, ties = columns
     dtype = cloud.points.dtype
     return Staircase(
         jnp.asarray(leaders, int),
         jnp.asarray(tokens, int),
         jnp.asarray(gaps, dtype),
         jnp.asarray(np.reshape(points, (-1, cloud.dimension)), dtype),
+        jnp.asarray(np.reshape(masses, (-1, 2)), dtype),
         jnp.asarray(lengths, dtype),
         jnp.asarray(levels, dtype),
         jnp.asarray(ties, bool),

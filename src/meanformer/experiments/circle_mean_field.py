@@ -1,0 +1,537 @@
+r"""Infinitely many tokens on the circle, without the chance of a sample.
+
+The measure of the tokens solves the continuity equation
+$\partial_t\varrho + \partial_\theta(\varrho v) = 0$, with
+$v = \tfrac1\beta\partial_\theta\log(e^{\beta\cos} * \varrho)$ for softmax attention and
+$v = \tfrac1\beta\partial_\theta(e^{\beta\cos} * \varrho)$ without the denominator.
+Its moments $\int e^{-ik\theta}\,\mathrm{d}\mu$ obey a closed system, in which the
+kernel is a multiplication by Bessel functions $I_k(\beta)$. The solution is compared
+with closed forms, with weighted nodes that are carried along, and with $10^5$ random
+tokens. While clusters form, the density steepens, until tokens take over from it.
+"""
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import scipy.special
+
+import meanformer as mf
+from meanformer.experiments import (
+    Claim,
+    Experiment,
+    Outcome,
+    Picture,
+    Table,
+    closed_form,
+    other_method,
+    setting,
+    tabulated,
+    theory,
+)
+from meanformer.flows import DensityTrajectory, Spectral
+from meanformer.mean_field import Evolution, evolve
+from meanformer.measures import FourierDensity, circle_moments
+from meanformer.observables import count_clusters, energy
+from meanformer.plotting import style
+
+BETA = 5.0
+MODES = 128
+TIGHT = {"rtol": 1e-12, "atol": 1e-13}
+THIRD, SIXTH = 0.3660580605, 0.0978164714  # cosine moments at depth 3, tabulated
+KURAMOTO = 0.6497905376
+RATES = {
+    "softmax": (0.1786766274, 0.5141173961, 0.6826783336, 0.6000891395, 0.3961058557),
+    "unnormalised": (
+        4.8671284285,
+        14.0044919733,
+        18.5960703045,
+        16.3463512437,
+        10.7898727366,
+    ),
+}
+SMALL = 1e-6  # of a perturbation whose growth is measured
+SHOWN = 8  # moments that are compared with tokens
+BINS = 192  # arcs of the picture
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Sizes of the comparison with tokens, and of the picture."""
+
+    batches: int = setting(
+        10, full=20, help="independent clouds, for the sampling error", at_least=10
+    )
+    tokens: int = setting(
+        10_000, full=100_000, help="tokens in each cloud", at_least=100
+    )
+    steep: float = setting(
+        25.0, full=81.0, help=r"$\beta$ of the picture of clusters", at_least=5
+    )
+    seed: int = setting(0, help="seed of all samples", at_least=0)
+
+
+ORDER = Claim(
+    id="order-parameter",
+    statement=r"At $\beta = 0$ (Kuramoto's model) a Poisson kernel stays one, with "
+    r"$R(t)^2 = R_0^2e^t/(1 + R_0^2(e^t - 1))$.",
+    status="theorem",
+    reference="OA08, the manifold of Poisson kernels is invariant",
+)
+NONLINEAR = Claim(
+    id="nonlinear",
+    statement=r"For $\beta = 5$ and $\varrho_0 = (1 + 0.1\cos3\theta)/2\pi$ the "
+    r"moments at depth $3$ are $\int\cos3\theta = 0.3660580605$ and "
+    r"$\int\cos6\theta = 0.0978164714$.",
+    status="observation",
+)
+GROWTH = Claim(
+    id="growth",
+    statement=r"About the uniform density mode $k$ grows at the rate "
+    r"$k^2I_k(\beta)/\beta$, divided by $I_0(\beta)$ for softmax: both flows, "
+    r"$\beta = 5$, $k = 1, \dots, 5$, relative to the largest rate.",
+    status="theorem",
+    reference="BPA25, linear stability of the uniform measure",
+)
+MASS = Claim(
+    id="mass",
+    statement=r"Mass is conserved: largest difference from one along depth.",
+    status="theorem",
+    reference="GLPR23, continuity equation",
+)
+POSITIVE = Claim(
+    id="positive",
+    statement=r"The density stays positive: its smallest value along depth, over the "
+    r"largest.",
+    status="theorem",
+    reference="GLPR23, continuity equation",
+)
+SPECTRAL = Claim(
+    id="spectral",
+    statement=r"The error falls exponentially with the number of modes: eight more "
+    r"divide the error of $\int\cos3\theta$ at depth $3$ at least by this.",
+    status="observation",
+)
+NODES = Claim(
+    id="nodes",
+    statement=r"Weighted tokens at the midpoints of $96$ equal arcs, carried along, "
+    r"have the same moments.",
+    status="observation",
+)
+TOKENS = Claim(
+    id="tokens",
+    statement=r"Random tokens, $10^5$ in all or more, have the same moments up to "
+    r"their sampling error: largest difference of sixteen moments at depth $3$, in "
+    r"standard errors.",
+    status="theorem",
+    reference="GLPR23, mean-field limit on the sphere",
+)
+ENERGY = Claim(
+    id="energy",
+    statement=r"Along the unnormalised flow the energy grows by "
+    r"$\int|v|^2\varrho\,\mathrm{d}\theta$: largest relative difference from the "
+    r"derivative of the energy in the moments.",
+    status="theorem",
+    reference="GLPR23, Wasserstein gradient flow",
+)
+TAKE_OVER = Claim(
+    id="take-over",
+    statement=r"Where $256$ modes no longer resolve the density, tokens take over: "
+    r"$512$ and $1024$ of them agree on all moments later on, up to the mass of one.",
+    status="observation",
+)
+CLUSTERS = Claim(
+    id="clusters",
+    statement=r"From a small smooth perturbation of the uniform density as many "
+    r"clusters emerge as the fastest mode $k^*$ has periods, $\beta = 5$.",
+    status="observation",
+    reference="BPA25, meta-stable clusters of nearly uniform starts",
+)
+
+
+def run(parameters: Parameters, *, progress) -> Outcome:
+    """Solve for densities, each against something else."""
+    path = solved("softmax", ripple(0.1))
+    findings = [order_finding(), *path_findings(path)]
+    for _ in progress.over(range(1), 0.2):
+        errors = mode_errors(path)
+    findings.append(spectral_finding(errors))
+    findings.append(growth_finding())
+    nodes = node_errors(path)
+    findings.append(nodes_finding(nodes))
+    clouds = sampled(parameters, progress)
+    findings.append(tokens_finding(path, clouds))
+    findings.append(energy_finding())
+    for _ in progress.over(range(1), 0.3):
+        evolution = evolve(flow_of("softmax"), seeds(BETA), 14.0, save=57)
+        fine = evolve(flow_of("softmax"), seeds(BETA), 14.0, save=2, nodes=1024)
+        steep = evolve(
+            flow_of("softmax", parameters.steep), seeds(parameters.steep), 12.0, save=49
+        )
+    findings += [take_over_finding(evolution, fine), clusters_finding(evolution)]
+    return Outcome(
+        findings=findings,
+        pictures=[
+            draw_space_time(evolution, steep, parameters),
+            draw_errors(errors, nodes),
+            draw_snapshots(path, clouds[0]),
+        ],
+        tables=[growth_table()],
+    )
+
+
+def flow_of(kind: str, beta: float = BETA) -> mf.Flow:
+    """The flow on the circle with identity matrices."""
+    return mf.Flow(mf.identity_attention(kind, 2, beta), space=mf.Sphere())
+
+
+def fastest(beta: float) -> int | None:
+    """The mode that grows fastest."""
+    attention = mf.identity_attention("softmax", 2, beta)
+    return mf.mean_field.fastest_degree(attention).degree
+
+
+def ripple(size: float, degree: int = 3) -> FourierDensity:
+    """The uniform density with a cosine added."""
+    moments = np.zeros((MODES, 2))
+    moments[degree - 1, 0] = size / 2
+    return FourierDensity(moments)
+
+
+def solved(kind: str, start: FourierDensity, depth: float = 3.0) -> DensityTrajectory:
+    """The tight solution with all modes."""
+    return mf.solve(
+        flow_of(kind), start, depth, solver=Spectral(most_modes=MODES), **TIGHT
+    )
+
+
+def seeds(beta: float) -> FourierDensity:
+    """Small perturbations of many modes at once, of no symmetry."""
+    degrees = np.arange(1, MODES + 1)
+    phases = np.cos(1.7 * degrees**2)
+    size = 1e-3 * (degrees <= 2 * np.sqrt(2 * beta))
+    return FourierDensity(
+        size[:, None] * np.stack([np.cos(3 * phases), np.sin(3 * phases)], 1)
+    )
+
+
+def order_finding():
+    """The order parameter of Kuramoto's model, from a Poisson kernel."""
+    first, depths = 0.3, np.linspace(0, 2, 11)
+    powers = first ** np.arange(1, MODES + 1)
+    start = FourierDensity(np.stack([powers, 0 * powers], axis=1))
+    path = mf.solve(
+        flow_of("unnormalised", 0.0),
+        start,
+        2.0,
+        solver=Spectral(most_modes=MODES),
+        **TIGHT,
+    )
+    grown = first**2 * np.exp(depths)
+    exact = np.sqrt(grown / (1 + grown - first**2))
+    found = np.asarray(path.moments[:, 0, 0])
+    return ORDER.close_to(
+        [*found, found[-1]],
+        [*exact, KURAMOTO],
+        tolerance=1e-10,
+        source=closed_form("and the tabulated value at depth 2"),
+    )
+
+
+def path_findings(path: DensityTrajectory):
+    """Tabulated moments, mass, and positivity."""
+    statistics = {name: np.asarray(one) for name, one in path.statistics.items()}
+    highest = np.asarray(path.on_grid(2 * MODES + 2)).max(axis=1)
+    return (
+        NONLINEAR.close_to(
+            np.asarray(path.moments[-1, [2, 5], 0]),
+            [THIRD, SIXTH],
+            tolerance=1e-10,
+            source=tabulated(),
+        ),
+        MASS.at_most(
+            np.abs(statistics["mass"] - 1).max(), 1e-12, source=theory("zero")
+        ),
+        POSITIVE.at_least(
+            (statistics["smallest"] / highest).min(), 0.0, source=theory()
+        ),
+    )
+
+
+def mode_errors(path: DensityTrajectory) -> dict[int, float]:
+    """The error of the third moment with few modes."""
+    exact = float(path.moments[-1, 2, 0])
+    errors = {}
+    for modes in (8, 16, 24):
+        coarse = mf.solve(
+            flow_of("softmax"),
+            ripple(0.1).resized(modes),
+            3.0,
+            save=2,
+            solver=Spectral(most_modes=modes, tail=1.0),
+            **TIGHT,
+        )
+        errors[modes] = abs(float(coarse.moments[-1, 2, 0]) - exact)
+    return errors
+
+
+def spectral_finding(errors: dict[int, float]):
+    """The smallest factor between neighbours."""
+    sizes = np.array(list(errors.values()))
+    return SPECTRAL.at_least(
+        (sizes[:-1] / sizes[1:]).min(), 10.0, source=theory("a smooth solution")
+    )
+
+
+def growth_of(kind: str, degree: int) -> float:
+    """The growth rate of a small mode over a short depth, in the solution."""
+    depth = 0.5 if kind == "softmax" else 0.02
+    path = mf.solve(
+        flow_of(kind),
+        ripple(2 * SMALL, degree),
+        depth,
+        save=2,
+        solver=Spectral(most_modes=MODES),
+        rtol=1e-12,
+        atol=1e-15,
+    )
+    start, end = np.asarray(path.moments[:, degree - 1, 0])
+    return float(np.log(end / start) / depth)
+
+
+def closed_rates(kind: str) -> np.ndarray:
+    """The closed form by SciPy's Bessel functions."""
+    degrees = np.arange(1, 6)
+    rates = degrees**2 * scipy.special.iv(degrees, BETA) / BETA
+    return rates / scipy.special.iv(0, BETA) if kind == "softmax" else rates
+
+
+def growth_finding():
+    """Measured against the closed form and the table."""
+    found, exact, table = [], [], []
+    for kind, known in RATES.items():
+        scale = max(known)
+        found += [growth_of(kind, degree) / scale for degree in range(1, 6)]
+        exact += list(closed_rates(kind) / scale)
+        table += [rate / scale for rate in known]
+    return GROWTH.close_to(
+        [*found, *found],
+        [*exact, *table],
+        tolerance=1e-8,
+        source=closed_form("by SciPy's Bessel functions, and tabulated"),
+    )
+
+
+def growth_table() -> Table:
+    """Closed-form rates of both flows."""
+    rows = [
+        [degree, *(closed_rates(kind)[degree - 1] for kind in RATES)]
+        for degree in range(1, 6)
+    ]
+    columns = ["$k$", "softmax", "unnormalised"]
+    return Table(columns, rows, r"Growth of mode $k$ about uniform, $\beta = 5$.")
+
+
+def node_errors(path: DensityTrajectory) -> dict[int, float]:
+    """The error of the third moment with weighted tokens in place of the density."""
+    exact, errors = float(path.moments[-1, 2, 0]), {}
+    for count in (24, 48, 96):
+        # Padded with absent tokens, so that one program serves all.
+        cloud = mf.pad(mf.quadrature(ripple(0.1), count), 96)
+        carried = mf.solve(
+            flow_of("softmax"), cloud, 3.0, save=2, rtol=1e-11, atol=1e-13
+        )
+        moments = circle_moments(carried.cloud(-1), 3)
+        errors[count] = abs(float(moments[2, 0]) - exact)
+    return errors
+
+
+def nodes_finding(errors: dict[int, float]):
+    """The error of 96 nodes."""
+    return NODES.at_most(
+        errors[96], 1e-9, source=other_method("the density, by its modes")
+    )
+
+
+def sampled(parameters: Parameters, progress) -> list[mf.Trajectory]:
+    """The flow of random tokens, one cloud after another."""
+    found = []
+    for batch in progress.over(range(parameters.batches), 0.4):
+        key = jr.fold_in(jr.key(parameters.seed), batch)
+        points = ripple(0.1).sample(parameters.tokens, key=key)
+        cloud = mf.TokenCloud(points, sums=mf.Fourier(1e-8))
+        found.append(mf.solve(flow_of("softmax"), cloud, 3.0))
+    return found
+
+
+def tokens_finding(path: DensityTrajectory, clouds: list[mf.Trajectory]):
+    """The mean of the samples against the density, in standard errors."""
+    exact = np.ravel(path.moments[-1, :SHOWN])
+    samples = np.array(
+        [np.ravel(circle_moments(one.cloud(-1), SHOWN)) for one in clouds]
+    )
+    error = samples.std(axis=0, ddof=1) / np.sqrt(len(samples))
+    return TOKENS.at_most(
+        np.abs((samples.mean(axis=0) - exact) / error).max(),
+        6.0,
+        source=other_method("the density, by its modes; six standard errors"),
+    )
+
+
+def energy_finding():
+    """The dissipation identity, between moments and velocities."""
+    layer = mf.identity_attention("unnormalised", 2, BETA)
+    path = solved("unnormalised", ripple(0.1), 0.1)
+    weights = scipy.special.iv(np.arange(1, MODES + 1), BETA) / BETA
+    found, expected = [], []
+    for index in range(len(path)):
+        density, rates = path.density(index), np.asarray(path.rates[index])
+        moments = np.asarray(density.moments)
+        found.append(2 * np.sum(weights[:, None] * moments * rates))
+        nodes = mf.quadrature(density, 4 * MODES)
+        vectors = np.asarray(layer(density, nodes.points))
+        x = np.asarray(nodes.points)
+        speeds = x[:, 0] * vectors[:, 1] - x[:, 1] * vectors[:, 0]
+        expected.append(np.sum(np.asarray(nodes.weights) * speeds**2))
+    energies = [float(energy(layer, path.density(index))) for index in (0, -1)]
+    rises = energies[1] > energies[0]
+    return ENERGY.at_most(
+        np.abs(np.array(found) / np.array(expected) - 1).max() if rises else np.inf,
+        1e-10,
+        source=theory("the two are equal"),
+    )
+
+
+def take_over_finding(evolution: Evolution, fine: Evolution):
+    """Two numbers of tokens that take over, at the last depth."""
+    coarse_end = evolution.moments(SHOWN)[-1]
+    fine_end = fine.moments(SHOWN)[-1]
+    heaviest = float(jnp.max(evolution.densities.density(-1).on_grid(1024)))
+    return TAKE_OVER.at_most(
+        np.abs(np.asarray(coarse_end - fine_end)).max(),
+        2 * np.pi / 512 * min(heaviest, 1.0),
+        source=theory("the mass of a node where the density is one"),
+    )
+
+
+def clusters_finding(evolution: Evolution):
+    """The number of clusters at the end."""
+    cloud = evolution.measure(-1)
+    found = count_clusters(cloud, space=mf.Sphere(), beta=BETA, smallest_mass=0.01)
+    expected = fastest(BETA)
+    return CLUSTERS.close_to(
+        found.count, expected, tolerance=0, source=theory("fastest mode")
+    )
+
+
+def draw_space_time(
+    evolution: Evolution, steep: Evolution, parameters: Parameters
+) -> Picture:
+    """Densities over angle and depth, those of the tokens behind the hand-over."""
+    figure, panels = style.canvas(2, panel=(4.6, 3.8))
+    for axes, path, beta in zip(
+        panels, (evolution, steep), (BETA, parameters.steep), strict=True
+    ):
+        mesh = axes.pcolormesh(
+            (np.arange(BINS) + 0.5) * 2 * np.pi / BINS,
+            np.asarray(path.depths),
+            np.log10(np.maximum(histograms(path), 1e-9)),
+            shading="nearest",
+            cmap="viridis",
+            vmin=-2.5,
+            vmax=1,
+            rasterized=True,
+        )
+        if path.hand_over is not None:
+            axes.axhline(float(path.hand_over), color="white", linewidth=1)
+        axes.set(
+            title=rf"$\beta = {beta:g}$, fastest mode: {fastest(beta)}",
+            xlabel=r"angle $\theta$",
+            ylabel="depth $t$",
+            xlim=(0, 2 * np.pi),
+        )
+        axes.grid(visible=False)
+    figure.colorbar(mesh, ax=panels, label=r"$\log_{10}\varrho$")
+    return Picture(
+        figure,
+        "The density of infinitely many tokens under softmax attention, from a "
+        "perturbation of one in a thousand of the uniform density. Above the white "
+        "line it is too sharp for 256 modes, and weighted tokens go on.",
+    )
+
+
+def histograms(path: Evolution) -> np.ndarray:
+    """Mean densities on equal arcs at all depths, of the density or of the tokens."""
+    rows = []
+    for index in range(len(path.depths)):
+        measure = path.measure(index)
+        if isinstance(measure, FourierDensity):
+            fine = np.asarray(measure.on_grid(8 * BINS))
+            rows.append(fine.reshape(BINS, 8).mean(axis=1))
+            continue
+        x = np.asarray(measure.points)
+        angles = np.arctan2(x[:, 1], x[:, 0]) % (2 * np.pi)
+        masses, _ = np.histogram(
+            angles, BINS, (0, 2 * np.pi), weights=np.asarray(measure.weights)
+        )
+        rows.append(masses * BINS / (2 * np.pi))
+    return np.array(rows)
+
+
+def draw_errors(errors: dict[int, float], nodes: dict[int, float]) -> Picture:
+    """Errors against the number of modes and of nodes."""
+    figure, axes = style.canvas(panel=(5.2, 3.4))
+    axes.semilogy(list(errors), list(errors.values()), "o-", label="modes $K$")
+    axes.semilogy(list(nodes), list(nodes.values()), "s-", label="weighted tokens $n$")
+    axes.set(xlabel="number of unknowns", ylabel=r"error of $\int\cos3\theta$, $t = 3$")
+    axes.legend()
+    return Picture(
+        figure,
+        r"Error of the third moment at depth $3$, $\beta = 5$, with few modes and with "
+        "few weighted tokens in place of the density: both fall exponentially.",
+    )
+
+
+def draw_snapshots(path: DensityTrajectory, carried: mf.Trajectory) -> Picture:
+    """The density at three depths with a histogram of random tokens."""
+    figure, panels = style.canvas(3, panel=(3.3, 2.8), sharey=True)
+    angles = np.linspace(0, 2 * np.pi, 400)
+    for axes, index in zip(panels, (0, 6, 10), strict=True):
+        tokens = np.asarray(carried.points[index])
+        turned = np.arctan2(tokens[:, 1], tokens[:, 0]) % (2 * np.pi)
+        axes.hist(turned, 90, density=True, color=style.GREY, alpha=0.5)
+        axes.plot(angles, np.asarray(path.density(index).density(angles)))
+        axes.set(
+            title=f"depth {float(path.depths[index]):.2g}", xlabel=r"angle $\theta$"
+        )
+    panels[0].set(ylabel=r"density $\varrho$")
+    return Picture(
+        figure,
+        r"The density (line) at three depths, $\beta = 5$, and a histogram of one "
+        f"cloud of {carried.points.shape[1]} random tokens (grey).",
+    )
+
+
+experiment = Experiment(
+    name="circle-mean-field",
+    title="The mean field on the circle, mode by mode",
+    room="mean_field",
+    about=__doc__,
+    claims=(
+        ORDER,
+        NONLINEAR,
+        GROWTH,
+        MASS,
+        POSITIVE,
+        SPECTRAL,
+        NODES,
+        TOKENS,
+        ENERGY,
+        TAKE_OVER,
+        CLUSTERS,
+    ),
+    parameters=Parameters,
+    run=run,
+    seconds=25,
+)

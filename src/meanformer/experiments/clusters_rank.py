@@ -1,0 +1,258 @@
+r"""Attention loses its rank along depth.
+
+Under a generic value matrix $V$ with a positive leading eigenvalue tokens end up
+attending to one leader or two, and the attention matrix, of full rank at first, has
+rank one or two. In high dimension, where the eigenvalues of a random positive definite
+$V$ are close, that takes long, and the rank falls in steps. In the coordinates of the
+eigenvectors of $V$ the rescaled tokens come closer to what they attend to like
+$e^{-\lambda t}$ where $\lambda > 0$, and move away from it where $\lambda < 0$.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+import meanformer as mf
+from meanformer.experiments import (
+    Claim,
+    Experiment,
+    Outcome,
+    Picture,
+    plain_attention,
+    setting,
+    theory,
+)
+from meanformer.observables import attention_rank, find_leaders, find_limit
+from meanformer.plotting import draw_attention, draw_leader_graph, style
+
+COUNTED = 1e-2  # singular values above it make the rank
+HEAT_DEPTHS, COORDINATE_DEPTHS = 45, 49
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Sizes of the random clouds."""
+
+    graph: int = setting(20, help="tokens of the graph of leaders", at_least=3)
+    heat: int = setting(20, full=40, help="tokens of the heat map", at_least=8)
+    dimension: int = setting(32, full=80, help="their dimension", at_least=4)
+    wide: int = setting(
+        24, full=128, help="tokens and dimension, for the coordinates", at_least=8
+    )
+    density: float = setting(
+        0.1, help="share of entries of the wide value matrix", above=0, at_most=1
+    )
+    seed: int = setting(1, help="seed of all that is random", at_least=0)
+
+
+LEADERS = Claim(
+    id="leaders",
+    statement=r"Under a random positive definite $V$ of the plane and random positive "
+    r"definite scores tokens follow one leader or two.",
+    status="theorem",
+    reference="GLPR23b, Theorem on hyperplanes",
+)
+ONE_EACH = Claim(
+    id="rank-of-leaders",
+    statement=r"Attention between them has, at last, as much rank as there are "
+    r"leaders.",
+    status="theorem",
+    reference="GLPR23b, Theorem on hyperplanes",
+)
+FALLS = Claim(
+    id="rank-falls",
+    statement=r"In high dimension attention loses rank along depth: rank at depth "
+    r"$11/\lambda_1$ over that at depth 0, singular values above $10^{-2}$ counted.",
+    status="observation",
+)
+COORDINATES = Claim(
+    id="coordinates",
+    statement=r"In high dimension the distance of the median token to the mean that it "
+    r"attends to shrinks along eigenvectors with positive eigenvalues and grows along "
+    r"the others, like $e^{-\lambda t}$: exponents over the last third of depth.",
+    status="observation",
+)
+
+
+@dataclass(frozen=True)
+class Sharpening:
+    """Tokens along depth, and the attention between them at every saved depth."""
+
+    path: mf.Trajectory
+    matrices: list[np.ndarray]
+
+    @property
+    def ranks(self) -> list[int]:
+        """The number of singular values that count, at every saved depth."""
+        return [attention_rank(matrix, tolerance=COUNTED) for matrix in self.matrices]
+
+
+def run(parameters: Parameters, *, progress) -> Outcome:
+    """Follow tokens of the plane and of high dimension under random matrices."""
+    rng = np.random.default_rng(parameters.seed)
+    for _ in progress.over(range(1), 0.3):
+        graph = planar_limit(rng, parameters)
+    for _ in progress.over(range(1), 0.4):
+        heat = high_dimension(rng, parameters)
+    for _ in progress.over(range(1), 0.3):
+        wide = wide_flow(rng, parameters)
+    return Outcome(
+        findings=[*rank_findings(graph, heat), coordinates_finding(wide)],
+        pictures=[draw_ranks(graph, heat), draw_coordinates(wide)],
+    )
+
+
+def definite_value(rng, dimension: int) -> np.ndarray:
+    """A random positive definite matrix with leading eigenvalue one."""
+    factor = rng.normal(size=(dimension, dimension))
+    value = factor @ factor.T
+    return value / np.linalg.eigvalsh(value)[-1]
+
+
+def sparse_value(rng, parameters: Parameters) -> np.ndarray:
+    """A sparse symmetric matrix with eigenvalues of modulus one to two."""
+    size = (parameters.wide, parameters.wide)
+    entries = rng.normal(size=size) * (rng.random(size) < parameters.density)
+    values, vectors = np.linalg.eigh(entries + entries.T)
+    moduli = np.abs(values)
+    pushed = 1 + (moduli - moduli.min()) / max(np.ptp(moduli), 1e-12)
+    signs = np.where(values >= 0, 1.0, -1.0)
+    # The leading eigenvalue is positive, so that the theorem applies.
+    signs[moduli.argmax()] = 1.0
+    return (vectors * signs * pushed) @ vectors.T
+
+
+def planar_limit(rng, parameters: Parameters):
+    """Tokens of the plane under random positive definite scores and value."""
+    scores, value = definite_value(rng, 2), definite_value(rng, 2)
+    tokens = mf.TokenCloud(rng.normal(size=(parameters.graph, 2)))
+    return find_limit(mf.Softmax(scores, np.eye(2), value), tokens)
+
+
+def high_dimension(rng, parameters: Parameters) -> Sharpening:
+    """Tokens of a high dimension under a random positive definite value matrix."""
+    dimension = parameters.dimension
+    flow = mf.Flow(mf.Rescaled(plain_attention(definite_value(rng, dimension))))
+    tokens = mf.TokenCloud(rng.normal(size=(parameters.heat, dimension)))
+    path = mf.solve(flow, tokens, 11.0, save=HEAT_DEPTHS)
+    return Sharpening(path, [attention_at(path, k) for k in range(len(path))])
+
+
+def attention_at(path, index: int) -> np.ndarray:
+    """The attention matrix between rescaled tokens at a saved depth."""
+    layer = path.flow.velocity.attention_at(path.depths[index])
+    return np.asarray(mf.attention_matrix(layer, path.cloud(index)))
+
+
+def wide_flow(rng, parameters: Parameters) -> mf.Trajectory:
+    """As many tokens as dimensions, under a sparse symmetric value matrix."""
+    flow = mf.Flow(mf.Rescaled(plain_attention(sparse_value(rng, parameters))))
+    points = rng.normal(size=(parameters.wide, parameters.wide))
+    # Longer tokens attend to themselves alone for long.
+    cloud = mf.TokenCloud(points / np.sqrt(parameters.wide))
+    return mf.solve(flow, cloud, 8.0, save=COORDINATE_DEPTHS, rtol=1e-7)
+
+
+def typical_distances(path) -> tuple[np.ndarray, np.ndarray]:
+    """Eigenvalues, and distances of tokens to what they attend to along eigenvectors.
+
+    The rescaled flow moves tokens by their differences from the mean that they attend
+    to, times the value matrix; the median over tokens is taken.
+    """
+    values, vectors = np.linalg.eigh(np.asarray(path.flow.velocity.attention.value))
+    distances = np.abs(np.asarray(path.velocities) @ vectors / values)
+    return values, np.median(distances, axis=1)
+
+
+def rank_findings(graph, heat: Sharpening):
+    """Leaders in the plane, and the rank in high dimension."""
+    leaders = len(graph.detection.leaders)
+    last = attention_at(graph.trajectory, -1)
+    return (
+        LEADERS.inside(leaders, 1, 2, source=theory("at most one on each side")),
+        ONE_EACH.close_to(
+            attention_rank(last), leaders, tolerance=0, source=theory("one for each")
+        ),
+        FALLS.at_most(
+            heat.ranks[-1] / heat.ranks[0], 0.5, source=theory("at most two at last")
+        ),
+    )
+
+
+def coordinates_finding(wide):
+    """Exponents along all eigenvectors, over the last third of depth."""
+    values, distances = typical_distances(wide)
+    first, last = 2 * COORDINATE_DEPTHS // 3, COORDINATE_DEPTHS - 1
+    between = float(wide.depths[last] - wide.depths[first])
+    exponents = np.log(distances[last] / distances[first]) / between
+    return COORDINATES.close_to(
+        exponents, -values, tolerance=0.2, source=theory("minus the eigenvalues")
+    )
+
+
+def draw_ranks(graph, heat: Sharpening) -> Picture:
+    """Who follows whom in the plane; attention in high dimension and its rank."""
+    figure, (left, middle, right) = style.canvas(3, panel=(4.0, 3.8))
+    draw_leader_graph(
+        graph.trajectory.points[0],
+        attention_at(graph.trajectory, -1),
+        left,
+        leaders=graph.detection.leaders,
+    )
+    left.set_title("who follows whom, at the start")
+    path, last = heat.path, heat.matrices[-1]
+    draw_attention(
+        last, middle, leaders=find_leaders(last).leaders, rank=heat.ranks[-1]
+    )
+    right.plot(path.depths, heat.ranks, color=style.BLUE)
+    right.set(xlabel=r"depth $t$, in units of $1/\lambda_1$", ylabel="rank")
+    right.set_title("rank of attention")
+    right.set_ylim(0, None)
+    right.yaxis.get_major_locator().set_params(integer=True)
+    return Picture(
+        figure,
+        f"Random positive definite $V$. Left: {graph.trajectory.points.shape[1]} "
+        "tokens of the plane, drawn where they start, and whom they follow in the end. "
+        f"Middle and right: {path.points.shape[1]} tokens in dimension "
+        f"{path.points.shape[2]}: attention at depth {float(path.depths[-1]):.3g}, and "
+        f"the number of its singular values above {COUNTED:g}.",
+    )
+
+
+def draw_coordinates(wide) -> Picture:
+    """Settled and free coordinates in high dimension."""
+    figure, axes = style.canvas(panel=(6.0, 3.8))
+    values, distances = typical_distances(wide)
+    for mine, colour, label in (
+        (values > 0, style.BLUE, r"$\lambda > 0$: settled"),
+        (values < 0, style.ORANGE, r"$\lambda < 0$: free"),
+    ):
+        middle = np.median(distances[:, mine], axis=1)
+        low, high = np.quantile(distances[:, mine], (0.05, 0.95), axis=1)
+        axes.fill_between(wide.depths, low, high, color=colour, alpha=0.2, linewidth=0)
+        axes.plot(wide.depths, middle, color=colour, label=label)
+    axes.set(
+        yscale="log",
+        xlabel="depth $t$",
+        ylabel="distance to what is attended to",
+    )
+    axes.legend()
+    return Picture(
+        figure,
+        f"{len(wide.weights)} tokens in as many dimensions under a sparse "
+        "symmetric $V$ with eigenvalues of modulus one to two: distance of the median "
+        "token to the mean that it attends to in each eigencoordinate, median and 90% "
+        "of the coordinates.",
+    )
+
+
+experiment = Experiment(
+    name="clusters-rank",
+    title="Attention loses its rank along depth",
+    room="observables",
+    about=__doc__,
+    claims=(LEADERS, ONE_EACH, FALLS, COORDINATES),
+    parameters=Parameters,
+    run=run,
+    seconds=10,
+)

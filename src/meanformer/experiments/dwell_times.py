@@ -1,0 +1,528 @@
+r"""How long groups of tokens stay apart.
+
+Two groups of masses $m_1, m_2$ on the sphere at the angle $\varphi$ follow a law of
+their own, under softmax attention
+$\dot\varphi = -\Bigl[\frac{m_2 e^{\beta\cos\varphi}}{m_1 e^\beta + m_2
+e^{\beta\cos\varphi}} + \frac{m_1 e^{\beta\cos\varphi}}{m_2 e^\beta + m_1
+e^{\beta\cos\varphi}}\Bigr]\sin\varphi$,
+so that the time they stay apart is an integral, which grows like
+$e^{\beta(1-\cos\varphi_0)}/(2\beta\sin^2\varphi_0)$ for equal masses. It is computed in
+logarithms, compared with SciPy, with its asymptotic formula, and with the flow itself,
+walked through depths of $10^{15}$ (`LongDepth`). Groups of several tokens first tighten
+and then wait in the same way. Where unequal groups meet is another integral: near the
+point of squared masses, not at the barycentre.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import scipy.integrate
+
+import meanformer as mf
+from meanformer.experiments import (
+    Claim,
+    Experiment,
+    Outcome,
+    Picture,
+    Table,
+    closed_form,
+    other_method,
+    setting,
+    tabulated,
+    theory,
+)
+from meanformer.experiments.framework.long_walks import (
+    SAVED,
+    angles_of,
+    attention_on_circle,
+    joins_of,
+    long_depths,
+    on_circle,
+    walk_on_circle,
+)
+from meanformer.observables import TwoGroups, separation
+from meanformer.plotting import style
+
+RIGHT = np.pi / 2
+MEETING = 0.1  # the angle up to which a dwell time is taken
+DWELL = {4: 10.021878351631, 10: 1129.33847345, 20: 12191759.4252, 40: 2.94602185e15}
+UNEQUAL = (0.7, 0.3)
+SKEWED = 818.7785778  # dwell time of these masses at beta = 10
+STARTS = (0.6, 1.0, RIGHT, 2.2)
+POINTS = {10: 0.3116278, 40: 0.2772760, 160: 0.2604620, 640: 0.2520972}
+CLOSED = 0.8, 0.1  # from one gap to another in the clocks
+CLOCK = {10: 0.2156, 20: 0.0631, 40: 0.0263}
+GROUPS = (-0.05, 0.0, 0.06, 1.23, 1.29)  # three tokens and two
+TIGHT = 1e-6  # tokens so close count as one
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """How far the temperature is lowered."""
+
+    largest: float = setting(
+        400.0, full=4000.0, help=r"$\beta$ of the asymptotic formula", at_least=100
+    )
+    groups: int = setting(
+        3,
+        full=6,
+        help=r"temperatures of groups of several tokens",
+        at_least=2,
+        at_most=6,
+    )
+    rtol: float = setting(1e-12, help="relative tolerance of the walks", above=0)
+
+
+DIGITS = Claim(
+    id="dwell-digits",
+    statement=r"Equal groups stay apart, from $\pi/2$ to $0.1$, for $10.021878351631$, "
+    r"$1129.33847345$, $12191759.4252$ and $2.94602185\cdot 10^{15}$ at "
+    r"$\beta = 4, 10, 20, 40$; groups of masses $0.7$ and $0.3$ for $818.7785778$ at "
+    r"$\beta = 10$.",
+    status="observation",
+)
+INTEGRAL = Claim(
+    id="integral",
+    statement=r"The dwell times of both flows, equal and unequal masses, four angles, "
+    r"are those of SciPy's quadrature.",
+    status="observation",
+)
+FLOW = Claim(
+    id="flow",
+    statement=r"The flow itself brings two groups together at these depths, up to "
+    r"$3\cdot 10^{15}$.",
+    status="observation",
+)
+EXPONENTIAL = Claim(
+    id="exponential",
+    statement=r"The dwell time grows exponentially: $\log(T\beta)$ has the slope "
+    r"$1 - \cos\varphi_0$ in $\beta$, for softmax, at four angles.",
+    status="theorem",
+    reference="GKPR24, clusters that last for a time exponential in the inverse "
+    "temperature",
+)
+ASYMPTOTIC = Claim(
+    id="asymptotic",
+    statement=r"At the largest $\beta$ the time is "
+    r"$\frac{m_1m_2}{m_1^2+m_2^2}\,e^{\beta(1-\cos\varphi_0)}/(\beta\sin^2\varphi_0)$ "
+    r"to two per cent, for softmax.",
+    status="observation",
+)
+MEETING_POINT = Claim(
+    id="meeting-point",
+    statement=r"Groups of masses $0.7$ and $0.3$ meet, for $\beta = 10, 40, 160, 640$, "
+    r"at $0.3116278$, $0.2772760$, $0.2604620$, $0.2520972$: near the point of squared "
+    r"masses $0.2437443$, not at the barycentre $0.4712389$.",
+    status="observation",
+)
+CLOCKS = Claim(
+    id="initial-clock",
+    statement=r"In the clock $e^{\beta(1-\langle x_1,x_2\rangle)}$ with the initial "
+    r"inner product equal groups close from $0.8$ to $0.1$ within $0.2156$, $0.0631$, "
+    r"$0.0263$ at $\beta = 10, 20, 40$: of order $1/\beta$, not of order one.",
+    status="observation",
+)
+SEPARATED = Claim(
+    id="separated",
+    statement=r"Groups of three and two tokens, of radius $r \le \varepsilon = "
+    r"\tfrac12\beta^{-1/2}$ and $s$ apart, are separated: "
+    r"$\beta(1 - \cos(s - 2\varepsilon)) \ge \log n + 5$ (our working definition).",
+    status="observation",
+)
+TIGHTEN = Claim(
+    id="tighten",
+    statement=r"These groups have tightened to $10^{-6}$ at a depth $T_1 \le \beta$.",
+    status="observation",
+    reference="GKPR24, first phase",
+)
+STAY = Claim(
+    id="stay",
+    statement=r"They then stay apart until a depth $T_2$ whose logarithm is that of "
+    r"two groups at their means, to two per cent.",
+    status="observation",
+    reference="GKPR24, second phase",
+)
+
+
+def run(parameters: Parameters, *, progress) -> Outcome:
+    """Compare integrals with tables, SciPy, asymptotics and flows."""
+    dwells = [dwell(beta, parameters.rtol) for beta in progress.over(DWELL, 0.3)]
+    points = [meeting(beta, parameters.rtol) for beta in progress.over(POINTS, 0.2)]
+    betas = np.linspace(20, 45, parameters.groups)
+    several = [groups_walk(beta, parameters.rtol) for beta in progress.over(betas, 0.2)]
+    return Outcome(
+        findings=[
+            digits_finding(),
+            integral_finding(),
+            flow_finding(dwells, parameters.rtol),
+            *growth_findings(parameters.largest),
+            meeting_finding(points),
+            clock_finding(),
+            *groups_findings(betas, several),
+        ],
+        pictures=[
+            draw_times(),
+            draw_angles(dwells),
+            draw_points(points),
+            draw_groups(several[-1], betas[-1]),
+        ],
+        tables=[dwell_table(dwells), groups_table(betas, several)],
+    )
+
+
+def two_groups(beta: float, masses=(0.5, 0.5), kind: str = "softmax") -> TwoGroups:
+    """The law of two groups."""
+    return TwoGroups(attention_on_circle(kind, beta), masses)
+
+
+def by_scipy(beta, start, end, masses=(0.5, 0.5), kind="softmax") -> float:
+    """Logarithm of the dwell time by SciPy's quadrature, the law written out."""
+    first, second = masses
+    shift = -beta * (np.cos(start) - 1)
+
+    def slowness(angle):
+        fall = np.exp(beta * (np.cos(angle) - 1))
+        pulls = second / (first + second * fall) + first / (second + first * fall)
+        pulls = first + second if kind == "unnormalised" else pulls
+        log_fall = beta * (np.cos(angle) - 1)
+        return np.exp(-log_fall - shift) / (pulls * np.sin(angle))
+
+    # The integrand is concentrated near the start: each decade on its own.
+    ends = start - (start - end) * np.array([0, 1e-4, 1e-3, 1e-2, 0.1, 0.3, 1])
+    parts = [
+        scipy.integrate.quad(slowness, low, high, epsabs=0, epsrel=1e-12)[0]
+        for high, low in zip(ends[:-1], ends[1:], strict=True)
+    ]
+    return float(shift + np.log(sum(parts)))
+
+
+def dwell(beta: float, rtol: float) -> mf.Trajectory:
+    """Two equal groups, walked until they are joined, saved on the way."""
+    time = two_groups(beta).dwell_time(RIGHT, MEETING)
+    early = np.geomspace(1e-2, 0.3 * time, 20)
+    late = time * np.linspace(0.32, 1.04, SAVED - 21)
+    depths = np.concatenate([[0.0], early, late])
+    start = np.array([0.0, RIGHT])
+    return walk_on_circle(start, beta, depths, merge=MEETING, rtol=rtol)
+
+
+def digits_finding():
+    """The table of dwell times."""
+    found = [two_groups(beta).dwell_time(RIGHT, MEETING) for beta in DWELL]
+    found.append(two_groups(10, UNEQUAL).dwell_time(RIGHT, MEETING))
+    return DIGITS.close_to(
+        found, [*DWELL.values(), SKEWED], relative_tolerance=2e-9, source=tabulated()
+    )
+
+
+def integral_finding():
+    """Our integrals in logarithms against SciPy's."""
+    cases = [
+        (beta, start, MEETING, masses, kind)
+        for beta in (2.0, 30.0, 300.0)
+        for start in STARTS
+        for masses in ((0.5, 0.5), UNEQUAL)
+        for kind in ("softmax", "unnormalised")
+    ]
+    found = [
+        two_groups(beta, masses, kind).log_dwell_time(start, end)
+        for beta, start, end, masses, kind in cases
+    ]
+    return INTEGRAL.close_to(
+        found,
+        [by_scipy(*case) for case in cases],
+        tolerance=1e-9,
+        source=other_method("quadrature of the law by SciPy, in logarithms"),
+    )
+
+
+def flow_finding(dwells, rtol: float):
+    """Meetings of the flow against SciPy's integrals."""
+    skewed = walk_on_circle(
+        np.array([0.0, RIGHT]),
+        10.0,
+        long_depths(1e5),
+        weights=UNEQUAL,
+        merge=MEETING,
+        rtol=rtol,
+    )
+    found = [float(joins_of(path).depths[0]) for path in [*dwells, skewed]]
+    exact = [by_scipy(beta, RIGHT, MEETING) for beta in DWELL]
+    exact.append(by_scipy(10.0, RIGHT, MEETING, UNEQUAL))
+    return FLOW.close_to(
+        found,
+        np.exp(exact),
+        relative_tolerance=1e-8,
+        source=other_method("quadrature of the two-group law by SciPy"),
+    )
+
+
+def growth_findings(largest: float):
+    """Slopes in beta, and the leading term."""
+    betas = largest * np.array([0.98, 1.02])
+    logs = [
+        [two_groups(beta).log_dwell_time(start, MEETING) for beta in betas]
+        for start in STARTS
+    ]
+    slopes = np.diff(np.array(logs) + np.log(betas), axis=1)[:, 0] / np.diff(betas)
+    cases = [(start, masses) for start in STARTS for masses in ((0.5, 0.5), UNEQUAL)]
+    ratios = [
+        by_scipy(largest, start, MEETING, masses)
+        - two_groups(largest, masses).asymptotic_log_dwell_time(start)
+        for start, masses in cases
+    ]
+    return (
+        EXPONENTIAL.close_to(
+            slopes,
+            1 - np.cos(STARTS),
+            tolerance=1e-4,
+            source=theory(r"$1 - \cos\varphi_0$"),
+        ),
+        ASYMPTOTIC.close_to(
+            np.exp(ratios),
+            np.ones(len(ratios)),
+            tolerance=2e-2,
+            source=other_method("SciPy's quadrature over the formula is one"),
+        ),
+    )
+
+
+def meeting(beta: float, rtol: float) -> float:
+    """The angle at which unequal groups are joined by the flow."""
+    last = 10 * two_groups(beta, UNEQUAL).dwell_time(RIGHT, 1e-6)
+    path = walk_on_circle(
+        np.array([0.0, RIGHT]),
+        beta,
+        long_depths(last, last / 2),
+        weights=UNEQUAL,
+        rtol=rtol,
+    )
+    point = np.asarray(joins_of(path).points[0])
+    return float(np.arctan2(point[1], point[0]))
+
+
+def meeting_finding(points):
+    """Meeting points of the flow and of the law against the table."""
+    law = [two_groups(beta, UNEQUAL).meeting_point(RIGHT) for beta in POINTS]
+    return MEETING_POINT.close_to(
+        [*points, *law],
+        [*POINTS.values(), *POINTS.values()],
+        tolerance=2e-7,
+        source=tabulated("by the flow, and by the integral over the angle"),
+    )
+
+
+def clock_finding():
+    """Times in units of the initial waiting time."""
+    start, end = CLOSED
+    found = [
+        np.exp(two_groups(beta).log_dwell_time(start, end) - beta * (1 - np.cos(start)))
+        for beta in CLOCK
+    ]
+    return CLOCKS.close_to(
+        found, list(CLOCK.values()), tolerance=6e-5, source=tabulated()
+    )
+
+
+def groups_walk(beta: float, rtol: float) -> mf.Trajectory:
+    """Groups of three and two tokens, until all are one."""
+    return walk_on_circle(GROUPS, beta, long_depths(1e20), merge=TIGHT, rtol=rtol)
+
+
+def groups_findings(betas, several):
+    """When groups have tightened, and when they meet."""
+    first = [float(joins_of(path).depths[2]) for path in several]
+    last = [float(joins_of(path).depths[3]) for path in several]
+    starts = [separation(mf.TokenCloud(on_circle(GROUPS)), beta) for beta in betas]
+    laws = [
+        two_groups(beta, (0.6, 0.4)).log_dwell_time(start.separation, TIGHT)
+        for beta, start in zip(betas, starts, strict=True)
+    ]
+    return (
+        SEPARATED.at_least(
+            [start.value if start.holds else 0.0 for start in starts],
+            [start.needed for start in starts],
+            source=closed_form(r"$\log n + 5$"),
+        ),
+        TIGHTEN.at_most(first, betas, source=theory(r"$T_1$ of order $\beta$ at most")),
+        STAY.close_to(
+            np.log(last),
+            laws,
+            relative_tolerance=2e-2,
+            source=closed_form("the law of two groups, from the means at the start"),
+        ),
+    )
+
+
+def dwell_table(dwells) -> Table:
+    """Times by the flow, the integral and the asymptotic formula."""
+    rows = []
+    for beta, path in zip(DWELL, dwells, strict=True):
+        law = two_groups(beta)
+        asymptotic = float(np.exp(law.asymptotic_log_dwell_time(RIGHT)))
+        time = law.dwell_time(RIGHT, MEETING)
+        rows.append([beta, float(joins_of(path).depths[0]), time, asymptotic])
+    return Table(
+        [r"$\beta$", "the flow", "the integral", "asymptotic formula"],
+        rows,
+        r"Depth at which two equal groups have closed from $\pi/2$ to $0.1$.",
+    )
+
+
+def groups_table(betas, several) -> Table:
+    """The two phases of groups of several tokens."""
+    rows = []
+    for beta, path in zip(betas, several, strict=True):
+        report = separation(mf.TokenCloud(on_circle(GROUPS)), beta)
+        depths = np.asarray(joins_of(path).depths)
+        value, slow = report.value, report.log_group_gradient
+        rows.append([float(beta), value, slow, float(depths[2]), float(depths[3])])
+    return Table(
+        [
+            r"$\beta$",
+            r"$\beta(1-\cos(s-2\varepsilon))$",
+            r"$\log(e^{-\beta}|\mathrm{grad}\,E|)$, groups as points",
+            "$T_1$",
+            "$T_2$",
+        ],
+        rows,
+        "Three tokens and two: the separation at the start (at least $6.6$ is asked "
+        "for), the size of the gradient once the groups are points, the depth at which "
+        "they have tightened, and that at which they meet.",
+    )
+
+
+def draw_times() -> Picture:
+    """Dwell times against beta, with the asymptotic formula."""
+    figure, (left, right) = style.canvas(2, panel=(4.6, 3.5))
+    betas = np.linspace(1, 60, 119)
+    for colour, start in zip(style.PALETTE, STARTS, strict=False):
+        laws = [two_groups(beta) for beta in betas]
+        logs = np.array([law.log_dwell_time(start, MEETING) for law in laws])
+        formula = np.array([law.asymptotic_log_dwell_time(start) for law in laws])
+        label = (
+            rf"$\varphi_0 = {start:.3g}$" if start != RIGHT else r"$\varphi_0=\pi/2$"
+        )
+        left.plot(betas, logs / np.log(10), color=colour, label=label)
+        left.plot(betas, formula / np.log(10), "--", color=style.INK, linewidth=0.9)
+        right.plot(betas, np.exp(formula - logs), color=colour)
+    tens = np.array(list(DWELL.values()))
+    left.plot(list(DWELL), np.log10(tens), "o", color=style.INK, label="tabulated")
+    right.axhline(1, color=style.INK, linestyle=":", linewidth=1)
+    left.set(xlabel=r"$\beta$", ylabel=r"$\log_{10}$ of the dwell time")
+    right.set(
+        xlabel=r"$\beta$", ylabel="asymptotic formula over dwell time", ylim=(0, 1.6)
+    )
+    left.legend(loc="upper left")
+    return Picture(
+        figure,
+        r"Left: how long two equal groups stay apart, from $\varphi_0$ to $0.1$, by "
+        "the integral; dashed: the asymptotic formula; dots: the tabulated values. "
+        r"Right: the formula over the integral: it tends to one like $1 + O(1/\beta)$.",
+    )
+
+
+def draw_angles(dwells) -> Picture:
+    """The angle of two groups against the logarithm of depth."""
+    figure, axes = style.canvas(panel=(6.4, 3.3))
+    for beta, path in zip(DWELL, dwells, strict=True):
+        angles = angles_of(np.asarray(path.points))
+        depths, gaps = np.asarray(path.depths), angles[:, 1] - angles[:, 0]
+        apart = (depths > 0) & (gaps > 0)
+        meeting = float(joins_of(path).depths[0])
+        axes.plot(
+            np.append(depths[apart], meeting),
+            np.append(gaps[apart], MEETING),
+            label=rf"$\beta = {beta}$",
+        )
+    axes.set(xscale="log", xlabel="depth $t$", ylabel=r"angle $\varphi$ of the groups")
+    axes.set_yticks([0, np.pi / 4, RIGHT], ["0", r"$\pi/4$", r"$\pi/2$"])
+    axes.legend(loc="lower left", bbox_to_anchor=(0.0, 0.03))
+    return Picture(
+        figure,
+        r"The angle of two equal groups under the flow, until they are $0.1$ apart: "
+        "nothing happens for almost all of a time that is exponential in "
+        r"$\beta$, and then all at once.",
+    )
+
+
+def draw_points(points) -> Picture:
+    """Meeting points against beta, and their limits."""
+    figure, axes = style.canvas(panel=(5.4, 3.3))
+    betas = np.geomspace(0.3, 3000, 81)
+    law = [two_groups(beta, UNEQUAL).meeting_point(RIGHT) for beta in betas]
+    axes.plot(betas, law, color=style.BLUE, label="softmax, by the integral")
+    axes.plot(
+        list(POINTS), points, "o", color=style.ORANGE, label="softmax, by the flow"
+    )
+    limit = two_groups(1.0, UNEQUAL).limit_meeting_point(RIGHT)
+    centre = two_groups(1.0, UNEQUAL, "unnormalised").limit_meeting_point(RIGHT)
+    axes.axhline(limit, color=style.INK, linestyle=":", linewidth=1)
+    axes.axhline(centre, color=style.INK, linestyle=":", linewidth=1)
+    axes.text(0.3, limit + 0.006, "squared masses", va="bottom")
+    axes.text(
+        3000, centre + 0.006, "barycentre (unnormalised)", va="bottom", ha="right"
+    )
+    axes.set(xscale="log", xlabel=r"$\beta$", ylabel="angle of the meeting point")
+    axes.set_ylim(0.22, 0.52)
+    axes.legend(loc="upper right", bbox_to_anchor=(1.0, 0.8))
+    return Picture(
+        figure,
+        r"Where groups of masses $0.7$ at the angle $0$ and $0.3$ at $\pi/2$ meet: at "
+        r"the barycentre as $\beta \to 0$, at the point of squared masses as "
+        r"$\beta \to \infty$. Under unnormalised attention it is always the "
+        "barycentre.",
+    )
+
+
+def draw_groups(path: mf.Trajectory, beta: float) -> Picture:
+    """Groups of several tokens: angles and radii against depth."""
+    figure, (above, below) = style.canvas(1, 2, panel=(6.0, 2.3), sharex=True)
+    depths = np.asarray(path.depths)[1:]
+    angles = angles_of(np.asarray(path.points))[1:]
+    angles = np.where(angles > np.pi, angles - 2 * np.pi, angles)
+    first, last = np.asarray(joins_of(path).depths)[[2, 3]]
+    for token in range(5):
+        above.plot(depths, angles[:, token], linewidth=1.4)
+    spread = np.ptp(angles[:, :3], axis=1)
+    shown = (spread > 0) & (depths < first)
+    below.plot(depths[shown], spread[shown], color=style.BLUE, label="three tokens")
+    spread = np.ptp(angles[:, 3:], axis=1)
+    shown = (spread > 0) & (depths < first)
+    below.plot(depths[shown], spread[shown], color=style.ROSE, label="two tokens")
+    for axes in (above, below):
+        for depth in (first, last):
+            axes.axvline(depth, color=style.INK, linestyle=":", linewidth=1)
+    above.text(first, 0.65, " $T_1$", ha="left")
+    above.text(last, 0.65, "$T_2$ ", ha="right")
+    above.set(ylabel="angle")
+    below.set(xscale="log", yscale="log", xlabel="depth $t$", ylabel="width of a group")
+    below.legend(loc="upper right")
+    return Picture(
+        figure,
+        rf"Groups of three and two tokens at $\beta = {beta:g}$: they tighten (below) "
+        "by the depth $T_1$, then wait, and meet at $T_2$ (above).",
+    )
+
+
+experiment = Experiment(
+    name="dwell-times",
+    title="Groups stay apart for a time exponential in beta",
+    room="observables",
+    about=__doc__,
+    claims=(
+        DIGITS,
+        INTEGRAL,
+        FLOW,
+        EXPONENTIAL,
+        ASYMPTOTIC,
+        MEETING_POINT,
+        CLOCKS,
+        SEPARATED,
+        TIGHTEN,
+        STAY,
+    ),
+    parameters=Parameters,
+    run=run,
+    seconds=14,
+)

@@ -1,0 +1,76 @@
+"""Long walks of a few tokens on the circle, as several experiments take them.
+
+All have five tokens, some of weight zero, and the same number of saved depths, so that
+one compiled program serves every experiment.
+"""
+
+from collections.abc import Sequence
+from typing import cast
+
+import jax.numpy as jnp
+import numpy as np
+
+import meanformer as mf
+from meanformer.flows import Merges
+
+TOKENS = 5
+SAVED = 61
+
+
+def on_circle(angles: Sequence[float] | np.ndarray) -> np.ndarray:
+    """Points of the plane at these angles."""
+    return np.stack([np.cos(angles), np.sin(angles)], axis=1)
+
+
+def angles_of(points: np.ndarray) -> np.ndarray:
+    """Angles of points of the plane, from zero on."""
+    return np.arctan2(points[..., 1], points[..., 0]) % (2 * np.pi)
+
+
+def attention_on_circle(kind: str, beta: float) -> mf.Softmax | mf.Unnormalised:
+    """Attention with matrices that are the identity; unnormalised over e to the beta.
+
+    With that shift depths stay within numbers.
+    """
+    eye = jnp.eye(2)
+    if kind == "softmax":
+        return mf.Softmax(eye, eye, eye, beta=float(beta))
+    return mf.Unnormalised(eye, eye, eye, beta=float(beta), shift=float(beta))
+
+
+def walk_on_circle(
+    angles: Sequence[float] | np.ndarray,
+    beta: float,
+    depths: np.ndarray,
+    *,
+    kind: str = "softmax",
+    weights: Sequence[float] | None = None,
+    merge: float | None = None,
+    rtol: float = 1e-10,
+) -> mf.Trajectory:
+    """Walk at most five tokens through exponentially long depths."""
+    missing = TOKENS - len(angles)
+    masses = np.full(len(angles), 1 / len(angles)) if weights is None else weights
+    cloud = mf.TokenCloud(
+        on_circle(np.append(angles, np.zeros(missing))),
+        np.append(masses, np.zeros(missing)),
+    )
+    return mf.solve(
+        mf.Flow(attention_on_circle(kind, beta), space=mf.Sphere()),
+        cloud,
+        depths[-1],
+        save=depths,
+        solver=mf.LongDepth(),
+        merge=merge,
+        rtol=rtol,
+    )
+
+
+def long_depths(last: float, first: float = 1e-2) -> np.ndarray:
+    """Zero and logarithmically spaced depths."""
+    return np.append(0.0, np.geomspace(first, last, SAVED - 1))
+
+
+def joins_of(path: mf.Trajectory) -> Merges:
+    """The joins of a walk, which always has them."""
+    return cast(Merges, path.merges)

@@ -1,0 +1,471 @@
+r"""The number of modes of the kernel density of random tokens.
+
+For $n$ standard normal tokens and the bandwidth $\beta^{-1/2}$ the expected number of
+modes of $\sum_i e^{-\beta(t - X_i)^2/2}$ is of the order of $\sqrt{\beta\log\beta}$
+whenever $n^c \le \beta \le n^{2-c}$: a theorem. Here modes are counted exactly, with a
+certificate, and compared with the formula of Kac and Rice, whose Gaussian form diverges
+in the empty tails and is right once it is corrected by the mode density $F(\lambda)$ of
+a Poisson process. That density is computed in two ways that share nothing: by counting,
+and by quadrature of a characteristic function.
+"""
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+
+import meanformer as mf
+from meanformer.experiments import (
+    Claim,
+    Experiment,
+    Outcome,
+    Picture,
+    Table,
+    closed_form,
+    other_method,
+    setting,
+    tabulated,
+    theory,
+)
+from meanformer.observables import (
+    convex_angle,
+    count_modes,
+    expected_circle_modes,
+    expected_modes,
+    mode_constant,
+    mode_rate,
+    mode_window,
+    poisson_mode_density,
+    poisson_mode_integral,
+    sample_modes,
+    sample_poisson_modes,
+)
+from meanformer.plotting import style
+
+FORMULA = {
+    (100, 10): 1.6244,
+    (1000, 10): 1.0985,
+    (100, 100): 9.886,
+    (400, 100): 10.091,
+    (1000, 100): 8.702,
+    (1000, 1000): 37.311,
+    (4000, 400): 22.650,
+}
+EXPONENTS = 0.75, 1.0, 1.5
+SIZES = 100, 300, 1000
+CIRCLE = 5.0, 25.0, 100.0
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """How much is counted."""
+
+    samples: int = setting(
+        16, full=400, help="clouds of tokens for each setting", at_least=10
+    )
+    length: float = setting(
+        2.4e4, full=2e6, help="bandwidths of the Poisson processes", at_least=8000
+    )
+    rates: int = setting(
+        4, full=9, help="rates of Poisson processes", at_least=2, at_most=9
+    )
+    cutoff: float = setting(
+        210.0, full=400.0, help="radius of the quadrature", above=200
+    )
+    seed: int = setting(0, help="seed of all tokens", at_least=0)
+
+
+WINDOW = Claim(
+    id="window",
+    statement=r"The mean number of modes over $\sqrt{\beta\log\beta}$ stays between "
+    r"two positive constants: for $\beta = n^a$, $a = 0.75, 1, 1.5$ and $n$ from $100$ "
+    r"to $1000$ it lies in $[0.1, 0.6]$.",
+    status="theorem",
+    reference="GRS24, expected number of modes (the constants are ours)",
+)
+COUNTED = Claim(
+    id="corrected-formula",
+    statement=r"The corrected formula is right to one tenth of its value, or four "
+    r"standard errors of what is counted, for $n$ from $100$ to $4000$.",
+    status="observation",
+)
+DIGITS = Claim(
+    id="formula-digits",
+    statement=r"The corrected formula has the values of an independent program, whose "
+    r"$F(\lambda)$ was counted.",
+    status="observation",
+)
+TAILS = Claim(
+    id="divergence",
+    statement=r"Without the correction the integral grows with its range: $29.6$ over "
+    r"$|t| \le 8$ and $36.6$ over $|t| \le 10$ for $n = \beta = 100$.",
+    status="observation",
+)
+POISSON = Claim(
+    id="poisson-density",
+    statement=r"Counting the modes of Poisson processes gives the quadrature of the "
+    r"formula of Kac and Rice for shot noise, at rates of $0.5$ tokens per bandwidth "
+    r"and more, in units of the standard error.",
+    status="observation",
+)
+THRESHOLD = Claim(
+    id="two-tokens",
+    statement=r"Two tokens are two modes beyond two bandwidths on the line, and on the "
+    r"circle at $\beta = 5$ beyond the half-angle with $\beta\sin^2 a = \cos a$.",
+    status="observation",
+)
+ROUND = Claim(
+    id="circle-formula",
+    statement=r"Uniform tokens on the circle have $\sqrt{\sum k^4I_k^2/\sum k^2I_k^2}$ "
+    r"modes on average, in units of the standard error: no logarithm.",
+    status="observation",
+)
+MONOTONE = Claim(
+    id="monotone",
+    statement=r"On the line the number of modes never decreases with $\beta$.",
+    status="theorem",
+    reference="Sil81, the number of maxima decreases with the bandwidth",
+)
+CERTIFIED = Claim(
+    id="certified",
+    statement=r"Every count is proved by bounds of all errors.",
+    status="observation",
+)
+CONSTANT = Claim(
+    id="constant",
+    statement=r"As $n$ grows with $\beta = n^a$, the formula over $\sqrt{\beta\log"
+    r"\beta}$ tends to $\tfrac{\sqrt3}\pi\sqrt{1/a - 1/2}$, $a = 1, 1.5$: at "
+    r"$n = 10^{60}$ it is there to two percent.",
+    status="conjecture",
+)
+
+
+def run(parameters: Parameters, *, progress) -> Outcome:
+    """Count, integrate, compare."""
+    counted = count_all(FORMULA, parameters, progress)
+    grid = [(n, float(n) ** a) for a in EXPONENTS for n in SIZES]
+    window = count_all(grid, parameters, progress)
+    around = {}
+    for beta in progress.over(CIRCLE, 0.2):
+        key = jr.key(parameters.seed + 2)
+        options = {"space": mf.Sphere(), "key": key}
+        around[beta] = sample_modes(400, beta, parameters.samples, **options)
+    poisson = poisson_counts(parameters, progress)
+    samples = [*counted.values(), *window.values(), *around.values()]
+    return Outcome(
+        findings=[
+            window_finding(window),
+            *formula_findings(counted),
+            poisson_finding(poisson),
+            threshold_finding(),
+            circle_finding(around),
+            monotone_finding(parameters),
+            CERTIFIED.close_to(
+                [sample.is_certified for sample in samples],
+                1.0,
+                tolerance=0,
+                source=theory("all intervals decided"),
+            ),
+            constant_finding(),
+        ],
+        pictures=[
+            draw_densities(parameters),
+            draw_window(window),
+            draw_correction(poisson, parameters),
+        ],
+        tables=[table(counted)],
+    )
+
+
+def count_all(settings, parameters: Parameters, progress) -> dict:
+    """Samples of the numbers of modes, for each number of tokens and temperature."""
+    return {
+        (count, beta): sample_modes(
+            count, beta, parameters.samples, key=jr.key(parameters.seed)
+        )
+        for count, beta in progress.over(list(settings), 0.25)
+    }
+
+
+def window_finding(window):
+    """Counted modes in units of the window."""
+    ratios = [
+        sample.mean / float(mode_window(beta)) for (_, beta), sample in window.items()
+    ]
+    return WINDOW.inside(ratios, 0.1, 0.6, source=theory("of one order"))
+
+
+def formula_findings(counted):
+    """The corrected formula against counting and digits, the other one's divergence."""
+    formula = np.array([float(expected_modes(*place)) for place in counted])
+    means = np.array([sample.mean for sample in counted.values()])
+    errors = np.array([sample.standard_error for sample in counted.values()])
+    ranges = [
+        np.trapezoid(mode_rate(places, 100, 100, corrected=False), places)
+        for places in (np.linspace(-end, end, 4001) for end in (8, 10))
+    ]
+    return (
+        COUNTED.at_most(
+            np.abs(means - formula) / np.maximum(0.1 * formula, 4 * errors),
+            1.0,
+            source=other_method("exact counting"),
+        ),
+        DIGITS.close_to(
+            formula,
+            list(FORMULA.values()),
+            relative_tolerance=1e-3,
+            source=tabulated(),
+        ),
+        TAILS.close_to(ranges, [29.6, 36.6], tolerance=0.05, source=tabulated()),
+    )
+
+
+def poisson_counts(parameters: Parameters, progress):
+    """Rates, counted modes per bandwidth, and the quadrature of the same."""
+    rates = np.array([1.5, 0.1, 3.0, 0.3, 1.0, 0.5, 0.2, 0.7, 2.0])
+    rates = np.sort(rates[: parameters.rates])
+    samples = []
+    for index, rate in enumerate(progress.over(rates, 0.2)):
+        key = jr.fold_in(jr.key(parameters.seed + 3), index)
+        samples.append(sample_poisson_modes(rate, parameters.length, key=key))
+    for _ in progress.over(range(1), 0.1):
+        many = rates[rates >= 0.5]
+        integral = poisson_mode_integral(many, cutoff=parameters.cutoff)
+    return rates, samples, integral
+
+
+def poisson_finding(poisson):
+    """Two ways to one number."""
+    rates, samples, integral = poisson
+    many = [sample for rate, sample in zip(rates, samples, strict=True) if rate >= 0.5]
+    means = np.array([sample.mean for sample in many])
+    errors = np.array([sample.standard_error for sample in many])
+    return POISSON.close_to(
+        (means - integral) / errors,
+        0.0,
+        tolerance=4.0,
+        source=other_method("characteristic function of $(f', f'')$, four errors"),
+    )
+
+
+def threshold_finding():
+    """The smallest distance of two tokens with two modes, by bisection."""
+
+    def line(gap):
+        return count_modes(mf.TokenCloud(jnp.array([[0.0], [gap]])), 1.0).count
+
+    def circle(angle):
+        points = [[np.cos(angle), np.sin(angle)], [np.cos(angle), -np.sin(angle)]]
+        return count_modes(
+            mf.TokenCloud(np.array(points)), 5.0, space=mf.Sphere()
+        ).count
+
+    found = bisected(line, 1.0, 3.0), bisected(circle, 0.2, 1.0)
+    return THRESHOLD.close_to(
+        found, [2.0, convex_angle(5.0)], tolerance=1e-6, source=closed_form()
+    )
+
+
+def bisected(count, low: float, high: float) -> float:
+    """Where a count passes from one to two."""
+    for _ in range(24):
+        middle = (low + high) / 2
+        low, high = (middle, high) if count(middle) < 2 else (low, middle)
+    return (low + high) / 2
+
+
+def circle_finding(around):
+    """Counted modes on the circle, against Bessel functions."""
+    differences = [
+        (sample.mean - float(expected_circle_modes(beta))) / sample.standard_error
+        for beta, sample in around.items()
+    ]
+    return ROUND.close_to(
+        differences,
+        0.0,
+        tolerance=4.0,
+        source=closed_form(r"of $n \to \infty$, at $n = 400$; four standard errors"),
+    )
+
+
+def normal_cloud(count: int, seed: int) -> mf.TokenCloud:
+    """Standard normal tokens."""
+    return mf.TokenCloud(jr.normal(jr.key(seed), (count, 1)))
+
+
+def monotone_finding(parameters: Parameters):
+    """Counts of one cloud as the bandwidth shrinks."""
+    cloud = normal_cloud(60, parameters.seed)
+    counts = [count_modes(cloud, beta).count for beta in np.geomspace(1, 1e6, 25)]
+    return MONOTONE.at_least(np.diff(counts), 0.0, source=theory())
+
+
+def constant_finding():
+    """The formula at a number of tokens that no computer holds."""
+    exponents, count = (1.0, 1.5), 1e60
+    ratios = [
+        float(expected_modes(count, count**a) / mode_window(count**a))
+        for a in exponents
+    ]
+    return CONSTANT.close_to(
+        ratios,
+        [mode_constant(a) for a in exponents],
+        relative_tolerance=0.02,
+        source=closed_form(r"$\tfrac{\sqrt3}\pi\sqrt{1/a - 1/2}$"),
+    )
+
+
+def table(counted) -> Table:
+    """Formula and counts."""
+    rows = [
+        [n, beta, float(expected_modes(n, beta)), sample.mean, sample.standard_error]
+        for (n, beta), sample in counted.items()
+    ]
+    columns = ["tokens", r"$\beta$", "corrected formula", "counted", "standard error"]
+    return Table(columns, rows, "Modes of normal tokens, expected and counted exactly.")
+
+
+def draw_densities(parameters: Parameters) -> Picture:
+    """One cloud at three bandwidths, with its modes and valleys."""
+    figure, panels = style.canvas(1, 3, panel=(7.0, 1.7), sharex=True)
+    cloud = normal_cloud(100, parameters.seed)
+    tokens = np.asarray(cloud.points)[:, 0]
+    places = np.linspace(tokens.min() - 0.4, tokens.max() + 0.4, 1500)
+
+    def density(points, beta):
+        gaps = np.asarray(points)[:, None] - tokens[None, :]
+        return np.sqrt(beta / 2 / np.pi) * np.exp(-beta * gaps**2 / 2).mean(1)
+
+    for axes, beta in zip(panels, (10.0, 100.0, 1000.0), strict=True):
+        found = count_modes(cloud, beta)
+        axes.fill_between(places, density(places, beta), color=style.BLUE, alpha=0.25)
+        axes.plot(places, density(places, beta), color=style.BLUE, linewidth=1)
+        axes.plot(
+            found.positions, density(found.positions, beta), "o", color=style.ORANGE
+        )
+        axes.plot(
+            found.valleys, density(found.valleys, beta), ".", color=style.INK, alpha=0.6
+        )
+        axes.plot(tokens, np.zeros_like(tokens), "|", color=style.INK, alpha=0.4)
+        axes.set(ylabel="density", ylim=(0, None))
+        axes.set_title(
+            rf"$\beta = {beta:g}$: {found.count} mode{'s' * (found.count > 1)}"
+        )
+    panels[-1].set(xlabel="$t$")
+    return Picture(
+        figure,
+        "The same 100 normal tokens (ticks) at three bandwidths: modes in orange, "
+        "valleys in black. The modes spread into the tails, where tokens stand alone.",
+    )
+
+
+def draw_window(window) -> Picture:
+    """Modes over the window, counted and expected."""
+    figure, axes = style.canvas(panel=(6.4, 4.0))
+    sizes = np.geomspace(30, 1e12, 60)
+    for exponent, colour in zip(EXPONENTS, style.PALETTE, strict=False):
+        curve = [
+            expected_modes(n, n**exponent) / mode_window(n**exponent) for n in sizes
+        ]
+        axes.plot(sizes, curve, color=colour, label=rf"$\beta = n^{{{exponent:g}}}$")
+        axes.axhline(mode_constant(exponent), color=colour, linestyle=":", linewidth=1)
+        samples = [window[n, float(n) ** exponent] for n in SIZES]
+        units = np.array([float(mode_window(float(n) ** exponent)) for n in SIZES])
+        axes.errorbar(
+            SIZES,
+            [sample.mean for sample in samples] / units,
+            [2 * sample.standard_error for sample in samples] / units,
+            fmt="o",
+            color=colour,
+        )
+    axes.set(xscale="log", xlabel="tokens $n$", ylim=(0, 0.65))
+    axes.set(ylabel=r"modes over $\sqrt{\beta\log\beta}$")
+    axes.legend(ncols=3, loc="lower center")
+    return Picture(
+        figure,
+        r"Expected modes of normal tokens in units of $\sqrt{\beta\log\beta}$: counted "
+        r"(dots, two standard errors), the corrected formula (lines), and the constant "
+        r"that it tends to, logarithmically slowly (dotted).",
+    )
+
+
+def draw_correction(poisson, parameters: Parameters) -> Picture:
+    """The Poisson density, and the rate on the line with and without it."""
+    figure, (left, right) = style.canvas(2, panel=(4.7, 3.5))
+    rates, samples, integral = poisson
+    fine = np.geomspace(0.01, 10, 200)
+    left.plot(fine, poisson_mode_density(fine), label=r"$F(\lambda)$, table")
+    left.plot(
+        rates[rates >= 0.5],
+        integral,
+        "x",
+        color=style.ORANGE,
+        markersize=8,
+        label="quadrature",
+    )
+    left.errorbar(
+        rates,
+        [sample.mean for sample in samples],
+        [2 * sample.standard_error for sample in samples],
+        fmt="o",
+        markerfacecolor="none",
+        color=style.GREEN,
+        label="counted",
+    )
+    few = fine[fine < 0.2]
+    left.plot(
+        few, few - 2 * few**2, "--", color=style.GREY, label=r"$\lambda-2\lambda^2$"
+    )
+    left.axhline(
+        np.sqrt(1.5) / (2 * np.pi), color=style.INK, linestyle=":", linewidth=1
+    )
+    left.set(xscale="log", xlabel=r"tokens per bandwidth $\lambda$")
+    left.set(ylabel="modes per bandwidth", ylim=(0, 0.22))
+    left.legend(loc="lower right")
+    places = np.linspace(-6, 6, 601)
+    clouds = max(40, parameters.samples)
+    modes = [
+        np.asarray(count_modes(normal_cloud(400, 1000 + index), 100.0).positions)
+        for index in range(clouds)
+    ]
+    bins = np.linspace(-6, 6, 37)
+    heights = np.histogram(np.concatenate(modes), bins)[0] / clouds / np.diff(bins)
+    right.stairs(
+        heights, bins, fill=True, color=style.GREEN, alpha=0.35, label="counted"
+    )
+    right.plot(places, mode_rate(places, 400, 100), label="corrected")
+    plain = mode_rate(places, 400, 100, corrected=False)
+    right.plot(places, plain, "--", color=style.ORANGE, label="Gaussian closure")
+    right.set(xlabel="$t$", ylabel="modes per unit of length", ylim=(0, None))
+    right.legend(loc="lower center")
+    return Picture(
+        figure,
+        r"Left: modes per bandwidth of a Poisson process, by quadrature and by "
+        r"counting (two standard errors); dotted, the limit of many tokens. Right: "
+        r"where the modes of 400 normal tokens at $\beta = 100$ are. The Gaussian "
+        r"closure does not notice that the tails are empty.",
+    )
+
+
+experiment = Experiment(
+    name="kde-modes",
+    title="How many modes the density of random tokens has",
+    room="observables",
+    about=__doc__,
+    claims=(
+        WINDOW,
+        COUNTED,
+        DIGITS,
+        TAILS,
+        POISSON,
+        THRESHOLD,
+        ROUND,
+        MONOTONE,
+        CERTIFIED,
+        CONSTANT,
+    ),
+    parameters=Parameters,
+    run=run,
+    seconds=15,
+)

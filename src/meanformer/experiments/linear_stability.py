@@ -1,0 +1,644 @@
+r"""The uniform measure is unstable: which modes grow, how fast, how many clusters.
+
+On the sphere $\mathbb{S}^{d-1}$ a uniform cloud of tokens does not move, but a small
+wave of degree $l$ on it grows, under softmax attention at the rate
+$\lambda_l = l(l+d-2)\,\frac{\kappa_l}{\beta\kappa_0}$ with
+$\kappa_l \propto \beta^{1-d/2}I_{l+d/2-1}(\beta)$, and under unnormalised attention at
+$\kappa_0$ times it. The fastest wave $k^* \approx \sqrt{2\beta}$ of the circle sets the
+number of clusters that emerge from a small smooth perturbation; random tokens excite
+all waves at once by $n^{-1/2}$, and make fewer. The rates are compared with integrals
+of Funk and Hecke, with the derivative of the velocity of weighted nodes, with flows of
+small waves, and with many random tokens.
+"""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.special
+
+import meanformer as mf
+from meanformer.experiments import (
+    Claim,
+    Experiment,
+    Outcome,
+    Picture,
+    Table,
+    closed_form,
+    other_method,
+    setting,
+    tabulated,
+    theory,
+)
+from meanformer.mean_field import (
+    Axisymmetric,
+    circle_nodes,
+    fastest_degree,
+    growth_rates,
+    predicted_clusters,
+    ring_nodes,
+)
+from meanformer.numerics.quadrature import gauss_legendre
+from meanformer.numerics.zonal import zonal_polynomials
+from meanformer.plotting import style
+
+BETA = 5.0
+MODES = np.arange(1, 6)
+SOFTMAX = [0.1786766274, 0.5141173961, 0.6826783336, 0.6000891395, 0.3961058557]
+UNNORMALISED = [
+    4.8671284285,
+    14.0044919733,
+    18.5960703045,
+    16.3463512437,
+    10.7898727366,
+]
+FASTEST = {
+    2: {1: 1, 5: 3, 9: 4, 25: 7, 81: 13},
+    3: {1: 1, 5: 3, 9: 4, 25: 7},
+    8: {1: 1, 5: 1, 9: 2, 25: 5},
+    128: {1: 1, 5: 1, 9: 1, 25: 1},
+}
+WAVE = 0.3660580605  # of three periods at depth 3, from a spectral solver
+NODES = (12, 24, 36, 48, 72, 96)
+# All walks on the circle have so many tokens and saved depths: one program for all.
+TOKENS, SAVED = 192, 33
+LAST = 40.0
+SMALL = 1e-6
+COUNTED = (5.0, 9.0, 25.0)
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """How many tokens, how often."""
+
+    tokens: int = setting(
+        10_000, full=100_000, help="random tokens, for the growth", at_least=2000
+    )
+    repeats: int = setting(3, full=12, help="clouds of random tokens", at_least=2)
+    starts: int = setting(3, full=20, help="random starts to count", at_least=1)
+    seed: int = setting(0, help="seed of all random tokens", at_least=0)
+
+
+DIGITS = Claim(
+    id="rates",
+    statement=r"At $\beta = 5$ waves of $1$ to $5$ periods on the circle grow at the "
+    r"rates $0.1787, 0.5141, 0.6827, 0.6001, 0.3961$ under softmax attention and "
+    r"$4.867, 14.004, 18.596, 16.346, 10.790$ under the unnormalised one.",
+    status="observation",
+)
+INTEGRALS = Claim(
+    id="funk-hecke",
+    statement=r"The closed rates of degrees $1$ to $6$ are those of the integrals of "
+    r"$e^{\beta z}P_l(z)$ over the sphere, for $d = 2, 3, 8, 128$ and "
+    r"$\beta = 1, 5, 25$.",
+    status="theorem",
+    reference="BPA25, linearisation around the uniform measure",
+)
+LINEARISED = Claim(
+    id="linearised",
+    statement=r"The derivative of the velocity of weighted rings, at the uniform "
+    r"measure in the direction of $P_l$, is $\lambda_l P_l$: for softmax in "
+    r"$d = 3$ and unnormalised attention in $d = 8$, degrees $1$ to $3$.",
+    status="theorem",
+    reference="BPA25, linearisation around the uniform measure",
+)
+GROWN = Claim(
+    id="flow",
+    statement=r"Small waves carried by the flow of weighted nodes to depth $1$ have "
+    r"grown by $e^{\lambda_k}$.",
+    status="observation",
+)
+TABLE = Claim(
+    id="fastest",
+    statement=r"The fastest degree is $1, 3, 4, 7, 13$ at $\beta = 1, 5, 9, 25, 81$ on "
+    r"the circle, $1, 3, 4, 7$ for $d = 3$, $1, 1, 2, 5$ for $d = 8$, and always $1$ "
+    r"for $d = 128$.",
+    status="observation",
+)
+ROOT = Claim(
+    id="square-root",
+    statement=r"The fastest wave of the circle is at most $1$ away from "
+    r"$\sqrt{2\beta}$, for $\beta$ from $1$ to $10^6$.",
+    status="observation",
+)
+PARTICLES = Claim(
+    id="particles",
+    statement=r"In clouds of many random tokens the waves of $1$ to $5$ periods grow "
+    r"at the closed rates, to depth $1$ at $\beta = 5$.",
+    status="observation",
+)
+NODES_CLAIM = Claim(
+    id="nodes",
+    statement=r"From the density $1 + 0.1\cos 3\theta$ at $\beta = 5$, weighted nodes "
+    r"have $\int\cos 3\theta$ at depth $3$ with errors of $1.4\cdot10^{-3}$ (24 "
+    r"nodes), $3.3\cdot10^{-6}$ (48) and at most $10^{-10}$ (96).",
+    status="observation",
+)
+CLUSTERS = Claim(
+    id="clusters",
+    statement=r"From $10^{-6}$ of all waves in phase as many clusters emerge as the "
+    r"fastest wave has periods: $3, 4, 7$ at $\beta = 5, 9, 25$.",
+    status="observation",
+    reference="BPA25, structure of the metastable manifold",
+)
+FEWER = Claim(
+    id="random-starts",
+    statement=r"From random tokens no more clusters than that are there at depth $40$, "
+    r"on average, for $\beta = 5, 9, 25$.",
+    status="observation",
+)
+
+
+def run(parameters: Parameters, *, progress) -> Outcome:
+    """Rates by five methods, then clusters from smooth and from random starts."""
+    integrals = [integral_rates(d, b) for d, b in progress.over(cases(), 0.05)]
+    linear = [linear_rates(*case) for case in progress.over(linear_cases(), 0.2)]
+    grown = grown_rates()
+    nodes = {count: node_error(count) for count in progress.over(NODES, 0.15)}
+    growth = particle_growth(parameters, progress)
+    smooth = {beta: smooth_start(beta) for beta in progress.over((*COUNTED, 81.0), 0.2)}
+    chance = {
+        beta: random_starts(beta, parameters) for beta in progress.over(COUNTED, 0.2)
+    }
+    return Outcome(
+        findings=[
+            *rate_findings(integrals, linear, grown),
+            *degree_findings(),
+            PARTICLES.close_to(
+                growth.rates,
+                closed(MODES),
+                tolerance=float(growth.tolerance.max()),
+                source=closed_form("five times the error of random tokens"),
+            ),
+            nodes_finding(nodes),
+            *cluster_findings(smooth, chance),
+        ],
+        pictures=[
+            draw_rates(grown, growth),
+            draw_fastest(),
+            draw_growth(growth),
+            draw_walks(smooth[25.0], chance[25.0][0]),
+            draw_nodes(nodes),
+        ],
+        tables=[rate_table(grown, growth), cluster_table(smooth, chance)],
+    )
+
+
+def closed(degrees, *, beta=BETA, kind="softmax", dimension=2) -> np.ndarray:
+    """The closed growth rates."""
+    layer = mf.identity_attention(kind, 2, beta)
+    return np.asarray(growth_rates(layer, degrees, dimension=dimension))
+
+
+def cases() -> list[tuple[int, float]]:
+    """Dimensions and temperatures of the integrals."""
+    return [(d, beta) for d in (2, 3, 8, 128) for beta in (1.0, 5.0, 25.0)]
+
+
+def integral_rates(dimension: int, beta: float) -> np.ndarray:
+    """Rates of degrees 1 to 6 from integrals over the angle to the axis."""
+    nodes, masses = gauss_legendre(160)
+    angles = np.pi * (nodes + 1) / 2
+    measure = masses * np.sin(angles) ** (dimension - 2)
+    kernel = np.exp(beta * (np.cos(angles) - 1))
+    degrees = np.arange(1, 7)
+    waves = [polynomial(degree, dimension, angles) for degree in range(7)]
+    factors = np.array(waves) @ (measure * kernel)
+    return degrees * (degrees + dimension - 2) * factors[1:] / (beta * factors[0])
+
+
+def polynomial(degree: int, dimension: int, angles: np.ndarray) -> np.ndarray:
+    """The zonal polynomial of a degree at these angles, by SciPy."""
+    if dimension == 2:
+        return np.cos(degree * angles)
+    half = dimension / 2 - 1
+    values = scipy.special.eval_gegenbauer(degree, half, np.cos(angles))
+    return values / scipy.special.eval_gegenbauer(degree, half, 1.0)
+
+
+def linear_cases() -> list[tuple[str, int]]:
+    """Attentions and dimensions of the linearised velocity."""
+    return [("softmax", 3), ("unnormalised", 8)]
+
+
+def linear_rates(kind: str, dimension: int) -> np.ndarray:
+    """Rates of degrees 1 to 3 from the derivative of the velocity in the weights."""
+    layer = Axisymmetric(mf.identity_attention(kind, 2, BETA), dimension)
+    uniform = ring_nodes(jnp.ones_like, 40, dimension=dimension)
+    field = mf.Flow(layer, space=mf.Sphere()).field
+
+    def waves(heights):
+        return zonal_polynomials(dimension, heights, 4)[1:]
+
+    @jax.jit
+    def rates(points, masses):
+        def velocity(weights):
+            return field(jnp.zeros(()), mf.TokenCloud(points, weights), points)[:, 1]
+
+        heights = points[:, 1]
+        table, slopes = jax.jvp(waves, (heights,), (jnp.ones_like(heights),))
+        pushed = jax.vmap(
+            lambda wave: jax.jvp(velocity, (masses,), (masses * wave,))[1]
+        )(table)
+        return (slopes * pushed) @ masses / (table**2 @ masses)
+
+    return np.asarray(rates(uniform.points, uniform.weights))
+
+
+def walk(cloud: mf.TokenCloud, beta: float, depth: float) -> mf.Trajectory:
+    """The flow of tokens on the circle, filled up to one size with absent ones."""
+    missing = TOKENS - cloud.count
+    filled = mf.TokenCloud(
+        np.concatenate([cloud.points, np.tile([1.0, 0.0], (missing, 1))]),
+        np.concatenate([cloud.weights, np.zeros(missing)]),
+    )
+    flow = mf.Flow(mf.identity_attention("softmax", 2, beta), space=mf.Sphere())
+    return mf.solve(flow, filled, depth, save=SAVED, rtol=1e-10, atol=1e-13)
+
+
+def angles_of(points) -> np.ndarray:
+    """Angles of points of the plane."""
+    return np.arctan2(np.asarray(points)[..., 1], np.asarray(points)[..., 0])
+
+
+def moments(path: mf.Trajectory, modes) -> np.ndarray:
+    """The integrals of cosines of the modes at the end of a walk."""
+    angles = angles_of(path.points[-1])
+    return np.cos(np.outer(modes, angles)) @ np.asarray(path.weights)
+
+
+def grown_rates() -> np.ndarray:
+    """Rates from flows of small waves, all modes at once, with two sizes."""
+
+    def grown(size):
+        def density(angles):
+            waves = jnp.cos(jnp.asarray(MODES, float)[:, None] * angles[None, :])
+            return 1 + size * waves.sum(axis=0)
+
+        return moments(walk(circle_nodes(density, TOKENS), BETA, 1.0), MODES)
+
+    # Odd parts have no even orders; Richardson takes the third order away.
+    coarse, fine = ((grown(e) - grown(-e)) / e for e in (2e-3, 1e-3))
+    return np.log((4 * fine - coarse) / 3)
+
+
+def node_error(count: int) -> float:
+    """The error of so many nodes at depth 3."""
+    cloud = circle_nodes(lambda angles: 1 + 0.1 * jnp.cos(3 * angles), count)
+    return abs(moments(walk(cloud, BETA, 3.0), [3])[0] - WAVE)
+
+
+@dataclass(frozen=True)
+class Growth:
+    """Amplitudes of waves in clouds of random tokens, along depth."""
+
+    depths: np.ndarray
+    gains: np.ndarray  # of each cloud, depth and mode, relative to the start
+    rates: np.ndarray
+    tolerance: np.ndarray
+
+
+def particle_growth(parameters: Parameters, progress) -> Growth:
+    """Growth of the waves that chance has put into clouds of random tokens."""
+    flow = mf.Flow(mf.identity_attention("softmax", 2, BETA), space=mf.Sphere())
+    depths = np.linspace(0, 1, 3)
+    random = np.random.default_rng(parameters.seed)
+    series = []
+    for _ in progress.over(range(parameters.repeats), 0.2):
+        angles = random.uniform(0, 2 * np.pi, parameters.tokens)
+        cloud = mf.TokenCloud(on_circle(angles))
+        path = mf.solve(flow, cloud, 1.0, save=depths, solver=mf.FixedStep(0.5))
+        phases = angles_of(path.points)
+        series.append([np.exp(1j * k * phases).mean(axis=1) for k in MODES])
+    waves = np.moveaxis(np.array(series), 1, 2)
+    start = waves[:, :1]
+    # The part in phase with the start, weighted by it, so that no start is too small.
+    gains = np.real(waves * np.conj(start)).sum(axis=0) / (np.abs(start) ** 2).sum(
+        axis=0
+    )
+    exact = np.exp(closed(MODES))
+    apart = waves[:, -1] - exact * waves[:, 0]
+    sizes = np.sqrt((np.abs(waves[:, 0]) ** 2).sum(axis=0))
+    scatter = np.sqrt((np.abs(apart) ** 2).mean() / 2) / sizes
+    return Growth(depths, gains, np.log(gains[-1]), 5 * scatter / exact)
+
+
+def on_circle(angles) -> np.ndarray:
+    """Points of the plane at these angles."""
+    return np.stack([np.cos(angles), np.sin(angles)], axis=1)
+
+
+def smooth_start(beta: float) -> mf.Trajectory:
+    """The walk from a tiny perturbation with a share of every wave."""
+    most = int(2 * np.sqrt(2 * beta)) + 1
+
+    def density(angles):
+        waves = jnp.cos(jnp.arange(1.0, most + 1)[:, None] * angles[None, :])
+        return 1 + SMALL * waves.mean(axis=0)
+
+    return walk(circle_nodes(density, TOKENS), beta, LAST)
+
+
+def random_starts(beta: float, parameters: Parameters) -> list[mf.Trajectory]:
+    """Walks from random tokens."""
+    random = np.random.default_rng([parameters.seed, int(beta)])
+    return [
+        walk(mf.TokenCloud(on_circle(random.uniform(0, 2 * np.pi, TOKENS))), beta, LAST)
+        for _ in range(parameters.starts)
+    ]
+
+
+def clusters(path: mf.Trajectory, beta: float) -> int:
+    """How many groups of tokens there are at the end."""
+    found = mf.observables.count_clusters(path.cloud(-1), space=mf.Sphere(), beta=beta)
+    return found.count or 0
+
+
+def rate_findings(integrals, linear, grown):
+    """Digits, integrals, derivative, and the flow of small waves."""
+    exact = [closed(range(1, 7), beta=b, dimension=d) for d, b in cases()]
+    rates = [closed(MODES), closed(MODES, kind="unnormalised")]
+    linear_exact = [
+        closed([1, 2, 3], kind=kind, dimension=d) for kind, d in linear_cases()
+    ]
+    return (
+        DIGITS.close_to(
+            rates, [SOFTMAX, UNNORMALISED], tolerance=1e-9, source=tabulated()
+        ),
+        INTEGRALS.close_to(
+            exact,
+            integrals,
+            tolerance=1e-9,
+            source=other_method("integrals over the angle, by a Gauss rule"),
+        ),
+        LINEARISED.close_to(
+            linear,
+            linear_exact,
+            relative_tolerance=1e-8,
+            source=closed_form("of the rates"),
+        ),
+        GROWN.close_to(
+            grown, closed(MODES), tolerance=1e-8, source=closed_form("of the rates")
+        ),
+    )
+
+
+def fastest(beta: float, dimension: int = 2) -> int:
+    """The fastest degree."""
+    layer = mf.identity_attention("softmax", 2, beta)
+    return fastest_degree(layer, dimension=dimension).degree or 0
+
+
+def fastest_at(betas, dimension: int, most: int) -> np.ndarray:
+    """The fastest of the degrees up to the most, at many temperatures at once."""
+
+    def rates(beta):
+        layer = mf.identity_attention("softmax", 2, beta)
+        return growth_rates(layer, range(1, most + 1), dimension=dimension)
+
+    return 1 + np.asarray(jax.vmap(rates)(jnp.asarray(betas))).argmax(axis=1)
+
+
+def degree_findings():
+    """The table of fastest degrees, and the square root."""
+    pairs = [(d, beta) for d, row in FASTEST.items() for beta in row]
+    betas = np.geomspace(1, 1e6, 25)
+    found = fastest_at(betas, 2, 1600)
+    return (
+        TABLE.close_to(
+            [fastest(float(beta), d) for d, beta in pairs],
+            [FASTEST[d][beta] for d, beta in pairs],
+            tolerance=0,
+            source=tabulated(),
+        ),
+        ROOT.at_most(
+            np.abs(found - np.sqrt(2 * betas)),
+            1.0,
+            source=theory(r"the maximum of $k^2e^{-k^2/2\beta}$"),
+        ),
+    )
+
+
+def nodes_finding(nodes):
+    """Errors of few nodes against those of the table."""
+    return NODES_CLAIM.at_most(
+        [nodes[24] / 1.45e-3, nodes[48] / 3.4e-6, nodes[96] / 1e-10],
+        1.0,
+        source=tabulated("by a spectral solver of the density, ten digits"),
+    )
+
+
+def cluster_findings(smooth, chance):
+    """Counts of clusters against the fastest wave."""
+    predicted = [
+        predicted_clusters(mf.identity_attention("softmax", 2, beta))
+        for beta in COUNTED
+    ]
+    means = [
+        np.mean([clusters(path, beta) for path in chance[beta]]) for beta in COUNTED
+    ]
+    source = closed_form(r"$k^*$, the fastest wave")
+    return (
+        CLUSTERS.close_to(
+            [clusters(smooth[beta], beta) for beta in COUNTED],
+            predicted,
+            tolerance=0,
+            source=source,
+        ),
+        FEWER.at_most(np.array(means) - predicted, 0.0, source=source),
+    )
+
+
+def rate_table(grown, growth: Growth) -> Table:
+    """Rates at one temperature by all methods."""
+    columns = ["periods", "closed form", "flow of nodes", "random tokens", "tolerance"]
+    rows = [
+        [int(k), *row]
+        for k, *row in zip(
+            MODES, closed(MODES), grown, growth.rates, growth.tolerance, strict=True
+        )
+    ]
+    return Table(columns, rows, r"Growth rates at $\beta = 5$, softmax attention.")
+
+
+def cluster_table(smooth, chance) -> Table:
+    """Clusters from smooth and from random starts."""
+    rows = []
+    for beta, path in smooth.items():
+        counts = [clusters(one, beta) for one in chance.get(beta, ())]
+        mean = float(np.mean(counts)) if counts else "not run"
+        rows.append([beta, fastest(beta), clusters(path, beta), mean])
+    return Table(
+        [r"$\beta$", "fastest wave", "from all waves in phase", "from random tokens"],
+        rows,
+        r"Clusters at depth 40. At $\beta = 81$ the waves of 12 and 13 periods grow at "
+        "rates less than 1% apart, and the fastest one has no time to win.",
+    )
+
+
+def draw_rates(grown, growth: Growth) -> Picture:
+    """Growth rates against the number of periods."""
+    figure, axes = style.canvas(panel=(5.6, 3.8))
+    for beta in (1.0, 5.0, 9.0, 25.0, 81.0):
+        degrees = np.arange(1, 31)
+        rates = closed(degrees, beta=beta)
+        (line,) = axes.plot(
+            degrees, rates, "-", linewidth=1.3, label=rf"$\beta = {beta:g}$"
+        )
+        top = fastest(beta)
+        axes.plot(top, rates[top - 1], "o", color=line.get_color(), markersize=6)
+    axes.errorbar(
+        MODES,
+        growth.rates,
+        growth.tolerance / 5,
+        fmt="s",
+        color=style.INK,
+        markersize=4,
+        capsize=2.5,
+        linewidth=1,
+        label=r"random tokens, $\beta = 5$",
+    )
+    axes.plot(
+        MODES, grown, "x", color=style.INK, markersize=8, label="flow of nodes, same"
+    )
+    axes.axhline(2 / np.e, color=style.GREY, linestyle=":", linewidth=1)
+    axes.text(29.5, 2 / np.e + 0.012, r"$2/e$", ha="right", color=style.GREY)
+    axes.set(
+        xlabel="periods $k$ of the wave",
+        ylabel=r"growth rate $\lambda_k$",
+        xlim=(0, 30),
+        ylim=(0, 0.82),
+    )
+    axes.legend(loc="upper right", bbox_to_anchor=(1.0, 0.88))
+    return Picture(
+        figure,
+        "Growth rates of waves on the uniform circle under softmax attention; discs "
+        "mark the fastest. The lower the temperature, the flatter the top: neighbours "
+        "of the fastest wave grow nearly as fast.",
+    )
+
+
+def draw_fastest() -> Picture:
+    """The fastest degree against the inverse temperature, several dimensions."""
+    figure, axes = style.canvas(panel=(5.6, 3.6))
+    betas = np.linspace(0.2, 100, 260)
+    for dimension, colour in zip((2, 3, 8, 32), style.PALETTE, strict=False):
+        axes.step(
+            betas,
+            fastest_at(betas, dimension, 24),
+            where="mid",
+            color=colour,
+            label=f"$d = {dimension}$",
+        )
+        half = (dimension - 2) / 2
+        root = np.sqrt(half**2 + 2 * betas) - half
+        axes.plot(betas, root, "--", color=colour, linewidth=1)
+    axes.plot([], [], "--", color=style.INK, linewidth=1, label="$l(l+d-2) = 2\\beta$")
+    axes.set(xlabel=r"$\beta$", ylabel="fastest degree", xlim=(0, 100), ylim=(0, 15))
+    axes.legend(ncols=2, loc="upper left")
+    return Picture(
+        figure,
+        r"The degree that grows fastest. Dashed: the root of $l(l+d-2) = 2\beta$, "
+        r"which is $\sqrt{2\beta}$ on the circle and the limit at low temperature. In "
+        "high dimension degree 1 stays the fastest: tokens gather in one cluster.",
+    )
+
+
+def draw_growth(growth: Growth) -> Picture:
+    """Gains of random waves along depth."""
+    figure, axes = style.canvas(panel=(5.2, 3.6))
+    fine = np.linspace(0, 1, 50)
+    for index, mode in enumerate(MODES):
+        colour = style.PALETTE[index]
+        rate = closed(MODES)[index]
+        axes.plot(fine, np.exp(rate * fine), color=colour, linewidth=1.2)
+        axes.plot(
+            growth.depths,
+            growth.gains[:, index],
+            "o",
+            color=colour,
+            label=f"$k = {mode}$",
+        )
+    axes.set(
+        xlabel="depth $t$", ylabel="amplitude, relative to the start", yscale="log"
+    )
+    axes.set_yticks([1, 1.2, 1.5, 2], labels=["1", "1.2", "1.5", "2"])
+    axes.minorticks_off()
+    axes.legend(loc="upper left")
+    return Picture(
+        figure,
+        r"Waves in clouds of random tokens at $\beta = 5$ (dots: their part in phase "
+        r"with the start, over all clouds) and $e^{\lambda_kt}$ (lines).",
+    )
+
+
+def draw_walks(smooth: mf.Trajectory, chance: mf.Trajectory) -> Picture:
+    """Angles of tokens along depth, from a smooth and from a random start."""
+    figure, panels = style.canvas(2, panel=(4.2, 3.4), sharey=True)
+    titles = (r"$10^{-6}$ of all waves in phase", "random tokens")
+    for axes, path, title in zip(panels, (smooth, chance), titles, strict=True):
+        angles = np.unwrap(angles_of(path.points), axis=0)
+        lifted = angles - 2 * np.pi * np.floor((angles[:1] + np.pi) / (2 * np.pi))
+        order = np.argsort(lifted[0])
+        for rank, token in enumerate(order):
+            shade = style.BLUE if (rank // 12) % 2 else style.ORANGE
+            axes.plot(path.depths, lifted[:, token], color=shade, linewidth=0.5)
+        axes.set(xlabel="depth $t$", title=f"{title}: {clusters(path, 25.0)} clusters")
+    panels[0].set(ylabel="angle", ylim=(-3.6, 3.6))
+    panels[0].set_yticks([-np.pi, 0, np.pi], labels=[r"$-\pi$", "0", r"$\pi$"])
+    return Picture(
+        figure,
+        r"192 tokens on the circle at $\beta = 25$, where the fastest wave has seven "
+        "periods. From a tiny smooth perturbation it wins, and seven clusters emerge "
+        "around depth 25 (left); random tokens gather at once, where chance has put "
+        "more of them (right). Angles are periodic; colours "
+        "change every twelve tokens.",
+    )
+
+
+def draw_nodes(nodes) -> Picture:
+    """Errors of weighted nodes, and of random tokens."""
+    figure, axes = style.canvas(panel=(4.8, 3.4))
+    counts = np.array(list(nodes))
+    axes.plot(counts, list(nodes.values()), "o-", label="weighted nodes")
+    axes.plot(
+        counts,
+        0.7 / np.sqrt(counts),
+        "--",
+        color=style.GREY,
+        label="scale of random tokens, $0.7\\,n^{-1/2}$",
+    )
+    axes.axhline(5e-11, color=style.INK, linestyle=":", linewidth=1)
+    axes.text(13, 8e-11, "digits of the reference", color=style.INK, fontsize=9)
+    axes.set(xlabel="nodes $n$", ylabel=r"error of $\int\cos 3\theta$", yscale="log")
+    axes.legend(loc="center right", bbox_to_anchor=(1.0, 0.72))
+    return Picture(
+        figure,
+        r"The mean field from $1 + 0.1\cos 3\theta$ at depth 3, $\beta = 5$, by few "
+        "tokens with the weights of the density: the error falls faster than any power "
+        "of their number.",
+    )
+
+
+experiment = Experiment(
+    name="linear-stability",
+    title="Waves on the uniform measure grow at closed rates",
+    room="mean_field",
+    about=__doc__,
+    claims=(
+        DIGITS,
+        INTEGRALS,
+        LINEARISED,
+        GROWN,
+        TABLE,
+        ROOT,
+        PARTICLES,
+        NODES_CLAIM,
+        CLUSTERS,
+        FEWER,
+    ),
+    parameters=Parameters,
+    run=run,
+    seconds=30,
+)

@@ -1,0 +1,556 @@
+r"""Attention at low temperature keeps to its limit up to depths of order log beta.
+
+The flow is $\dot z_i = \sum_j P_{ij}V(z_j - z_i)$ with softmax weights $P_{ij}$ of
+$\beta\langle z_i, z_j\rangle$. At zero temperature each token goes to the one of
+largest score; that flow is piecewise linear, and computed exactly, from one change of
+leaders to the next. Three things set the distance between the two:
+
+- a token that follows another leader costs a distance that does not fall with $\beta$;
+- beyond the $\beta$ where the last one has changed over, the distance at a fixed depth
+  is of order $1/\beta$ if some token changes its leader on the way, and exponentially
+  small in $\beta$ if none does;
+- from depths of $\log\beta$ on, followers are as close as $1/\beta$ to their leaders,
+  and draw them away by $\delta$ with
+  $\langle v, \delta\rangle = -\log(W/w_v)/\beta$: the log-Laplace transform of the
+  cluster at $\beta v$ does not change.
+
+In the end every finite $\beta$ loses its clusters, at the rates of the spectrum of $V$.
+A theorem bounds the distance to the limit at infinite depth by
+$\sqrt{\log(\beta+1)/\beta}\,e^{Ct} + e^{-ct}$ [ABRR26], for laws of tokens; its
+hypotheses and constants are not checked here, where clouds are finite.
+"""
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+import numpy as np
+from scipy.integrate import solve_ivp
+from scipy.special import expi
+
+import meanformer as mf
+from meanformer.experiments import (
+    Claim,
+    Experiment,
+    Outcome,
+    Picture,
+    Table,
+    closed_form,
+    other_method,
+    setting,
+    tabulated,
+    theory,
+)
+from meanformer.geometry import Cells
+from meanformer.observables import (
+    LowTemperature,
+    fit_low_temperature_bound,
+    low_temperature_comparison,
+    low_temperature_shift,
+)
+from meanformer.plotting import draw_cells, style
+
+TOKENS, DEPTHS = 30, np.linspace(0, 12, 25)
+AT_TWO = 4  # the index of depth 2
+# The reference cloud was chosen for its drop; random ones are others.
+REFERENCE_SEED, FIRST_SEED = 198, 1000
+REFERENCE_BETAS = np.array([10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0, 3e4])
+REFERENCE = np.array([0.35, 0.24, 0.18, 1.3e-3, 1.1e-4, 3.5e-5])
+CORNERS = np.array([(1.0, 1.0), (1.0, -1.0), (-1.0, -1.0), (-1.0, 1.0)])
+SHIFT_BETAS = 20.0 * 2.0 ** np.arange(7)
+LADDER = 10.0 ** np.arange(1, 4.1)
+RATES = (1.0, 0.3)
+TERMINAL_BETAS = (1.0, 2.0, 3.0, 4.0)
+SHARP = {"rtol": 1e-10, "atol": 1e-13}
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """How many clouds and temperatures."""
+
+    clouds: int = setting(24, full=100, help="random clouds in the square", at_least=20)
+    per_decade: int = setting(2, full=4, help="temperatures per decade", at_least=2)
+    columns: int = setting(25, full=97, help="temperatures of the map", at_least=9)
+
+
+SIZES = Claim(
+    id="reference-sizes",
+    statement=r"For $30$ tokens in the square the distances at depth $2$ to the flow "
+    r"of $\beta = 3\cdot10^4$ have the sizes of the reference, $0.35$ to "
+    r"$3.5\cdot10^{-5}$ for $\beta = 10$ to $3000$, with the drop before $300$: "
+    r"their logarithms differ by at most $\log 1.6$.",
+    status="observation",
+)
+EXACT = Claim(
+    id="exact-hardmax",
+    statement=r"The flow at zero temperature, by exponentials from change to change of "
+    r"leaders, is that of softmax at $\beta = 10^6$ up to $10^{-5}$, at depth $2$.",
+    status="observation",
+    reference="ABRR26, low temperature in finite depth",
+)
+OTHERS = Claim(
+    id="another-leader",
+    statement=r"Where a token follows another leader than under hardmax, $\beta$ times "
+    r"the distance at depth $2$ is much larger than where none does: the medians over "
+    r"clouds and $\beta \ge 100$ differ by a factor of $30$ or more.",
+    status="observation",
+)
+ALGEBRAIC = Claim(
+    id="algebraic",
+    statement=r"In clouds where tokens change their leader before depth $2$ the "
+    r"distance there falls like $1/\beta$ from $10^4$ to $10^5$ (median exponent).",
+    status="observation",
+)
+EXPONENTIAL = Claim(
+    id="exponential",
+    statement=r"In clouds where nobody changes its leader it is below $10^{-9}$ at "
+    r"$\beta = 10^5$ (median).",
+    status="observation",
+)
+SECOND = Claim(
+    id="first-order-shift",
+    statement=r"The softmax flow is the hardmax flow plus the shift "
+    r"$\delta = -\int\sum_k p_k y_k\,\mathrm du$ of each cluster, with an error that "
+    r"falls like $\beta^{-2}$, at depth $12$.",
+    status="observation",
+)
+LAPLACE = Claim(
+    id="log-laplace",
+    statement=r"At depth $12$ leaders have come away by $\langle v, \delta\rangle = "
+    r"\frac1\beta\Lambda(\beta v) - \lvert v\rvert^2$, with $\Lambda$ the log-Laplace "
+    r"transform of their cluster at the start, for $\beta = 1280$.",
+    status="observation",
+)
+LOG_BETA = Claim(
+    id="log-beta",
+    statement=r"At depth $t = \log\beta$ the distance to the limit at infinite depth "
+    r"falls like $1/\beta$: tokens have concentrated.",
+    status="observation",
+    reference="ABRR26, time scales of order log beta (hypotheses not checked)",
+)
+PAIR = Claim(
+    id="pair",
+    statement=r"Two opposite tokens $\pm a$, $s = \lvert a\rvert^2$, reach $s$ at "
+    r"depth $t = \frac14(\log\frac{s_0}s + \mathrm{Ei}(2\beta s_0) - "
+    r"\mathrm{Ei}(2\beta s))$: their clusters last for $e^{2\beta s_0}/(8\beta s_0)$.",
+    status="observation",
+)
+TERMINAL = Claim(
+    id="terminal-phase",
+    statement=r"At $\beta = 1$ and $V = \mathrm{diag}(1, 0.3)$ tokens collapse at the "
+    r"rates $1$ and $0.3$ along the two axes.",
+    status="observation",
+    reference="ABRR26, terminal phase",
+)
+
+
+def run(parameters: Parameters, *, progress) -> Outcome:
+    """Random clouds, a cloud with known leaders, pairs, and a value with a spectrum."""
+    betas = 10.0 ** np.arange(1, 5 + 1e-9, 1 / parameters.per_decade)
+    seeds = range(FIRST_SEED, FIRST_SEED + parameters.clouds)
+    randoms = [
+        compared(square_cloud(seed), betas, DEPTHS / 6, rtol=1e-9, atol=1e-12)
+        for seed in progress.over(seeds, 0.8)
+    ]
+    known = compared(known_cloud(), SHIFT_BETAS, **SHARP)
+    phases = compared(known_cloud(), np.geomspace(0.5, 1e4, parameters.columns))
+    reference = compared(square_cloud(REFERENCE_SEED), REFERENCE_BETAS)
+    spectrum = terminal()
+    ladder = compared(known_cloud(), LADDER)
+    return Outcome(
+        findings=[
+            reference_finding(reference),
+            exact_finding(seeds),
+            *leader_findings(randoms, betas),
+            *shift_findings(known),
+            log_beta_finding(),
+            pair_finding(),
+            terminal_finding(spectrum),
+        ],
+        pictures=[
+            picture_of_betas(randoms, betas),
+            picture_of_paths(),
+            picture_of_depths(ladder),
+            picture_of_phases(phases),
+            picture_of_spectrum(spectrum),
+        ],
+        tables=[table_of_reference(reference), table_of_fit(ladder)],
+    )
+
+
+def softmax(value=None) -> mf.Softmax:
+    """Identity query and key; a value."""
+    return mf.Softmax(np.eye(2), np.eye(2), np.eye(2) if value is None else value)
+
+
+def compared(cloud, betas, depths=DEPTHS, value=None, **options) -> LowTemperature:
+    """Both flows; one shape for all, so that one program serves."""
+    return low_temperature_comparison(softmax(value), cloud, depths, betas, **options)
+
+
+def square_cloud(seed: int) -> mf.TokenCloud:
+    """Uniform tokens in the square of side two."""
+    generator = np.random.default_rng(seed)
+    return mf.TokenCloud(generator.uniform(-1, 1, (TOKENS, 2)))
+
+
+def known_cloud() -> mf.TokenCloud:
+    """The corners of a square, which lead, and followers far from the boundaries."""
+    generator = np.random.default_rng(4)
+    count = TOKENS - len(CORNERS)
+    signs = generator.choice([-1, 1], (count, 2))
+    inside = signs * generator.uniform(0.3, 0.8, (count, 2))
+    return mf.TokenCloud(np.concatenate([CORNERS, inside]))
+
+
+def terminal() -> LowTemperature:
+    """A value with two rates, followed twice as deep."""
+    value = np.diag(RATES)
+    return compared(known_cloud(), TERMINAL_BETAS, 2 * DEPTHS, value, **SHARP)
+
+
+def to_reference(reference: LowTemperature) -> np.ndarray:
+    """Distances at depth two to the lowest temperature of the reference."""
+    clouds = [mf.TokenCloud(run[AT_TWO]) for run in reference.points]
+    return np.array([mf.wasserstein(cloud, clouds[-1]) for cloud in clouds[:-1]])
+
+
+def reference_finding(reference: LowTemperature):
+    """Sizes of the distances, for a cloud that has the drop."""
+    return SIZES.close_to(
+        np.log(to_reference(reference) / REFERENCE),
+        0.0,
+        tolerance=np.log(1.6),
+        source=tabulated("another random cloud, whose generator is not known"),
+    )
+
+
+def exact_finding(seeds):
+    """The exact path against SciPy on softmax at a very low temperature."""
+    errors = []
+    for seed in seeds[:4]:
+        cloud = square_cloud(seed)
+        path = mf.flows.hardmax_flow(softmax(), cloud, 2.0)
+        errors.append(np.abs(path.points([2.0])[0] - by_scipy(cloud, 1e6, 2.0)).max())
+    source = other_method("SciPy's LSODA on the softmax flow")
+    return EXACT.at_most(errors, 1e-5, source=source)
+
+
+def by_scipy(cloud: mf.TokenCloud, beta: float, depth: float) -> np.ndarray:
+    """The softmax flow by another program."""
+    start = np.asarray(cloud.points)
+
+    def velocity(_, flat):
+        points = flat.reshape(start.shape)
+        scores = beta * points @ points.T
+        shares = np.exp(scores - scores.max(axis=1, keepdims=True))
+        means = shares @ points / shares.sum(axis=1, keepdims=True)
+        return (means - points).ravel()
+
+    options = {"method": "LSODA", "rtol": 1e-9, "atol": 1e-11}
+    solved = solve_ivp(velocity, (0, depth), start.ravel(), **options)
+    return solved.y[:, -1].reshape(start.shape)
+
+
+def leader_findings(randoms, betas):
+    """What another leader costs, and the rates where there is none."""
+    coupled = np.array([run.coupled[:, -1] for run in randoms])
+    is_same = np.array([run.at(-1).changed[:, 0] == 0 for run in randoms])
+    turns = np.array([len(run.limit.changes) > 0 for run in randoms])
+    scaled, is_cold = betas * coupled, (betas >= 100)[None, :]
+    ratio = np.median(scaled[~is_same & is_cold]) / np.median(scaled[is_same & is_cold])
+    before = np.argmin(np.abs(betas - 1e4))
+    slopes = np.log10(coupled[:, -1] / coupled[:, before])
+    return (
+        OTHERS.at_least(ratio, 30.0, source=theory("a change of cell is no small one")),
+        ALGEBRAIC.close_to(
+            np.median(slopes[turns]),
+            -1.0,
+            tolerance=0.1,
+            source=theory("a change of leaders is smeared over a depth of 1/beta"),
+        ),
+        EXPONENTIAL.at_most(
+            np.median(coupled[~turns, -1]), 1e-9, source=theory("margins stay positive")
+        ),
+    )
+
+
+def shift_findings(known: LowTemperature):
+    """The shift of clusters, in full and along their leaders."""
+    shift = low_temperature_shift(softmax(), known_cloud(), DEPTHS, known.betas)
+    errors = known.points - known.limit_points[None] - shift
+    sizes = np.linalg.norm(errors, axis=3).max(axis=2)[:, -1]
+    slopes = np.diff(np.log(sizes)) / np.diff(np.log(known.betas))
+    beta, ends = known.betas[-1], known.points[-1, -1, :4]
+    measured = np.einsum("kd,kd->k", CORNERS, ends - CORNERS)
+    return (
+        SECOND.close_to(
+            slopes[2:], -2.0, tolerance=0.1, source=theory("expansion in 1/beta")
+        ),
+        LAPLACE.close_to(
+            beta * measured,
+            beta * np.array([leader_drop(corner, beta) for corner in CORNERS]),
+            tolerance=0.01,
+            source=closed_form(r"$\frac1\beta\Lambda(\beta v) - \lvert v\rvert^2$"),
+        ),
+    )
+
+
+def leader_drop(leader, beta: float) -> float:
+    """The change of a leader's score with itself, by the log-Laplace transform."""
+    points = np.asarray(known_cloud().points)
+    cluster = mf.TokenCloud(points[(np.sign(points) == leader).all(axis=1)])
+    tilt = jnp.asarray(beta * leader)[None]
+    return float(cluster.log_laplace(tilt)[0]) / beta - leader @ leader
+
+
+def log_beta_finding():
+    """Distances to the limit at infinite depth, at depth log beta."""
+    distances = [
+        compared(known_cloud(), [b], np.log(b) * DEPTHS / 12).end_coupled[0, -1]
+        for b in LADDER[1:]
+    ]
+    slopes = np.diff(np.log10(distances))
+    return LOG_BETA.close_to(
+        slopes, -1.0, tolerance=0.05, source=theory("both errors are of order 1/beta")
+    )
+
+
+def pair_finding():
+    """Two opposite tokens; padded, to have the shape of the others."""
+    pair = mf.TokenCloud(np.array([(0.6, 0.8), (-0.6, -0.8)]))
+    betas = np.array([0.5, 1.0, 1.5, 2.0])
+    pairs = compared(mf.pad(pair, TOKENS), betas, **SHARP)
+    squares = (pairs.points[:, 1:, 0] ** 2).sum(axis=2)
+    twice = 2 * betas[:, None]
+    depths = (expi(twice) - np.log(squares) - expi(twice * squares)) / 4
+    return PAIR.close_to(
+        depths,
+        np.broadcast_to(DEPTHS[1:], depths.shape),
+        tolerance=1e-6,
+        source=closed_form("an exponential integral"),
+    )
+
+
+def spreads(spectrum: LowTemperature) -> np.ndarray:
+    """Widths of the cloud along the axes, for each temperature and depth."""
+    return np.ptp(spectrum.points, axis=2)
+
+
+def terminal_finding(spectrum: LowTemperature):
+    """Rates of the collapse, over the last five units of depth."""
+    late = spreads(spectrum)[0, [-6, -1]]
+    rates = np.log(late[0] / late[1]) / np.diff(spectrum.depths[[-6, -1]])
+    return TERMINAL.close_to(
+        rates, RATES, tolerance=1e-3, source=theory("linearised at one point")
+    )
+
+
+def picture_of_betas(randoms, betas) -> Picture:
+    """Distances and other leaders against the temperature, at depth two."""
+    figure, (left, right) = style.canvas(2, panel=(4.6, 3.4))
+    counts = [path.at(-1).changed[:, 0] for path in randoms]
+    latest = np.argsort([-(others > 0).sum() for others in counts], kind="stable")
+    for colour, index in zip(style.PALETTE, latest[:6], strict=False):
+        path, others = randoms[index], counts[index]
+        coupled = path.coupled[:, -1]
+        left.plot(betas, np.maximum(coupled, 1e-13), color=colour, linewidth=1.2)
+        faces = np.where(others > 0, "white", colour)
+        shown = np.maximum(coupled, 1e-13)
+        left.scatter(betas, shown, c=faces, edgecolors=colour, s=22, zorder=3)
+        turns = f"{len(path.limit.changes)}"
+        right.plot(betas, others, "o-", color=colour, label=turns, linewidth=1.2)
+    left.plot(betas[4:], 30 / betas[4:], ":", color=style.INK, linewidth=1)
+    left.annotate(r"$\beta^{-1}$", (betas[-2], 60 / betas[-2]))
+    left.set(xscale="log", yscale="log", ylim=(3e-14, 3), xlabel=r"$\beta$")
+    left.set_ylabel("distance to hardmax at depth 2")
+    right.set(xscale="log", xlabel=r"$\beta$", ylabel="tokens with another leader")
+    right.legend(title="changes of leaders\nunder hardmax")
+    return Picture(
+        figure,
+        r"Softmax beside hardmax for random clouds of 30 tokens, of all those the six "
+        r"whose last token changes over at the largest $\beta$. Open marks: a token "
+        r"follows another leader (numbers on the right), and the distance does not "
+        r"fall. When the last one has changed over, it drops at once, and then falls "
+        r"like $1/\beta$ in clouds where tokens change their leader on the way, and "
+        r"exponentially where none does (down to the tolerance of the solver).",
+    )
+
+
+def picture_of_paths() -> Picture:
+    """Paths of both flows over the cells of the hull."""
+    figure, axes = style.canvas(3, panel=(3.3, 3.3))
+    cloud = square_cloud(REFERENCE_SEED)
+    paths = compared(cloud, [10.0, 100.0, 300.0], DEPTHS / 3)
+    start = np.asarray(cloud.points)
+    leads = mf.run_hardmax(cloud, 0, step=1.0).is_leader[0]
+    cells = Cells(start[leads])
+    for panel, beta, soft in zip(axes, paths.betas, paths.points, strict=True):
+        draw_cells(cells, panel, opacity=0.25, is_labelled=False)
+        apart = np.linalg.norm(soft[-1] - paths.limit_points[-1], axis=1) > 0.3
+        for token in range(TOKENS):
+            hard = paths.limit_points[:, token]
+            panel.plot(*hard.T, ":", color=style.INK, linewidth=0.9)
+            colour = style.ORANGE if apart[token] else style.BLUE
+            width = 2.0 if apart[token] else 1.1
+            panel.plot(*soft[:, token].T, color=colour, linewidth=width)
+        panel.plot(*start.T, ".", color=style.INK, markersize=3)
+        panel.set_title(rf"$\beta = {beta:g}$")
+    return Picture(
+        figure,
+        "Tokens of the cloud with the drop, up to depth 4: hardmax dotted, softmax in "
+        "colour, over the cells of the leaders. In orange a token that goes to another "
+        r"leader than under hardmax; from $\beta = 300$ on there is none. At "
+        r"$\beta = 10$ clusters stay short of their leaders, by $\log(W/w_v)/\beta$.",
+    )
+
+
+def picture_of_depths(ladder: LowTemperature) -> Picture:
+    """Distances along depth, with the first-order shift and the fitted form."""
+    figure, (left, right) = style.canvas(2, panel=(4.6, 3.4))
+    shift = low_temperature_shift(softmax(), known_cloud(), DEPTHS, ladder.betas)
+    predicted = np.sqrt((shift**2).sum(axis=3).mean(axis=2))
+    ends = ladder.end_coupled
+    fit = fit_low_temperature_bound(ladder.betas, DEPTHS, ends)
+    form, later = fit(ladder.betas, DEPTHS), DEPTHS[1:]
+    for index, beta in enumerate(ladder.betas):
+        colour, label = style.PALETTE[index], rf"$\beta = 10^{{{np.log10(beta):.0f}}}$"
+        left.plot(later, ladder.coupled[index, 1:], color=colour, label=label)
+        left.plot(later, predicted[index, 1:], "--", color=style.INK, linewidth=0.9)
+        right.plot(DEPTHS, ends[index], color=colour, label=label)
+        right.plot(DEPTHS, form[index], ":", color=colour, linewidth=1.2)
+        for panel in (left, right):
+            panel.axvline(np.log(beta), color=colour, linewidth=0.6, alpha=0.6)
+    left.set(yscale="log", ylim=(1e-8, 1), xlabel="depth $t$")
+    left.set_ylabel("distance to hardmax at depth $t$")
+    right.set(yscale="log", xlabel="depth $t$")
+    right.set_ylabel("distance to hardmax at infinite depth")
+    left.legend(loc="lower right")
+    return Picture(
+        figure,
+        r"A cloud whose leaders, the corners of a square, are known. Left: the "
+        r"distance of the two flows is exponentially small before $t = \log\beta$ "
+        r"(thin lines) and of order $1/\beta$ after it; dashed, the first-order "
+        r"shift. Right: the distance to the limit falls like $e^{-t}$ up to there and "
+        r"then stays; dotted, the published form "
+        r"$a\sqrt{\log(\beta+1)/\beta}\,e^{Ct} + b\,e^{-ct}$ with "
+        rf"four constants that were fitted ($C = {fit.growth:.2f}$, "
+        rf"$c = {fit.decay:.2f}$): for finite clouds $1/\beta$ is smaller than its "
+        r"first term.",
+    )
+
+
+def picture_of_phases(phases: LowTemperature) -> Picture:
+    """The distance to the limit over temperature and depth."""
+    figure, axes = style.canvas(panel=(6.6, 4.2))
+    logs = phases.reach
+    levels = np.arange(-4, 0.51, 0.25)
+    image = axes.contourf(
+        logs,
+        DEPTHS,
+        np.log10(phases.end_coupled).T,
+        levels,
+        cmap=style.depth_colours(),
+        extend="both",
+    )
+    axes.plot(logs[logs > 0], logs[logs > 0], "--", color=style.INK, linewidth=1.2)
+    axes.annotate(
+        r"$t = \log\beta$", (7.0, 7.25), rotation=38, ha="center", va="bottom"
+    )
+    figure.colorbar(image, ax=axes, label=r"$\log_{10}$ distance to the limit")
+    axes.set(xlabel=r"$\log\beta$", ylabel="depth $t$", xlim=(logs[0], logs[-1]))
+    axes.grid(visible=False)
+    return Picture(
+        figure,
+        r"Distance of the softmax flow to the limit of hardmax at infinite depth, for "
+        r"the cloud in the square. Below the line $t = \log\beta$ it depends on depth "
+        r"alone ($e^{-t}$: level lines are horizontal), above it on the temperature "
+        r"alone ($1/\beta$: vertical). On the left, at $\beta$ of order one, the "
+        r"corners have lost their clusters, and all tokens meet near the origin.",
+    )
+
+
+def picture_of_spectrum(spectrum: LowTemperature) -> Picture:
+    """Widths of the cloud for a value with two rates."""
+    figure, axes = style.canvas(2, panel=(4.6, 3.4), sharey=True)
+    depths = spectrum.depths
+    for axis, (panel, rate) in enumerate(zip(axes, RATES, strict=True)):
+        for index, beta in enumerate(spectrum.betas):
+            widths = spreads(spectrum)[index, :, axis]
+            panel.plot(depths, np.maximum(widths, 1e-12), label=rf"$\beta = {beta:g}$")
+        guide = 2.6 * np.exp(-rate * depths)
+        panel.plot(depths, guide, ":", color=style.INK, linewidth=1.2)
+        panel.annotate(
+            "$e^{-t}$" if rate == 1 else rf"$e^{{-{rate:g}t}}$",
+            (10, 2.6 * np.exp(-10 * rate)),
+            (-6, -14),
+            textcoords="offset points",
+            ha="right",
+        )
+        panel.set(yscale="log", ylim=(1e-10, 10), xlabel="depth $t$")
+        panel.set_title(f"along axis {axis + 1}, eigenvalue {rate:g}")
+    axes[0].set_ylabel("width of the cloud")
+    axes[1].legend(loc="lower left")
+    return Picture(
+        figure,
+        r"The terminal phase for $V = \mathrm{diag}(1, 0.3)$. A metastable plateau, "
+        r"longer for lower temperature (at $\beta = 4$ up to depth 10), and then the "
+        r"collapse to one point at the rates of the eigenvalues of $V$ (dotted), the "
+        r"same for all $\beta$. At $\beta = 4$ the axes collapse one after the other.",
+    )
+
+
+def table_of_reference(reference: LowTemperature) -> Table:
+    """The numbers beside those of the reference."""
+    rows = [
+        [beta, published, measured, int(others)]
+        for beta, published, measured, others in zip(
+            reference.betas[:-1],
+            REFERENCE,
+            to_reference(reference),
+            reference.at(AT_TWO).changed[:-1, 0],
+            strict=True,
+        )
+    ]
+    columns = [r"$\beta$", "reference", "here", "tokens with another leader"]
+    return Table(
+        columns,
+        rows,
+        r"Distance $W_2$ at depth 2 to the flow of $\beta = 3\cdot10^4$. The reference "
+        "is another random cloud; ours was chosen to have its drop at the same place.",
+    )
+
+
+def table_of_fit(ladder: LowTemperature) -> Table:
+    """Constants of the published form, fitted."""
+    fit = fit_low_temperature_bound(ladder.betas, DEPTHS, ladder.end_coupled)
+    row = [fit.growth, fit.decay, fit.rough, fit.far, fit.excess]
+    return Table(
+        ["$C$", "$c$", "$a$", "$b$", "largest ratio"],
+        [row],
+        r"Constants of $a\sqrt{\log(\beta+1)/\beta}\,e^{Ct} + b\,e^{-ct}$ by least "
+        "squares of logarithms, for the cloud in the square: a fit, not those of the "
+        "theorem. The last column is the largest ratio of a distance to the form.",
+    )
+
+
+experiment = Experiment(
+    name="low-temperature",
+    title="Low temperature keeps to hardmax up to depths of order log beta",
+    room="observables",
+    about=__doc__,
+    claims=(
+        SIZES,
+        EXACT,
+        OTHERS,
+        ALGEBRAIC,
+        EXPONENTIAL,
+        SECOND,
+        LAPLACE,
+        LOG_BETA,
+        PAIR,
+        TERMINAL,
+    ),
+    parameters=Parameters,
+    run=run,
+    seconds=12,
+)

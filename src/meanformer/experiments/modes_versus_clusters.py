@@ -1,0 +1,301 @@
+r"""The modes of the density at the start foretell the clusters.
+
+Softmax attention on the circle moves each token up the gradient of the logarithm of
+$\sum_j e^{\beta\cos(\theta - \theta_j)}$, the density of the tokens at the bandwidth
+$\beta^{-1/2}$. So the first clusters should form at its modes. For uniform tokens their
+number tends to $\sqrt{3\beta/2}$; the mode of the uniform density that grows fastest
+has the degree $k^* \sim \sqrt{2\beta}$ instead. The flow is run from random starts, the
+clusters are counted by single linkage at the angle $\tfrac12\beta^{-1/2}$, and the
+three curves compared.
+"""
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+
+import meanformer as mf
+from meanformer.experiments import (
+    Claim,
+    Experiment,
+    Outcome,
+    Picture,
+    Table,
+    closed_form,
+    setting,
+    tabulated,
+    theory,
+)
+from meanformer.mean_field import fastest_degree
+from meanformer.observables import (
+    count_clusters,
+    count_modes,
+    expected_circle_modes,
+    sample_modes,
+)
+from meanformer.plotting import style
+
+BETAS = 9.0, 25.0, 81.0
+DEPTHS = 10.0, 30.0, 100.0
+# Means of six starts, each known to about 0.5: modes, and clusters at the depths.
+SIX = np.array([[3.3, 4.0, 3.3, 3.0], [5.7, 5.7, 5.3, 5.3], [10.5, 10.8, 9.8, 9.0]])
+FASTEST = 4, 7, 13
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Tokens and starts."""
+
+    count: int = setting(200, help="tokens", at_least=20)
+    starts: int = setting(12, full=100, help="random starts", at_least=6)
+    temperatures: int = setting(
+        3, full=8, help=r"values of $\beta$, the three tabulated first", at_least=3
+    )
+    samples: int = setting(
+        60, full=1000, help="clouds whose modes are counted", at_least=50
+    )
+    seed: int = setting(0, help="seed of the starts", at_least=0)
+
+
+MODES = Claim(
+    id="modes-formula",
+    statement=r"The mean number of modes of uniform tokens is "
+    r"$\sqrt{\sum k^4 I_k^2/\sum k^2 I_k^2}$, in units of its standard error.",
+    status="observation",
+)
+DIGITS = Claim(
+    id="six-starts",
+    statement=r"Modes at depth $0$ and clusters at depths $10$, $30$ and $100$ are, "
+    r"for $\beta = 9, 25, 81$, those of six starts of an independent program.",
+    status="observation",
+)
+EARLY = Claim(
+    id="modes-foretell",
+    statement=r"The mean number of clusters at depth $10$ over that of modes of such "
+    r"tokens at the start lies between $0.8$ and $1.25$.",
+    status="observation",
+)
+FASTER = Claim(
+    id="fastest-degree",
+    statement=r"The degree that grows fastest is $4$, $7$ and $13$ for $\beta = 9, 25, "
+    r"81$.",
+    status="observation",
+)
+OVER = Claim(
+    id="fastest-overestimates",
+    statement=r"At depth $30$ there are fewer clusters than the degree $k^*$ that "
+    r"grows fastest about the uniform density, for every $\beta$.",
+    status="observation",
+)
+COARSENS = Claim(
+    id="clusters-join",
+    statement=r"From depth $10$ on the mean number of clusters never grows.",
+    status="observation",
+)
+
+
+def run(parameters: Parameters, *, progress) -> Outcome:
+    """Count modes, run the flow, count clusters."""
+    betas = temperatures(parameters.temperatures)
+    counts = {}
+    for beta in progress.over(betas, 0.8):
+        counts[beta] = np.array(
+            [
+                start_counts(beta, index, parameters)
+                for index in progress.over(range(parameters.starts))
+            ]
+        )
+    sampled = [
+        sample_modes(
+            parameters.count,
+            beta,
+            parameters.samples,
+            space=mf.Sphere(),
+            key=jr.key(parameters.seed + 1),
+        )
+        for beta in progress.over(betas, 0.2)
+    ]
+    return Outcome(
+        findings=findings(betas, counts, sampled),
+        pictures=[draw_curves(betas, counts, sampled), draw_depths(counts, parameters)],
+        tables=[table(betas, counts, sampled)],
+    )
+
+
+def temperatures(count: int) -> list[float]:
+    """Inverse temperatures in order, the tabulated ones among them."""
+    return sorted([*BETAS, 16.0, 49.0, 4.0, 121.0, 64.0][:count])
+
+
+def degree(beta: float) -> int:
+    """The degree that grows fastest about the uniform density."""
+    return fastest_degree(mf.identity_attention("softmax", 2, beta)).degree or 0
+
+
+def start_counts(beta: float, index: int, parameters: Parameters) -> list[int]:
+    """Modes at the start and clusters at the depths, for one random start."""
+    key = jr.fold_in(jr.key(parameters.seed), index)
+    angles = 2 * jnp.pi * jr.uniform(key, (parameters.count,))
+    cloud = mf.TokenCloud(jnp.stack([jnp.cos(angles), jnp.sin(angles)], axis=1))
+    attention = mf.identity_attention("softmax", 2, beta)
+    flow = mf.Flow(attention, space=mf.Sphere())
+    path = mf.solve(flow, cloud, DEPTHS[-1], save=jnp.array([0, *DEPTHS]), rtol=1e-6)
+    clusters = [
+        count_clusters(path.cloud(place), space=mf.Sphere(), beta=beta).count
+        for place in range(1, len(DEPTHS) + 1)
+    ]
+    return [count_modes(cloud, beta, space=mf.Sphere()).count, *map(int, clusters)]
+
+
+def mean_and_error(counts) -> tuple[np.ndarray, np.ndarray]:
+    """Mean over the starts and its standard error, for each column."""
+    return counts.mean(0), counts.std(0, ddof=1) / np.sqrt(len(counts))
+
+
+def findings(betas, counts, sampled):
+    """Modes, clusters and degrees against formula and table."""
+    means = {beta: mean_and_error(counts[beta])[0] for beta in betas}
+    errors = np.array([sample.standard_error for sample in sampled])
+    formula = np.array([float(expected_circle_modes(beta)) for beta in betas])
+    sample_means = np.array([sample.mean for sample in sampled])
+    degrees = np.array([degree(beta) for beta in betas])
+    return [
+        MODES.close_to(
+            (sample_means - formula) / errors,
+            0.0,
+            tolerance=4.0,
+            source=closed_form(r"$n \to \infty$; four standard errors"),
+        ),
+        DIGITS.close_to(
+            [means[beta] for beta in BETAS],
+            SIX,
+            tolerance=1.0,
+            source=tabulated("six starts, known to 0.5; twice that"),
+        ),
+        EARLY.inside(
+            [means[beta][1] for beta in betas] / sample_means,
+            0.8,
+            1.25,
+            source=theory("each token climbs the density"),
+        ),
+        FASTER.close_to(
+            [degree(beta) for beta in BETAS],
+            FASTEST,
+            tolerance=0.0,
+            source=closed_form(r"the largest $k^2I_k(\beta)$, tabulated"),
+        ),
+        OVER.below(
+            [means[beta][2] for beta in betas],
+            degrees,
+            source=closed_form(r"$k^*$ maximises $k^2I_k(\beta)$"),
+        ),
+        COARSENS.at_most(
+            [np.diff(means[beta][1:]) for beta in betas],
+            0.0,
+            source=theory("clusters join and do not split"),
+        ),
+    ]
+
+
+def table(betas, counts, sampled) -> Table:
+    """All numbers with their errors."""
+    rows = []
+    for beta, sample in zip(betas, sampled, strict=True):
+        means, errors = mean_and_error(counts[beta])
+        texts = [f"{a:.2f} ± {b:.2f}" for a, b in zip(means, errors, strict=True)]
+        formula = float(expected_circle_modes(beta))
+        rows.append([beta, sample.mean, formula, *texts, degree(beta)])
+    columns = [r"$\beta$", "modes, many clouds", "formula", "modes at the starts"]
+    columns += [f"clusters at depth {depth:g}" for depth in DEPTHS] + ["$k^*$"]
+    return Table(columns, rows, "Modes at depth zero, clusters later, fastest degree.")
+
+
+def draw_curves(betas, counts, sampled) -> Picture:
+    """Modes, clusters and the fastest degree against the root of beta."""
+    import scipy.special
+
+    figure, axes = style.canvas(panel=(6.4, 4.2))
+    roots = np.sqrt(betas)
+    fine = np.linspace(1.5, 1.05 * roots.max(), 120)
+    curve = [float(expected_circle_modes(root**2)) for root in fine[::8]]
+    axes.plot(fine[::8], curve, color=style.BLUE, label="modes, formula")
+    degrees = np.arange(3 * int(fine.max()))[:, None]
+    growth = degrees**2 * scipy.special.ive(degrees, fine[None, :] ** 2)
+    fastest = growth.argmax(axis=0)
+    axes.step(
+        fine,
+        fastest,
+        where="mid",
+        linewidth=1.2,
+        color=style.GREY,
+        label="fastest degree $k^*$",
+    )
+    axes.plot(fine, np.sqrt(2) * fine, ":", color=style.GREY, label=r"$\sqrt{2\beta}$")
+    axes.errorbar(
+        roots,
+        [sample.mean for sample in sampled],
+        [2 * sample.standard_error for sample in sampled],
+        fmt="o",
+        color=style.BLUE,
+        label="modes, counted",
+    )
+    colours = style.ORANGE, style.ROSE, style.VIOLET
+    for place, (depth, colour) in enumerate(zip(DEPTHS, colours, strict=True), start=1):
+        means, errors = zip(*(mean_and_error(counts[b]) for b in betas), strict=True)
+        axes.errorbar(
+            roots + 0.05 * (place - 0.5),
+            np.array(means)[:, place],
+            2 * np.array(errors)[:, place],
+            fmt="s--",
+            linewidth=1,
+            color=colour,
+            label=f"clusters, depth {depth:g}",
+        )
+    axes.set(xlabel=r"$\sqrt{\beta}$", ylabel="number", ylim=(0, None))
+    axes.legend(loc="upper left")
+    return Picture(
+        figure,
+        r"Uniform tokens on the circle under softmax attention, against "
+        r"$\sqrt\beta$. The clusters of depth 10 (orange) are as many as the modes of "
+        r"the density at the start (blue); the degree that grows fastest (grey) is an "
+        r"overestimate. Bars: two standard errors.",
+    )
+
+
+def draw_depths(counts, parameters: Parameters) -> Picture:
+    """How the number of clusters depends on that of modes, start by start."""
+    figure, panels = style.canvas(3, panel=(3.3, 3.2))
+    for axes, beta in zip(panels, BETAS, strict=True):
+        modes, clusters = counts[beta][:, 0], counts[beta][:, 1]
+        pairs, repeats = np.unique(
+            np.stack([modes, clusters]), axis=1, return_counts=True
+        )
+        share = repeats / repeats.max()
+        axes.scatter(*pairs, s=20 + 180 * share, color=style.ORANGE, alpha=0.7)
+        ends = np.array([pairs.min() - 1, max(pairs.max(), degree(beta)) + 1])
+        axes.plot(ends, ends, color=style.INK, linewidth=0.8)
+        axes.axhline(degree(beta), color=style.GREY, linestyle=":")
+        axes.set(title=rf"$\beta = {beta:g}$", xlabel="modes at the start")
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.yaxis.get_major_locator().set_params(integer=True)
+    panels[0].set(ylabel="clusters at depth 10")
+    return Picture(
+        figure,
+        rf"Start by start, {parameters.starts} of them: modes of the density at depth "
+        r"0 and clusters at depth 10; larger dots stand for more starts. Line: as "
+        r"many. The mean is foretold well, a single start only to one or two. Dotted: "
+        r"the fastest degree $k^*$.",
+    )
+
+
+experiment = Experiment(
+    name="modes-versus-clusters",
+    title="The modes of the density at the start foretell the clusters",
+    room="observables",
+    about=__doc__,
+    claims=(MODES, DIGITS, EARLY, FASTER, OVER, COARSENS),
+    parameters=Parameters,
+    run=run,
+    seconds=10,
+)

@@ -1,0 +1,684 @@
+r"""A perceptron block stops the collapse: critical points of attention's energy.
+
+Unnormalised attention on the sphere with a perceptron whose output weights are
+multiples of its input weights climbs $E(\mu) = \frac1{2\beta}\iint e^{\beta\langle
+x,y\rangle}\,\mathrm{d}\mu\,\mathrm{d}\mu + \int\Phi\,\mathrm{d}\mu$. Its stable states
+are few atoms near peaks of $\Phi$, no longer one point: with two ReLU units at the
+angles $0$ and $2\pi/3$ two atoms rest near them. The largest energy still belongs to
+one atom, since $E$ is convex in $\mu$. All critical points of two atoms are listed with
+their indices, whose alternating sum is the Euler characteristic of the torus.
+"""
+
+from dataclasses import dataclass
+from typing import cast
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import scipy.integrate
+import scipy.optimize
+
+import meanformer as mf
+from meanformer.experiments import (
+    Claim,
+    Experiment,
+    Outcome,
+    Picture,
+    Table,
+    closed_form,
+    other_method,
+    setting,
+    tabulated,
+    theory,
+)
+from meanformer.flows import Constant
+from meanformer.observables import (
+    CriticalPoint,
+    energy,
+    energy_maximiser,
+    energy_minimiser,
+    find_critical_points,
+    first_variation,
+    localisation,
+    matrix_energy_flow,
+    newton_critical_point,
+    perceptron_flow,
+)
+from meanformer.plotting import draw_basins, draw_potential, style
+
+UNIT = 2 * np.pi / 3  # the angle of the second unit
+STRENGTH = 4.0
+ANGLES = {0: 0.1212819370, 1: 0.0828600340, 2: 0.0502172808, 3: 0.0290768808}
+ANGLES |= {4: 0.0167890756}
+RATES = (-3.0678405218, -3.9798427505)
+ENERGY, SKEWED = 2.9735753953, 3.1133672934
+LIMITS = ("one atom at $0$", r"one atom at $2\pi/3$", "two atoms", "flat region")
+# No symmetry, no flat region: the energy of two atoms has isolated critical points.
+GENERIC = {
+    "angles": (0.3, 2.0, 4.1),
+    "strengths": (6.0, 5.0, 4.0),
+    "biases": (0.2, -0.3, 0.1),
+    "masses": (0.7, 0.3),
+}
+LEVELS = (1.5, 1.0, 0.5)  # eigenvalues of the matrix on the sphere
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Sizes."""
+
+    grid: int = setting(
+        24, full=160, help="starts of each token for the basins", at_least=8
+    )
+    starts: int = setting(12, full=200, help="random starts of a search", at_least=8)
+    branches: int = setting(1, full=5, help="temperatures of the folds", at_least=1)
+    depth: float = setting(60.0, help="depth of the flows at most", at_least=10)
+    seed: int = setting(3, help="seed of the starts", at_least=0)
+
+
+STATES = Claim(
+    id="two-atom-states",
+    statement=r"With $c = 4$ two atoms of mass $1/2$ rest near the units: first angle "
+    r"for $\beta = 0, 1, 2, 3, 4$, and both energies at $\beta = 2$ (masses $1/2, 1/2$ "
+    r"and $0.7, 0.3$).",
+    status="observation",
+)
+STABLE = Claim(
+    id="two-atom-rates",
+    statement=r"The two-atom state at $\beta = 2$ is stable: small motions decay at "
+    r"the rates $-3.0678405218$ and $-3.9798427505$.",
+    status="observation",
+)
+LOCALISED = Claim(
+    id="localised",
+    statement=r"Its atoms sit near the peaks of $\Phi$, the nearer the lower the "
+    r"temperature: the distance from the peak, $\beta = 1, 2, 3, 4$.",
+    status="observation",
+    reference="AGR26, atomic and localised critical points",
+)
+MAXIMUM = Claim(
+    id="maximum",
+    statement=r"The largest energy over all measures is "
+    r"$\frac{e^\beta}{2\beta} + \max\Phi = 3.8472640247$, that of one atom; found by "
+    r"bisection with bounds, and reached by no other state of the search.",
+    status="theorem",
+    reference="BKKRW25, convexity for positive definite kernels",
+)
+NO_CERTIFICATE = Claim(
+    id="no-certificate",
+    statement=r"The first variation is no certificate of a maximum: its gap is $0$ at "
+    r"the two-atom state, which is $0.87$ below the maximum.",
+    status="observation",
+)
+MINIMUM = Claim(
+    id="minimum",
+    statement=r"Conditional gradients find the least energy over all measures, within "
+    r"their certificate: masses on a grid lie above it, by no more than their own.",
+    status="theorem",
+    reference="BKKRW25, convexity for positive definite kernels",
+)
+FOLD = Claim(
+    id="fold",
+    statement=r"The stable two-atom state exists above a strength $c^*(\beta)$, the "
+    r"smallest on the stable part of the branch $c = e^{\beta\cos\varphi}\sin\varphi/"
+    r"\sin 2s$ of atoms at $s$ and $2\pi/3 - s$, $\varphi = 2\pi/3 - 2s$.",
+    status="observation",
+)
+BASINS = Claim(
+    id="basins",
+    statement=r"From all starts on a grid two tokens end at one of the critical points "
+    r"of the search: one atom, two atoms, or the flat region where $\Phi = 0$.",
+    status="observation",
+)
+EULER = Claim(
+    id="euler",
+    statement=r"The critical points of two atoms of masses $0.7, 0.3$ on the circle "
+    r"with three sigmoid units have indices $k$ with $\sum(-1)^k = 0$, the Euler "
+    r"characteristic of the torus: none has been missed that this sum would tell.",
+    status="theorem",
+    reference="Mil63, Theorem 5.2",
+)
+AXES = Claim(
+    id="matrix-axes",
+    statement=r"With the matrix $D = $ diag$(1.5, 1, 0.5)$ single atoms on the sphere "
+    r"rest at the axes only, at energies $\frac12e^{\lambda_k}$ with index $k - 1$.",
+    status="observation",
+)
+
+
+def run(parameters: Parameters, *, progress) -> Outcome:
+    """Find critical points, and compare with root finders, closed forms, topology."""
+    states = {beta: two_atoms(beta) for beta in progress.over(ANGLES, 0.1)}
+    skewed = two_atoms(2.0, masses=(0.7, 0.3))
+    search = search_of(block_flow(2.0), (0.5, 0.5), parameters)
+    generic = search_of(generic_flow(), GENERIC["masses"], parameters)
+    betas = (2.0, 1.0, 0.5, 3.0, 4.0)[: parameters.branches]
+    folds = [fold_by_newton(beta) for beta in progress.over(betas, 0.3)]
+    labels, ends = basins(parameters)
+    axes = search_of(matrix_energy_flow(np.diag(LEVELS)), (1.0,), parameters)
+    return Outcome(
+        findings=[
+            states_finding(states, skewed),
+            rates_finding(states[2]),
+            localised_finding(states),
+            *extreme_findings(states[2], search),
+            FOLD.close_to(
+                folds,
+                [fold_by_formula(beta) for beta in betas],
+                tolerance=2e-3,
+                source=closed_form("the branch as a function of one angle"),
+            ),
+            basins_finding(labels, ends, states[2]),
+            EULER.close_to(
+                euler_sum(generic), 0.0, tolerance=0.0, source=theory("Morse theory")
+            ),
+            axes_finding(axes),
+        ],
+        pictures=[
+            draw_states(states[2], skewed),
+            draw_folds(betas, folds),
+            draw_basin_picture(labels),
+            draw_landscape(generic),
+        ],
+        tables=[table_of(search), table_of(generic)],
+    )
+
+
+def on_circle(angles, masses=None) -> mf.TokenCloud:
+    """Atoms at these angles."""
+    angles = np.asarray(angles)
+    return mf.TokenCloud(np.stack([np.cos(angles), np.sin(angles)], axis=1), masses)
+
+
+def angles_of(cloud: mf.TokenCloud) -> np.ndarray:
+    """The angles of atoms, from zero to a full turn."""
+    points = np.asarray(cloud.points)
+    return np.arctan2(points[:, 1], points[:, 0]) % (2 * np.pi)
+
+
+def block_flow(beta: float, strength: float = STRENGTH) -> mf.Flow:
+    """Attention with two ReLU units."""
+    attention = mf.identity_attention("unnormalised", 2, float(beta))
+    return perceptron_flow(attention, on_circle([0.0, UNIT]).points, strength)
+
+
+def generic_flow() -> mf.Flow:
+    """Attention with three sigmoid units without symmetry."""
+    directions = 1.5 * on_circle(GENERIC["angles"]).points
+    return perceptron_flow(
+        mf.identity_attention("unnormalised", 2, 2.0),
+        directions,
+        np.array(GENERIC["strengths"]),
+        np.array(GENERIC["biases"]),
+        activation="sigmoid",
+    )
+
+
+def map_of(flow: mf.Flow) -> mf.AbstractInContextMap:
+    """The map of a flow that does not change with depth."""
+    return cast(Constant, flow.velocity).gamma
+
+
+def two_atoms(beta: float, *, masses=(0.5, 0.5)) -> CriticalPoint:
+    """The stable two-atom state."""
+    return newton_critical_point(block_flow(beta), on_circle([0.1, 2.0], masses))
+
+
+def search_of(flow: mf.Flow, masses, parameters: Parameters):
+    """All critical points that a search finds, by Newton's method and deflation."""
+    return find_critical_points(
+        flow,
+        np.array(masses),
+        key=jr.key(parameters.seed),
+        starts=parameters.starts,
+        deflations=parameters.starts // 2,
+        depth=0.0,
+    )
+
+
+def lift(angle):
+    """The slope of the potential of two ReLU units of strength one, in the angle."""
+    units = (np.maximum(np.cos(angle - u), 0) * np.sin(u - angle) for u in (0.0, UNIT))
+    return sum(units)
+
+
+def pull(gap, beta: float):
+    """What a token feels of another one ahead of it."""
+    return np.exp(beta * np.cos(gap)) * np.sin(gap)
+
+
+def angles_by_scipy(beta: float, masses=(0.5, 0.5)) -> np.ndarray:
+    """The two-atom state by a root finder in the angles."""
+
+    def slopes(angles):
+        gap = angles[1] - angles[0]
+        return (
+            STRENGTH * lift(angles[0]) + masses[1] * pull(gap, beta),
+            STRENGTH * lift(angles[1]) - masses[0] * pull(gap, beta),
+        )
+
+    return scipy.optimize.root(slopes, [0.1, 2.0], tol=1e-14).x
+
+
+def energy_by_hand(angles, beta: float, masses) -> float:
+    """The energy of two atoms, from its formula."""
+    first, second = masses
+    cross = 2 * first * second * np.exp(beta * np.cos(angles[1] - angles[0]))
+    pairs = (np.exp(beta) * (first**2 + second**2) + cross) / (2 * beta)
+    heights = [
+        STRENGTH / 2 * sum(max(np.cos(angle - u), 0) ** 2 for u in (0.0, UNIT))
+        for angle in angles
+    ]
+    return float(pairs + np.dot(masses, heights))
+
+
+def states_finding(states, skewed: CriticalPoint):
+    """Angles and energies against a root finder and the tabulated digits."""
+    found = [angles_of(state.cloud)[0] for state in states.values()]
+    other = [angles_by_scipy(beta)[0] for beta in states]
+    energies = [states[2].energy, skewed.energy]
+    by_hand = [
+        energy_by_hand(angles_by_scipy(2.0, masses), 2.0, masses)
+        for masses in ((0.5, 0.5), (0.7, 0.3))
+    ]
+    return STATES.close_to(
+        [*found, *energies, *found, *energies],
+        [*ANGLES.values(), ENERGY, SKEWED, *other, *by_hand],
+        tolerance=2e-10,
+        source=tabulated("and SciPy's root finder in the angles, in this run"),
+    )
+
+
+def rates_finding(state: CriticalPoint):
+    """Rates against the closed form of the symmetric branch."""
+    angle = angles_of(state.cloud)[0]
+    gap = UNIT - 2 * angle
+    bend = -STRENGTH * np.cos(2 * angle)
+    exact = [bend - link(gap, 2.0), bend]
+    return STABLE.close_to(
+        [*np.asarray(state.eigenvalues), *np.asarray(state.eigenvalues)],
+        [*exact, *RATES],
+        tolerance=5e-10,
+        source=closed_form("the Jacobian in the angles, and tabulated digits"),
+    )
+
+
+def link(gap: float, beta: float) -> float:
+    """The derivative of the pull in the gap."""
+    steep = np.cos(gap) - beta * np.sin(gap) ** 2
+    return float(np.exp(beta * np.cos(gap)) * steep)
+
+
+def localised_finding(states):
+    """Distances from the peaks, by climbing the potential."""
+    radii = [
+        localisation(block_flow(beta), states[beta].cloud).radius
+        for beta in (1, 2, 3, 4)
+    ]
+    return LOCALISED.close_to(
+        radii,
+        [angles_by_scipy(beta)[0] for beta in (1, 2, 3, 4)],
+        tolerance=1e-6,
+        source=other_method("SciPy's root finder; the peaks are at the units"),
+    )
+
+
+def extreme_findings(state: CriticalPoint, search):
+    """Extremes over measures, and what the first variation can tell."""
+    flow = block_flow(2.0)
+    layer = map_of(flow)
+    best, least = energy_maximiser(flow), energy_minimiser(flow)
+    exact = np.exp(2) / 4 + 2
+    on_nodes, allowed = energy_on_nodes()
+    highest = max(point.energy for point in search)
+    turn = on_circle(2 * np.pi * np.arange(4096) / 4096).points
+    top = float(jnp.max(first_variation(layer, state.cloud, turn)))
+    atoms = first_variation(layer, state.cloud, state.cloud.points)
+    gap = max(top - float(jnp.dot(state.cloud.weights, atoms)), 0.0)
+    return (
+        MAXIMUM.close_to(
+            [best.energy, max(highest, exact), exact + best.gap],
+            [exact, exact, exact],
+            tolerance=1e-9,
+            source=closed_form(r"$e^2/4 + 2$"),
+        ),
+        NO_CERTIFICATE.close_to(
+            [gap, best.energy - cast(float, state.energy)],
+            [0.0, exact - ENERGY],
+            tolerance=1e-6,
+            source=closed_form(r"$e^2/4 + 2$ less the tabulated energy"),
+        ),
+        MINIMUM.inside(
+            on_nodes - least.energy,
+            -least.gap,
+            allowed,
+            source=other_method("exponentiated gradients on 360 nodes: difference"),
+        ),
+    )
+
+
+def energy_on_nodes(count: int = 360, steps: int = 3000) -> tuple[float, float]:
+    """The least energy of masses on equal nodes, and how far it may be too high.
+
+    By exponentiated gradients, whose gap is known; between nodes at the distance $h$
+    the first variation falls by at most $Lh^2/8$, with $L = 3e^2 + 16$.
+    """
+    turn = 2 * np.pi * np.arange(count) / count
+    kernel = np.exp(2 * np.cos(turn[:, None] - turn[None, :])) / 2
+    heights = sum(2 * np.maximum(np.cos(turn - u), 0) ** 2 for u in (0.0, UNIT))
+    masses = np.full(count, 1 / count)
+    for _ in range(steps):
+        slopes = kernel @ masses + heights
+        masses = masses * np.exp(-0.5 * (slopes - slopes.min()))
+        masses = masses / masses.sum()
+    slopes = kernel @ masses + heights
+    between = (3 * np.exp(2) + 16) * turn[1] ** 2 / 8
+    gap = masses @ slopes - slopes.min() + between
+    return float(masses @ kernel @ masses / 2 + masses @ heights), float(gap)
+
+
+def branch(angle, beta: float):
+    """Strength and both rates of the symmetric state with the first atom there."""
+    gap = UNIT - 2 * angle
+    strength = pull(gap, beta) / np.sin(2 * angle)
+    bend = -strength * np.cos(2 * angle)
+    steep = np.cos(gap) - beta * np.sin(gap) ** 2
+    return strength, bend, bend - np.exp(beta * np.cos(gap)) * steep
+
+
+def fold_by_formula(beta: float) -> float:
+    """The smallest strength on the stable part, before the second unit wakes up."""
+    angles = np.linspace(1e-3, np.pi / 6, 200_001)
+    strength, *rates = branch(angles, beta)
+    return float(strength[np.maximum(*rates) < 0].min())
+
+
+def fold_by_newton(beta: float) -> float:
+    """Follow the stable state to weaker units until it is lost, and bisect."""
+    state, kept, step = two_atoms(beta).cloud, STRENGTH, 0.25
+    while step > 5e-4:
+        found = newton_critical_point(block_flow(beta, kept - step), state)
+        if found.is_converged and found.is_stable and found.distance < 0.2:
+            state, kept = found.cloud, kept - step
+        else:
+            step = step / 2
+    return kept
+
+
+@jax.jit
+def _last_points(flow, starts, depth):
+    def of_start(points):
+        path = mf.solve(
+            flow,
+            mf.TokenCloud(points),
+            depth,
+            save=2,
+            rtol=1e-5,
+            atol=1e-7,
+            stop=mf.SteadyState(1e-5),
+        )
+        return path.points[-1]
+
+    return jax.lax.map(of_start, starts)
+
+
+def basins(parameters: Parameters) -> tuple[np.ndarray, np.ndarray]:
+    """Where two tokens end from all pairs of starts: labels, and angles."""
+    # Not symmetric: tokens on both sides of the valley would meet in it, and stay.
+    first, second = (
+        2 * np.pi * (np.arange(parameters.grid) + shift) / parameters.grid
+        for shift in (0.5, 0.37)
+    )
+    pairs = np.stack(np.meshgrid(first, second, indexing="ij"), axis=-1)
+    starts = np.stack([np.cos(pairs), np.sin(pairs)], axis=-1)
+    rows = jnp.asarray(starts.reshape(-1, 2, 2))
+    lasts = _last_points(block_flow(2.0), rows, parameters.depth).reshape(starts.shape)
+    ends = np.arctan2(lasts[..., 1], lasts[..., 0]) % (2 * np.pi)
+    return labels_of(ends), ends
+
+
+def turned(angles, target: float) -> np.ndarray:
+    """How far angles are from a target, around the circle."""
+    return np.abs((np.asarray(angles) - target + np.pi) % (2 * np.pi) - np.pi)
+
+
+def labels_of(ends: np.ndarray) -> np.ndarray:
+    """The limit of each pair of tokens, as a place in the list of limits."""
+    apart = turned(ends[..., 0] - ends[..., 1], 0.0)
+    near = [turned(ends, unit).max(axis=-1) < 1e-2 for unit in (0.0, UNIT)]
+    flat = np.max(np.abs(lift(ends)), axis=-1) < 1e-6
+    choices = [near[0], near[1], flat & (apart < 1e-2), apart > 1.0]
+    return np.select(choices, [0, 1, 3, 2], -1)
+
+
+def basins_finding(labels: np.ndarray, ends: np.ndarray, state: CriticalPoint):
+    """The share of starts that end at a known state, two atoms at theirs."""
+    split = np.sort(ends[labels == 2], axis=1)
+    wrong = np.abs(split - angles_of(state.cloud)).max(axis=1, initial=0) > 1e-3
+    known = (labels >= 0).sum() - wrong.sum()
+    return BASINS.close_to(
+        known / labels.size,
+        1.0,
+        tolerance=0.0,
+        source=other_method("Newton's method for the states, solves for the flows"),
+    )
+
+
+def full_index(point: CriticalPoint) -> int:
+    """The index among two tokens: a joined pair may also part."""
+    splits = point.cloud.count == 1 and float(point.splitting[0]) > 0
+    return int(point.index or 0) + int(splits)
+
+
+def euler_sum(found) -> float:
+    """The alternating sum of the indices."""
+    return float(sum((-1) ** full_index(point) for point in found))
+
+
+def axes_finding(found):
+    """Energies and indices of single atoms on the sphere."""
+    measured = [(2 * point.energy, point.index) for point in found]
+    return AXES.close_to(
+        np.ravel(measured),
+        np.ravel([(np.exp(level), k) for k, level in enumerate(LEVELS)]),
+        tolerance=1e-9,
+        source=closed_form(r"rates $(\lambda_j - \lambda_k)e^{\lambda_k}$"),
+    )
+
+
+def table_of(found) -> Table:
+    """The points of a search."""
+    rows = [
+        [
+            point.kind,
+            point.cloud.count,
+            point.energy,
+            full_index(point),
+            ", ".join(f"{angle:.6f}" for angle in angles_of(point.cloud)),
+            int(visits),
+        ]
+        for point, visits in zip(found, found.visits, strict=True)
+    ]
+    heads = ["kind", "atoms", "energy", "index among two tokens", "angles", "visits"]
+    caption = "Critical points of the search, one of each set of images by symmetries."
+    return Table(heads, rows, caption)
+
+
+def draw_states(equal: CriticalPoint, skewed: CriticalPoint) -> Picture:
+    """The potential with atoms, and the first variation that they see."""
+    figure, (left, right) = style.canvas(2, panel=(4.8, 3.3))
+    flow = block_flow(2.0)
+    clouds = [equal.cloud, skewed.cloud]
+    draw_potential(
+        flow, left, atoms=clouds, labels=["masses 1/2, 1/2", "masses 0.7, 0.3"]
+    )
+    left.set(ylim=(-0.1, 2.75))
+    left.legend(loc="upper right")
+    turn = np.linspace(0, 2 * np.pi, 721)
+    for cloud, colour in zip(clouds, style.PALETTE, strict=False):
+        layer = map_of(flow)
+        heights = first_variation(layer, cloud, on_circle(turn).points)
+        right.plot(turn, heights, color=colour)
+        at = first_variation(layer, cloud, cloud.points)
+        right.plot(angles_of(cloud), at, "o", color=colour)
+    right.set(
+        xlabel=r"angle $\theta$",
+        ylabel=r"first variation $W(\theta)$",
+        xticks=left.get_xticks(),
+        xticklabels=left.get_xticklabels(),
+        xlim=(0, 2 * np.pi),
+    )
+    return Picture(
+        figure,
+        r"Two stable states at $\beta = 2$, $c = 4$. Left: the potential of the "
+        "perceptron with the atoms on it, drawn a little towards each other from its "
+        r"peaks. Right: the first variation $W = \delta E/\delta\mu$, for equal masses "
+        "largest at both atoms, though neither state is a maximiser over measures.",
+    )
+
+
+def draw_folds(betas, folds) -> Picture:
+    """Branches of two-atom states, and the strength they need."""
+    figure, (left, right) = style.canvas(2, panel=(4.6, 3.4))
+    angles = np.linspace(5e-3, np.pi / 6, 600)
+    for beta, colour in zip((0.0, 1.0, 2.0, 4.0), style.PALETTE, strict=False):
+        strength, *rates = branch(angles, beta)
+        stable = np.maximum(*rates) < 0
+        gap = UNIT - 2 * angles
+        left.plot(
+            strength,
+            np.where(stable, gap, np.nan),
+            color=colour,
+            label=rf"$\beta = {beta:g}$",
+        )
+        left.plot(strength, np.where(stable, np.nan, gap), ":", color=colour)
+    left.axhline(0, color=style.INK, linewidth=1.2)
+    left.annotate("one atom", (4.6, 0.07))
+    left.set(xlim=(0, 6), ylim=(-0.1, 2.2), xlabel="strength $c$")
+    left.set(ylabel="distance of the two atoms")
+    left.legend(loc="lower right", bbox_to_anchor=(1.0, 0.1))
+    fine = np.linspace(0.05, 5, 60)
+    edge = np.array([fold_by_formula(beta) for beta in fine])
+    right.fill_between(fine, edge, 3.2, color=style.GREEN, alpha=0.15, linewidth=0)
+    right.plot(fine, edge, color=style.GREEN, label="smallest on the branch")
+    right.plot(betas, folds, "o", color=style.ORANGE, label="Newton and bisection")
+    right.annotate("two atoms or one", (1.7, 2.6))
+    right.annotate("one atom only", (0.15, 0.12))
+    right.set(xlabel=r"$\beta$", ylabel="strength $c$", xlim=(0, 5), ylim=(0, 3.2))
+    right.legend(loc="lower right")
+    return Picture(
+        figure,
+        "How strong the perceptron must be to keep two atoms apart. Left: distance of "
+        "the atoms on the symmetric branch, stable (lines) and unstable (dotted), down "
+        r"to $\pi/3$, where each atom comes into the reach of the other unit. "
+        "Right: the strength from which two atoms are stable; stronger attraction at "
+        r"short range, large $\beta$, means less at long range.",
+    )
+
+
+def draw_basin_picture(labels: np.ndarray) -> Picture:
+    """Limits of all pairs of starts."""
+    figure, axes = style.canvas(panel=(6.0, 3.9))
+    draw_basins(labels, axes, names=LIMITS)
+    axes.set_aspect("equal")
+    return Picture(
+        figure,
+        r"Basins of attraction of two equal tokens at $\beta = 2$, $c = 4$: the angles "
+        "at which they start, coloured by where they end. Tokens that start on "
+        "different sides of the valley between the units stay two.",
+    )
+
+
+def draw_landscape(found) -> Picture:
+    """Energies and indices of all critical points of two atoms."""
+    figure, axes = style.canvas(panel=(6.0, 3.8))
+    for count, colour, name in (
+        (1, style.ORANGE, "one atom"),
+        (2, style.BLUE, "two atoms"),
+    ):
+        points = [point for point in found if point.cloud.count == count]
+        axes.plot(
+            [full_index(point) for point in points],
+            [point.energy for point in points],
+            "o",
+            color=colour,
+            label=name,
+            markersize=8,
+            zorder=3,
+        )
+    for source, target in edges(found):
+        axes.plot(
+            [full_index(source), full_index(target)],
+            [source.energy, target.energy],
+            color=style.GREY,
+            linewidth=0.9,
+        )
+    axes.set(xlabel="index among two tokens", ylabel="energy", xticks=[0, 1, 2])
+    axes.legend(loc="upper right")
+    return Picture(
+        figure,
+        "All critical points found of two tokens with three sigmoid units: energy "
+        "against index. Lines join a saddle of index 1 with the states that the flow "
+        "reaches when it is pushed along its unstable direction, either way.",
+    )
+
+
+def edges(found):
+    """Pairs of a saddle and a stable state to which the flow goes from it."""
+    stable = [point for point in found if full_index(point) == 0]
+    masses = np.array(GENERIC["masses"])
+    for point in found:
+        if full_index(point) != 1:
+            continue
+        angles = angles_of(point.cloud)
+        angles = np.repeat(angles, 2)[:2] if len(angles) == 1 else angles
+        tangents = np.stack([-np.sin(angles), np.cos(angles)], axis=1)
+        motion = np.sum(tangents * np.asarray(point.direction), axis=1)
+        if point.cloud.count == 1 and float(point.splitting[0]) > 0:
+            motion = np.array([1.0, -1.0]) * np.array([masses[1], masses[0]])
+        order = np.asarray(point.cloud.weights) if point.cloud.count == 2 else masses
+        for sign in (-1, 1):
+            end = climbed(angles + sign * 1e-2 * motion, order)
+            yield point, min(stable, key=lambda one: abs(one.energy - end))
+
+
+def climbed(angles, masses) -> float:
+    """The energy at which the flow ends from these angles, by SciPy."""
+    names = "angles", "strengths", "biases"
+    units = list(zip(*(GENERIC[name] for name in names), strict=True))
+
+    def velocity(_, now):
+        gap = now[1] - now[0]
+        lifts = sum(
+            c * 1.5 * np.sin(u - now) / (1 + np.exp(-1.5 * np.cos(now - u) - b))
+            for u, c, b in units
+        )
+        return lifts + pull(gap, 2.0) * np.array([masses[1], -masses[0]])
+
+    path = scipy.integrate.solve_ivp(velocity, (0, 60), angles, method="LSODA")
+    layer = map_of(generic_flow())
+    return float(energy(layer, on_circle(path.y[:, -1], masses)))
+
+
+experiment = Experiment(
+    name="perceptron-critical-points",
+    title="A perceptron block keeps atoms apart",
+    room="observables",
+    about=__doc__,
+    claims=(
+        STATES,
+        STABLE,
+        LOCALISED,
+        MAXIMUM,
+        NO_CERTIFICATE,
+        MINIMUM,
+        FOLD,
+        BASINS,
+        EULER,
+        AXES,
+    ),
+    parameters=Parameters,
+    run=run,
+    seconds=15,
+)

@@ -1,0 +1,508 @@
+r"""The staircase of energy, and the rule that predicts it.
+
+At low temperature tokens on the circle meet pair by pair, and between the meetings the
+energy, in units of that of one cluster, is the sum $\sum_k m_k^2$ over the groups:
+plateaus at rational levels. The published staircase divides the velocity by its norm,
+so that its abscissa is arc length over $\log\beta$; one million Euler steps were taken
+for each of six temperatures. Here the same setting, five tokens at $0.5\log(2000)/
+\sqrt{2000}$ times $0, 0.5, 2, 4, 7$, is walked to its end in some hundred steps, under
+both flows. Where the jumps are needs no simulation: the closest pair meets first, at
+the barycentre under unnormalised attention and near the point of squared masses under
+softmax. Each plateau is then set against the critical point of the energy that belongs
+to it, if there is one.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import scipy.integrate
+
+import meanformer as mf
+from meanformer.experiments import (
+    Claim,
+    Experiment,
+    Outcome,
+    Picture,
+    Table,
+    closed_form,
+    other_method,
+    setting,
+    tabulated,
+    theory,
+)
+from meanformer.experiments.framework.long_walks import (
+    angles_of,
+    attention_on_circle,
+    joins_of,
+    long_depths,
+    on_circle,
+    walk_on_circle,
+)
+from meanformer.observables import (
+    Plateaus,
+    Saddles,
+    greedy_staircase,
+    plateaus,
+    predicted_staircase,
+    saddles,
+)
+from meanformer.plotting import draw_circle, draw_saddles, style
+
+SPACED = 0.5 * np.log(2000) / np.sqrt(2000) * np.array([0, 0.5, 2, 4, 7])
+BETAS = (500.0, 1000.0, 1500.0, 2000.0, 3000.0, 4000.0)
+LOWEST = BETAS[-1]
+KINDS = ("softmax", "unnormalised")
+LEVELS_OF_FIVE = (0.28, 0.44, 0.52, 1.0)
+RULES = {
+    "unnormalised": (0.03004521, 0.15147146, 0.33174269, 0.76617045),
+    "softmax": (0.03004521, 0.15623507, 0.33650630, 0.80068215),
+}
+ABSCISSAS = (0.003622, 0.018261, 0.039995, 0.092372)
+ENDS = {500.0: 0.12236, 1000.0: 0.110888}
+WALKED = (0.030, 0.155, 0.336, 0.796)  # under softmax
+STEP = 1e-5  # of the published scheme, in its own abscissa
+SMALL, NEAR = 1e-5, 1e-3  # where it puts tokens on top of each other
+HORIZON = 1e15
+# Around the whole circle, and the inverse temperature there.
+AROUND = 2 * np.pi * np.arange(5) / 5 + np.array([0.10, -0.14, 0.05, 0.10, -0.02])
+AROUND_BETA = 20.0
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """How accurately, and how far the published scheme is followed."""
+
+    rtol: float = setting(
+        1e-10, full=1e-12, help="relative tolerance of the walks", above=0
+    )
+    published_steps: int = setting(
+        10_000,
+        full=1_000_000,
+        help="Euler steps of the published scheme; it is at its end after some 10,000",
+        at_least=9_500,
+    )
+
+
+LEVELS = Claim(
+    id="levels",
+    statement=r"On the plateaus, $\beta = 4000$, both flows, the energy of the tokens "
+    r"is $\sum_k m_k^2$: $0.28$, $0.44$, $0.52$, $1$.",
+    status="observation",
+    reference="GKPR24, staircase profile of the energy",
+)
+RULE = Claim(
+    id="greedy-rule",
+    statement=r"The greedy rule puts the jumps at the arc lengths $0.03004521$, "
+    r"$0.15147146$, $0.33174269$, $0.76617045$ (unnormalised) and $0.03004521$, "
+    r"$0.15623507$, $0.33650630$, $0.80068215$ (softmax).",
+    status="observation",
+)
+ARC = Claim(
+    id="unnormalised-arc",
+    statement=r"Under unnormalised attention the flow at $\beta = 4000$ jumps at the "
+    r"arc lengths of the greedy rule.",
+    status="observation",
+)
+ABSCISSA = Claim(
+    id="published-abscissa",
+    statement=r"In the published abscissa that is $0.003622$, $0.018261$, $0.039995$, "
+    r"$0.092372$; the last jump is at $0.110888$ for $\beta = 1000$ and at $0.12236$ "
+    r"for $\beta = 500$.",
+    status="observation",
+)
+SOFTMAX = Claim(
+    id="softmax-arc",
+    statement=r"Under softmax the jumps at $\beta = 4000$ are at the arc lengths "
+    r"$0.030$, $0.155$, $0.336$, $0.796$.",
+    status="observation",
+)
+FINITE = Claim(
+    id="finite-beta-rule",
+    statement=r"At finite $\beta$ the rule is right to five digits if pairs meet where "
+    r"the law of two groups says: softmax, $\beta = 4000$.",
+    status="observation",
+)
+COINCIDE = Claim(
+    id="coincide",
+    statement=r"Against arc length the staircases of $\beta = 500$ to $4000$ coincide: "
+    r"under unnormalised attention the last jumps differ by at most one per cent.",
+    status="observation",
+)
+SCHEME = Claim(
+    id="published-scheme",
+    statement=r"The published scheme, Euler steps of length $10^{-5}\log\beta$ along "
+    r"the normalised velocity, ends at the same place at $\beta = 4000$.",
+    status="observation",
+    reference="GKPR24, staircase profile of the energy",
+)
+CONTINUED = Claim(
+    id="continued",
+    statement=r"A walk that ends at depth $10^{15}$, after one join of four, is "
+    r"continued by the rule: order, levels and $\log_{10}$ of the depths of the three "
+    r"other joins are those of the whole walk (unnormalised, $\beta = 4000$).",
+    status="observation",
+)
+LADDER = Claim(
+    id="saddle-ladder",
+    statement=r"Five tokens around the whole circle, $\beta = 20$: to each plateau of "
+    r"$k$ groups belongs a critical point, whose index is $k - 1$.",
+    status="observation",
+)
+NO_SADDLE = Claim(
+    id="no-saddle",
+    statement=r"In the published setting, on an arc below a half circle, no plateau "
+    r"but the last belongs to a critical point: there is none but the collapse.",
+    status="theorem",
+    reference="GLPR23, tokens in an open half sphere collapse exponentially",
+)
+
+
+def run(parameters: Parameters, *, progress) -> Outcome:
+    """Walk all staircases, and set them against the rule and the published scheme."""
+    cases = [(kind, beta) for kind in KINDS for beta in BETAS]
+    paths = {
+        (kind, beta): walk_on_circle(
+            SPACED, beta, long_depths(1e300), kind=kind, rtol=parameters.rtol
+        )
+        for kind, beta in progress.over(cases, 0.8)
+    }
+    steps = {case: plateaus(path) for case, path in paths.items()}
+    around = walk_on_circle(
+        AROUND, AROUND_BETA, long_depths(1e22), rtol=parameters.rtol
+    )
+    ladder = saddles(around)
+    scheme = published_scheme(LOWEST, parameters.published_steps)
+    return Outcome(
+        findings=[
+            levels_finding(steps),
+            *rule_findings(paths),
+            coincide_finding(paths),
+            scheme_finding(paths, scheme),
+            continued_finding(paths, parameters.rtol),
+            *saddle_findings(ladder, paths),
+        ],
+        pictures=[
+            draw_published(paths, scheme),
+            draw_depths(steps),
+            draw_ladder(around, ladder),
+        ],
+        tables=[jump_table(paths), ladder_table(ladder)],
+    )
+
+
+def lengths_of(path: mf.Trajectory) -> np.ndarray:
+    """The arc lengths of the joins."""
+    return np.asarray(joins_of(path).arc_lengths)
+
+
+def rule_of(kind: str) -> np.ndarray:
+    """The arc lengths of the greedy rule."""
+    cloud = mf.TokenCloud(on_circle(SPACED))
+    rule = greedy_staircase(attention_on_circle(kind, LOWEST), cloud)
+    return np.asarray(rule.arc_lengths)
+
+
+def finite_rule(beta: float) -> np.ndarray:
+    """The rule with meetings at finite beta under softmax, by SciPy, on a line."""
+    places, counts, lengths = list(SPACED), [1.0] * 5, []
+    while len(places) > 1:
+        pair = int(np.argmin(np.diff(places)))
+        gap, (first, second) = np.diff(places)[pair], counts[pair : pair + 2]
+
+        def share(angle, first=first, second=second):
+            fall = np.exp(beta * (np.cos(angle) - 1))
+            one, two = second / (first + second * fall), first / (second + first * fall)
+            return one / (one + two)
+
+        def speed(angle, first=first, second=second, share=share):
+            return np.sqrt(first * share(angle) ** 2 + second * (1 - share(angle)) ** 2)
+
+        options = {"epsabs": 1e-12, "points": [1 / np.sqrt(beta)], "limit": 200}
+        place = places[pair] + scipy.integrate.quad(share, 0, gap, **options)[0]
+        lengths.append(scipy.integrate.quad(speed, 0, gap, **options)[0])
+        places[pair : pair + 2] = [place]
+        counts[pair : pair + 2] = [first + second]
+    return np.cumsum(lengths)
+
+
+def published_scheme(beta: float, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Abscissas and energies of the published scheme, until all tokens are one.
+
+    Tokens are put on top of each other as it does, where the velocity is small. Then
+    the velocity is zero, and the scheme divides by it: here it ends instead.
+    """
+    angles, energies = SPACED.copy(), []
+    for _ in range(count):
+        gaps = angles[:, None] - angles[None, :]
+        kernel = np.exp(beta * (np.cos(gaps) - 1))
+        velocity = -(np.sin(gaps) * kernel).sum(axis=1) / len(angles) ** 2
+        speed = np.linalg.norm(velocity)
+        if speed == 0:
+            break
+        angles = angles + STEP * np.log(beta) * velocity / speed
+        if speed < SMALL:
+            angles = put_together(angles)
+        energies.append(kernel.mean())
+    return STEP * np.arange(len(energies)), np.array(energies)
+
+
+def put_together(angles: np.ndarray) -> np.ndarray:
+    """Put tokens that are near on top of the first of them."""
+    angles = angles.copy()
+    for first in range(len(angles)):
+        later = np.arange(len(angles)) > first
+        angles[later & (np.abs(angles - angles[first]) < NEAR)] = angles[first]
+    return angles
+
+
+def levels_finding(steps: dict[tuple[str, float], Plateaus]):
+    """Energies of the tokens in the middle of each plateau, against their levels."""
+    found = [step.energy for kind in KINDS for step in list(steps[kind, LOWEST])[1:]]
+    return LEVELS.close_to(
+        found,
+        LEVELS_OF_FIVE * len(KINDS),
+        tolerance=1e-9,
+        source=closed_form(r"$\sum_k N_k^2/n^2$"),
+    )
+
+
+def rule_findings(paths):
+    """Arc lengths of the rule, and of the flows."""
+    climbed, soft = (lengths_of(paths[kind, LOWEST]) for kind in KINDS[::-1])
+    scaled = [*climbed / np.log(LOWEST)]
+    scaled += [
+        lengths_of(paths["unnormalised", beta])[-1] / np.log(beta) for beta in ENDS
+    ]
+    return (
+        RULE.close_to(
+            np.concatenate([rule_of(kind) for kind in RULES]),
+            np.concatenate([*RULES.values()]),
+            tolerance=2e-8,
+            source=tabulated(),
+        ),
+        ARC.close_to(
+            climbed,
+            rule_of("unnormalised"),
+            relative_tolerance=1e-6,
+            source=theory("greedy rule: the closest pair first"),
+        ),
+        ABSCISSA.close_to(
+            scaled,
+            [*ABSCISSAS, *ENDS.values()],
+            relative_tolerance=2e-4,
+            source=tabulated("with a merge threshold that costs some $10^{-4}$"),
+        ),
+        SOFTMAX.close_to(soft, WALKED, tolerance=6e-4, source=tabulated()),
+        FINITE.close_to(
+            soft,
+            finite_rule(LOWEST),
+            relative_tolerance=1e-5,
+            source=other_method("two-group law on each gap, by SciPy's quadrature"),
+        ),
+    )
+
+
+def coincide_finding(paths):
+    """The spread of the last jumps over all temperatures."""
+    ends = np.array([lengths_of(paths["unnormalised", beta])[-1] for beta in BETAS])
+    return COINCIDE.at_most(
+        np.ptp(ends) / ends.max(), 0.01, source=theory("no dependence in the limit")
+    )
+
+
+def scheme_finding(paths, scheme):
+    """The abscissa at which the published scheme has one cluster."""
+    abscissas, energies = scheme
+    end = abscissas[int(np.argmax(energies > 1 - 1e-4))]
+    ours = lengths_of(paths["unnormalised", LOWEST])[-1] / np.log(LOWEST)
+    return SCHEME.close_to(
+        ours,
+        end,
+        tolerance=2e-4,
+        source=other_method("Euler steps in NumPy, as published"),
+    )
+
+
+def continued_finding(paths, rtol: float):
+    """Joins predicted from depth 1e15 on, against those of the whole walk."""
+    whole = joins_of(paths["unnormalised", LOWEST])
+    short = walk_on_circle(
+        SPACED, LOWEST, long_depths(HORIZON), kind="unnormalised", rtol=rtol
+    )
+    rest = predicted_staircase(short)
+    logs = np.asarray(rest.log_depths) / np.log(10)
+    return CONTINUED.close_to(
+        [*np.asarray(rest.tokens), *np.asarray(rest.levels)[1:], *logs],
+        [*np.asarray(whole.tokens), *LEVELS_OF_FIVE, *np.log10(whole.depths)],
+        tolerance=1e-3,
+        source=other_method("the walk to depth $10^{300}$"),
+    )
+
+
+def saddle_findings(ladder: Saddles, paths):
+    """Indices around the circle, and no saddles on an arc."""
+    counts = np.array([step.plateau.count for step in ladder])
+    indices = [-1 if step.index is None else step.index for step in ladder]
+    on_arc = list(saddles(paths["softmax", LOWEST]))[:-1]
+    found = sum(step.point is not None for step in on_arc)
+    return (
+        LADDER.close_to(
+            indices, counts - 1, tolerance=0.0, source=closed_form("$k - 1$")
+        ),
+        NO_SADDLE.close_to(found, 0, tolerance=0.0, source=theory()),
+    )
+
+
+def jump_table(paths) -> Table:
+    """Arc lengths of all joins, both flows, all temperatures."""
+    rows = [
+        [kind, beta, *map(float, lengths_of(paths[kind, beta]))]
+        for kind in KINDS
+        for beta in BETAS
+    ]
+    rows += [[kind, "rule", *map(float, rule_of(kind))] for kind in KINDS]
+    names = ["first jump", "second", "third", "last"]
+    return Table(
+        ["attention", r"$\beta$", *names],
+        rows,
+        r"Arc lengths of the jumps. For the published abscissa divide by $\log\beta$.",
+    )
+
+
+def ladder_table(ladder: Saddles) -> Table:
+    """Plateaus around the circle, and their saddles."""
+    rows = [
+        [
+            step.plateau.count,
+            step.plateau.energy,
+            step.energy,
+            step.index,
+            step.distance,
+            step.plateau.log_duration,
+        ]
+        for step in ladder
+    ]
+    rows = [["none" if cell is None else cell for cell in row] for row in rows]
+    return Table(
+        [
+            "groups",
+            "energy",
+            "energy of the saddle",
+            "index",
+            "distance",
+            r"$\log$ of the duration",
+        ],
+        rows,
+        r"Five tokens around the circle at $\beta = 20$: energies agree to many digits "
+        "although the plateau is not at the saddle.",
+    )
+
+
+def draw_published(paths, scheme) -> Picture:
+    """The initial circle, and staircases in two abscissas."""
+    figure, (circle, left, right) = style.canvas(
+        3, panel=(3.9, 3.3), width_ratios=[0.72, 1.1, 1.1]
+    )
+    draw_circle(mf.TokenCloud(on_circle(SPACED)), circle)
+    colours = style.depth_colours()(np.linspace(0, 1, len(BETAS)))
+    for colour, beta in zip(colours, BETAS, strict=True):
+        lengths = lengths_of(paths["unnormalised", beta])
+        levels = [0.2, *LEVELS_OF_FIVE]
+        for axes, scale, end in ((left, np.log(beta), 0.135), (right, 1.0, 0.86)):
+            ends = [0, *(lengths / scale), end]
+            label = rf"$\beta = {beta:g}$" if axes is right else None
+            axes.stairs(
+                levels, ends, baseline=None, color=colour, linewidth=1.5, label=label
+            )
+    left.plot(*scheme, ":", color=style.INK, linewidth=1.6, label="published scheme")
+    for length in rule_of("unnormalised"):
+        right.axvline(length, color=style.INK, linestyle=":", linewidth=0.9)
+    left.set(xlabel=r"arc length over $\log\beta$", ylabel="energy (one cluster: 1)")
+    right.set(xlabel="arc length")
+    left.legend(loc="upper left", bbox_to_anchor=(0.0, 0.98))
+    right.legend(loc="upper left", bbox_to_anchor=(0.42, 0.98), fontsize=8.5)
+    return Picture(
+        figure,
+        "The published setting under unnormalised attention. Left: the five tokens. "
+        "Middle: the level $\\sum_k m_k^2$ against the published abscissa; dotted: the "
+        r"published scheme at $\beta = 4000$, whose energy rises before groups have "
+        r"met. Right: against arc length the spread is gone; dotted: the greedy rule.",
+    )
+
+
+def draw_depths(steps: dict[tuple[str, float], Plateaus]) -> Picture:
+    """Staircases against the logarithm of depth, both flows."""
+    figure, panels = style.canvas(2, panel=(4.7, 3.3), sharey=True)
+    colours = style.depth_colours()(np.linspace(0, 1, len(BETAS)))
+    for axes, kind in zip(panels, KINDS, strict=True):
+        for colour, beta in zip(colours, BETAS, strict=True):
+            found = steps[kind, beta]
+            ends = np.log10([max(step.start, 1e-1) for step in found])
+            ends = [*ends, ends[-1] + 8]
+            levels = [step.level for step in found]
+            axes.stairs(
+                levels,
+                ends,
+                baseline=None,
+                color=colour,
+                linewidth=1.5,
+                label=rf"$\beta = {beta:g}$",
+            )
+        axes.set(xlabel=r"$\log_{10}$ of depth")
+        axes.set_title(f"{kind} attention")
+    panels[0].set(ylabel="energy (one cluster: 1)")
+    panels[1].legend(loc="lower right", fontsize=8.5, ncol=2)
+    return Picture(
+        figure,
+        "The same staircases against depth (unnormalised attention in units of "
+        r"$e^{-\beta}$): a plateau lasts for a time exponential in $\beta$, up to "
+        r"$10^{143}$, and no ordinary solver comes near its end.",
+    )
+
+
+def draw_ladder(around: mf.Trajectory, ladder: Saddles) -> Picture:
+    """Angles along depth, and the graph of saddles."""
+    figure, (left, right) = style.canvas(2, panel=(4.8, 3.5))
+    depths = np.asarray(around.depths)[1:]
+    angles = angles_of(np.asarray(around.points))[1:]
+    angles = (angles - angles[-1, 0] + np.pi) % (2 * np.pi) - np.pi
+    colours = style.depth_colours()(np.linspace(0, 1, len(AROUND)))
+    for token, colour in enumerate(colours):
+        left.plot(depths, angles[:, token], color=colour, linewidth=1.4)
+    for depth in np.asarray(joins_of(around).depths):
+        left.axvline(depth, color=style.INK, linestyle=":", linewidth=0.9)
+    last = float(joins_of(around).depths[-1])
+    left.set(xscale="log", xlabel="depth $t$", xlim=(1e-1, 1e3 * last))
+    left.set(ylabel="angle from the last meeting point")
+    draw_saddles(ladder, right)
+    return Picture(
+        figure,
+        r"Five tokens around the circle at $\beta = 20$. Left: angles along depth; "
+        "dotted: joins. Right: the plateaus, with the index of the critical point that "
+        "Newton's method finds from each, and how far its farthest group is from it: "
+        "from saddle to saddle in energy, but not through the saddles.",
+    )
+
+
+experiment = Experiment(
+    name="staircase",
+    title="The energy climbs a staircase that a greedy rule predicts",
+    room="observables",
+    about=__doc__,
+    claims=(
+        LEVELS,
+        RULE,
+        ARC,
+        ABSCISSA,
+        SOFTMAX,
+        FINITE,
+        COINCIDE,
+        SCHEME,
+        CONTINUED,
+        LADDER,
+        NO_SADDLE,
+    ),
+    parameters=Parameters,
+    run=run,
+    seconds=28,
+)

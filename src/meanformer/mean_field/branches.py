@@ -1,0 +1,225 @@
+"""Branches of stationary states as noise falls: bifurcation, folds, Maxwell point."""
+
+from typing import SupportsIndex
+
+import equinox as eqx
+import numpy as np
+from jaxtyping import Bool, Float
+
+from meanformer.attention import Softmax, Unnormalised
+from meanformer.errors import InvalidInput, as_integer, as_number, check
+from meanformer.mean_field.balance import Balance
+from meanformer.mean_field.continuation import Branch, Place
+from meanformer.mean_field.noise import attraction, checked_kappa
+from meanformer.mean_field.stationary import (
+    MOST_NODES,
+    NEUTRAL,
+    NODES,
+    StationaryState,
+    state_of,
+    too_narrow,
+)
+
+MOST_POINTS = 2000
+
+
+class StationaryBranch(eqx.Module):
+    r"""Stationary states that leave the uniform measure together.
+
+    Arrays run along the branch, from the bifurcation on; folds and the Maxwell point
+    are among the states.
+
+    Attributes:
+        kappas: the inverse noise $\kappa$; it turns back at folds.
+        orders: $\int P_l\,\mathrm{d}\rho$ with the zonal harmonic of the degree, one at
+            the pole: the mean for degree one, $\int\cos l\theta$ on the circle.
+        free_energies: free energy less that of the uniform measure; none for softmax.
+        growths: largest growth rate of a perturbation, rotations apart.
+        densities: the densities at the nodes, against the uniform probability.
+        heights: the nodes, heights along the axis; on the circle $\cos\theta$.
+        masses: their masses in the uniform law.
+        folds: the states at which $\kappa$ turns back.
+        maxwell: the state, other than uniform, whose free energy equals that of the
+            uniform measure; `None` if there is none on the branch.
+        degree: the degree $l$.
+        dimension: dimension of the space around the sphere.
+    """
+
+    kappas: Float[np.ndarray, " t"]
+    orders: Float[np.ndarray, " t"]
+    free_energies: Float[np.ndarray, " t"] | None
+    growths: Float[np.ndarray, " t"]
+    densities: Float[np.ndarray, "t n"]
+    heights: Float[np.ndarray, " n"]
+    masses: Float[np.ndarray, " n"]
+    folds: tuple[StationaryState, ...]
+    maxwell: StationaryState | None
+    degree: int = eqx.field(static=True)
+    dimension: int = eqx.field(static=True)
+
+    @property
+    def critical(self) -> float:
+        r"""The $\kappa$ at which the branch begins."""
+        return float(self.kappas[0])
+
+    @property
+    def is_stable(self) -> Bool[np.ndarray, " t"]:
+        """Which states are stable; the uniform one at the beginning is not."""
+        return self.kappas * self.growths < -NEUTRAL
+
+    def orders_at(self, kappa: float) -> Float[np.ndarray, " k"]:
+        r"""Return the orders of all states of the branch at a $\kappa$, interpolated.
+
+        Linear in the order's square between the points: for figures, not for digits.
+
+        Args:
+            kappa: the inverse noise.
+        """
+        kappa = checked_kappa(kappa)
+        below, above = self.kappas[:-1], self.kappas[1:]
+        crossed = (below - kappa) * (above - kappa) <= 0
+        share = (kappa - below[crossed]) / (above - below)[crossed]
+        signed = np.sign(self.orders) * self.orders**2
+        squares = signed[:-1][crossed] * (1 - share) + signed[1:][crossed] * share
+        return np.sign(squares) * np.sqrt(np.abs(squares))
+
+
+def stationary_branch(
+    attention: Softmax | Unnormalised,
+    *,
+    until: float | None = None,
+    dimension: SupportsIndex | None = None,
+    degree: SupportsIndex = 1,
+    sign: SupportsIndex = 1,
+    spacing: float = 0.1,
+) -> StationaryBranch:
+    r"""Follow the stationary states that leave the uniform measure in a degree.
+
+    The branch begins at `critical_kappa(attention, degree=degree)` and is followed by
+    pseudo-arc-length continuation, around folds, until $\kappa$ exceeds a bound. Folds
+    and the Maxwell point, where the free energies of the branch and of the uniform
+    measure agree, are roots along it, found to rounding. Stability comes from the
+    spectrum of the linearised Fokker-Planck equation, for perturbations with up to two
+    waves around the axis; on the circle these are all.
+
+    Degree $l$ gives $l$ clusters on the circle. A branch of degree one leaves to larger
+    $\kappa$ if `branch_curvature` is positive, which for unnormalised attention means
+    $\beta < \beta_*$, and otherwise turns at a fold below $\kappa_c$ [MR26].
+
+    Args:
+        attention: `Softmax` or `Unnormalised` with scores $b\langle x,y\rangle$ and
+            values $cy$, $b, c > 0$.
+        until: the largest $\kappa$; twice that of the bifurcation by default.
+        dimension: dimension of the space around the sphere, if not the attention's.
+        degree: the degree $l$ in which the branch leaves the uniform measure.
+        sign: 1 if the density grows at the pole at first, -1 if it falls. It matters
+            for even degrees in dimension 3 and more only.
+        spacing: largest step, in $\log\rho$ and $\log\kappa$, relative to the size of
+            $\log\rho$ where that exceeds one.
+
+    Returns:
+        The branch. Cost: a second or so, on the host: each point needs a few solutions
+        of linear systems and eigenvalues, of the size of the number of nodes.
+    """
+    model = attraction(attention, dimension)
+    degree, sign = as_integer("degree", degree, least=1), _checked_sign(sign)
+    spacing = as_number("spacing", spacing, "a positive number")
+    check(spacing > 0, f"spacing is {spacing}; it must be positive.")
+    critical = model.unit / float(model.ratios(degree + 1)[degree])
+    last = 2 * critical if until is None else checked_kappa(until)
+    check(
+        last > critical,
+        f"until is {last:.6g}, but the branch begins at kappa {critical:.6g}; give a "
+        "larger one.",
+    )
+    count = max(NODES, 8 * degree)
+    while count <= MOST_NODES:
+        walk = _Walk(Branch(Balance(model, count), degree, sign), last)
+        walk.go(spacing)
+        if walk.is_resolved():
+            return walk.result()
+        count *= 2
+    raise too_narrow(last)
+
+
+class _Walk:
+    """Places along a branch, with its folds and its Maxwell point."""
+
+    def __init__(self, branch: Branch, until: float):
+        self.branch, self.balance = branch, branch.balance
+        self.bound = float(np.log(until / self.balance.model.unit))
+        self.places: list[Place] = [branch.origin()]
+        self.folds: list[Place] = []
+        self.maxwell: Place | None = None
+
+    def go(self, spacing: float) -> None:
+        """Walk until the bound, and end there exactly."""
+        for here, step, there in self.branch.walk(spacing):
+            if len(self.places) == 1:
+                self.places.append(here)
+            if there.log_coupling >= self.bound:
+                step, there = self._end(here, step)
+            self.places += [*self._found(here, step, there), there]
+            if there.log_coupling >= self.bound - 1e-12:
+                return
+            if len(self.places) > MOST_POINTS:
+                raise InvalidInput(
+                    f"the branch has more than {MOST_POINTS} points; give a larger "
+                    "spacing or a smaller until."
+                )
+
+    def _end(self, here: Place, step: float) -> tuple[float, Place]:
+        """Return the place on a stretch that lies at the bound, and its distance."""
+        end = self.branch.locate(here, step, lambda p: p.log_coupling - self.bound)
+        return self.branch.distance(here, end), end
+
+    def _found(self, here: Place, step: float, there: Place) -> list[Place]:
+        """Return folds and equal free energies on a stretch, in order."""
+        found = []
+        if here.across * there.across < 0:
+            self.folds.append(self.branch.locate(here, step, lambda p: p.across))
+            found.append(self.folds[-1])
+        is_free = not self.balance.model.is_softmax and self.maxwell is None
+        if is_free and self._excess(here) > 0 >= self._excess(there):
+            self.maxwell = self.branch.locate(here, step, self._excess)
+            found.append(self.maxwell)
+        return sorted(found, key=lambda place: self.branch.distance(here, place))
+
+    def _excess(self, place: Place) -> float:
+        density = self.balance.density(place.logarithm)
+        coupling = float(np.exp(place.log_coupling))
+        return self.balance.excess_free_energy(density, coupling)
+
+    def _state(self, place: Place) -> StationaryState:
+        kappa = self.balance.model.unit * float(np.exp(place.log_coupling))
+        return state_of(self.balance, place.logarithm, kappa)
+
+    def is_resolved(self) -> bool:
+        """Whether the nodes are enough for all densities."""
+        densities = [self.balance.density(place.logarithm) for place in self.places]
+        return all(self.balance.is_resolved(density) for density in densities)
+
+    def result(self) -> StationaryBranch:
+        """Return the branch."""
+        states = [self._state(place) for place in self.places]
+        basis, degree = self.balance.basis, self.branch.degree
+        energies = [state.free_energy for state in states]
+        return StationaryBranch(
+            np.array([state.kappa for state in states]),
+            np.array([self.balance.order(s.densities, degree) for s in states]),
+            None if self.balance.model.is_softmax else np.array(energies, float),
+            np.array([state.growth for state in states]),
+            np.stack([state.densities for state in states]),
+            basis.heights,
+            basis.masses,
+            tuple(self._state(place) for place in self.folds),
+            None if self.maxwell is None else self._state(self.maxwell),
+            degree,
+            self.balance.model.dimension,
+        )
+
+
+def _checked_sign(sign: SupportsIndex) -> int:
+    known = as_integer("sign", sign, least=-1)
+    check(known in (-1, 1), f"sign is {known}; it must be 1 or -1.")
+    return known

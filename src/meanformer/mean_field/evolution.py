@@ -1,0 +1,142 @@
+"""The mean field on the circle: a density while it is smooth, tokens afterwards."""
+
+import warnings
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from meanformer.errors import StoppedEarly, Unsupported, as_integer, warn
+from meanformer.flows import (
+    DensityTrajectory,
+    Flow,
+    ProgressBar,
+    Spectral,
+    Status,
+    Trajectory,
+    solve,
+)
+from meanformer.flows.inputs import saved_depths
+from meanformer.measures import (
+    FourierDensity,
+    TokenCloud,
+    circle_moments,
+    quadrature,
+)
+from meanformer.typing import ArrayLike
+
+# Nodes that carry less mass than this are left out.
+LIGHTEST = 1e-18
+
+
+class Evolution(eqx.Module):
+    """A measure on the circle along depth, as density first and as tokens later.
+
+    Attributes:
+        densities: the densities, up to the hand-over or to the end.
+        tokens: weighted tokens from the hand-over on; `None` if there was none.
+    """
+
+    densities: DensityTrajectory
+    tokens: Trajectory | None
+
+    @property
+    def hand_over(self) -> Float[Array, ""] | None:
+        """The depth at which tokens took over; `None` if the density lasted."""
+        return None if self.tokens is None else self.tokens.depths[0]
+
+    @property
+    def depths(self) -> Float[Array, " t"]:
+        """The saved depths; that of the hand-over is among them, once."""
+        if self.tokens is None:
+            return self.densities.depths
+        return jnp.concatenate([self.densities.depths, self.tokens.depths[1:]])
+
+    def measure(self, index: int) -> FourierDensity | TokenCloud:
+        """Return the measure at a saved depth, by its index."""
+        count = len(self.densities)
+        index = range(len(self.depths))[index]
+        if index < count or self.tokens is None:
+            return self.densities.density(index)
+        return self.tokens.cloud(index - count + 1)
+
+    def at(self, depth: float | Float[Array, ""]) -> FourierDensity | TokenCloud:
+        """Return the measure at any depth in range."""
+        if self.tokens is None or float(depth) <= float(self.tokens.depths[0]):
+            return self.densities.at(depth)
+        return self.tokens.at(depth)
+
+    def moments(self, modes: int) -> Float[Array, "t k 2"]:
+        r"""Return $(\int\cos k\theta, \int\sin k\theta)$ at all saved depths."""
+        measures = (self.measure(index) for index in range(len(self.depths)))
+        return jnp.stack([circle_moments(mu, modes) for mu in measures])
+
+
+def evolve(
+    flow: Flow,
+    density: FourierDensity,
+    depth: float | tuple[float, float],
+    *,
+    save: int | ArrayLike = 11,
+    most_modes: int = 256,
+    nodes: int | None = None,
+    rtol: float = 1e-9,
+    atol: float = 1e-11,
+    progress: bool = False,
+) -> Evolution:
+    r"""Follow infinitely many tokens on the circle, through the forming of clusters.
+
+    The density is solved for as long as `most_modes` of its modes suffice; it steepens
+    exponentially while clusters form. Then its values at equispaced angles become
+    weighted tokens, which go on: they stand for the density with the accuracy of the
+    trapezoidal sum, that is with all the digits that the modes still have.
+
+    Args:
+        flow: a flow on `Sphere()`, without noise if tokens are to take over.
+        density: the measure at the first depth.
+        depth: as for `solve`.
+        save: as for `solve`; the depth of the hand-over is saved too.
+        most_modes: modes up to which the density is solved.
+        nodes: how many equispaced tokens take over; two for each mode by default.
+        rtol: relative tolerance.
+        atol: absolute tolerance.
+        progress: show a progress bar on standard error.
+
+    Returns:
+        The measures along depth.
+    """
+    most_modes = as_integer("most_modes", most_modes, least=1)
+    nodes = 2 * most_modes if nodes is None else as_integer("nodes", nodes, least=1)
+    depths = saved_depths(depth, save, density.moments.dtype)
+    options = {"rtol": rtol, "atol": atol}
+    bar = ProgressBar("following the mean field") if progress else False
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", StoppedEarly)
+        smooth = solve(
+            flow,
+            density,
+            (depths[0], depths[-1]),
+            save=depths,
+            solver=Spectral(most_modes=most_modes),
+            progress=bar,
+            **options,
+        )
+    if not bool(smooth.status == Status.unresolved):
+        if not bool(smooth.status == Status.reached):
+            warn(smooth.message, StoppedEarly)
+        return Evolution(smooth, None)
+    if flow.noise is not None:
+        raise Unsupported(
+            f"with noise no tokens take over, and {most_modes} modes do not suffice: "
+            "pass a larger most_modes."
+        )
+    late = jnp.append(smooth.depths[-1:], depths[depths > smooth.depths[-1]])
+    cloud = _present(quadrature(smooth.density(-1), nodes))
+    tokens = solve(flow, cloud, (late[0], late[-1]), save=late, progress=bar, **options)
+    return Evolution(smooth, tokens)
+
+
+def _present(cloud: TokenCloud) -> TokenCloud:
+    kept = np.flatnonzero(np.asarray(cloud.weights) > LIGHTEST)
+    return TokenCloud(cloud.points[kept], cloud.weights[kept], normalize=True)

@@ -1,0 +1,1 @@
+"""Critical points of energies: atoms that rest, and measures of extreme energy."""

@@ -1,0 +1,258 @@
+"""Measures of largest and of smallest energy, with certificates."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+from jaxtyping import Array, Float
+
+from meanformer.attention import AbstractInContextMap
+from meanformer.errors import Unsupported, as_integer, as_number, check
+from meanformer.flows import Flow
+from meanformer.geometry import Sphere
+from meanformer.measures import TokenCloud, UniformSphere
+from meanformer.observables.critical.circle import circle_minimum
+from meanformer.observables.critical.landscape import Landscape, landscape_of
+from meanformer.observables.critical.masses import simplex_minimum
+from meanformer.observables.energies import energy
+from meanformer.observables.sphere import checked_map, first_variation
+from meanformer.typing import Key
+
+SAMPLES = 1024
+REFINED = 6
+DESCENT = 40
+ROOM = 64  # atoms that have a place before a larger program is compiled
+
+
+class Extremum(eqx.Module):
+    r"""A measure of extreme energy.
+
+    Attributes:
+        cloud: its atoms.
+        energy: its energy.
+        gap: no measure is better by more than this; a proof on the circle, on other
+            spheres as good as the search for extremes of the first variation.
+        is_certified: whether the gap is proven.
+        verdict: how it was found, in words.
+        steps: how many atoms were added on the way.
+    """
+
+    cloud: TokenCloud
+    energy: float = eqx.field(static=True)
+    gap: float = eqx.field(static=True)
+    is_certified: bool = eqx.field(static=True)
+    verdict: str = eqx.field(static=True)
+    steps: int = eqx.field(static=True)
+
+
+def energy_maximiser(
+    flow: Flow,
+    *,
+    key: Key | None = None,
+    tolerance: float = 1e-10,
+    most_steps: int = 200,
+) -> Extremum:
+    r"""Return a measure of largest energy on the sphere.
+
+    With a positive semi-definite score the energy is convex in the measure (the kernel
+    $e^{\beta\langle x, Ay\rangle}$ is positive semi-definite), so a single point is a
+    maximiser: one where $\frac{1}{2\beta}e^{\beta\langle x,Ax\rangle} + \Phi(x)$ is
+    largest, a maximiser of $\Phi$ for $A = I$. It is found by bisection with bounds
+    on the circle, and from many starts on other spheres. There is no certificate by
+    the first variation: it is largest at the atoms of many states that are no
+    maximiser. If the energy is concave, the problem is that of `energy_minimiser`.
+
+    Args:
+        flow: a gradient flow on `Sphere()`, such as that of `perceptron_flow`.
+        key: random key of the starts, needed beyond the circle.
+        tolerance: largest gap, relative to 1 plus the size of the energy.
+        most_steps: how many atoms may be added, where the energy is concave.
+    """
+    return _extreme(flow, 1, key, tolerance, most_steps)
+
+
+def energy_minimiser(
+    flow: Flow,
+    *,
+    key: Key | None = None,
+    tolerance: float = 1e-6,
+    most_steps: int = 200,
+) -> Extremum:
+    r"""Return a measure of smallest energy on the sphere.
+
+    Where the energy is convex in the measure, by fully corrective conditional
+    gradients: add an atom where the first variation $W$ is smallest, find the best
+    masses of all atoms, repeat. Convexity gives
+    $$E(\mu) - \min E \le \int W\,\mathrm{d}\mu - \min W,$$
+    which is the `gap`. Where it is concave, a single point is a minimiser.
+
+    Args:
+        flow: a gradient flow on `Sphere()`, such as that of `perceptron_flow` or
+            `matrix_energy_flow`; whether it climbs or descends does not matter.
+        key: random key of the search for the smallest $W$, needed beyond the circle.
+        tolerance: largest gap, relative to 1 plus the size of the energy.
+        most_steps: give up after so many atoms.
+    """
+    return _extreme(flow, -1, key, tolerance, most_steps)
+
+
+def _extreme(flow: Flow, sign: int, key, tolerance: float, most_steps: int) -> Extremum:
+    layer = checked_map(flow)
+    if not isinstance(flow.space, Sphere):
+        raise Unsupported("energies have extremes over measures on Sphere() only.")
+    landscape = landscape_of(layer)
+    check(
+        landscape.dimension == 2 or key is not None,
+        "beyond the circle the search starts at random: give a key.",
+    )
+    tolerance = as_number("tolerance", tolerance)
+    check(tolerance > 0, f"tolerance is {tolerance}; it must be positive.")
+    most = as_integer("most_steps", most_steps, least=1)
+    seeker = _Seeker(landscape, key, tolerance)
+    if landscape.convexity * sign >= 0:
+        return seeker.single(sign)
+    return seeker.spread(sign, most)
+
+
+class _Seeker:
+    """A search for extremes of one landscape."""
+
+    def __init__(self, landscape: Landscape, key, tolerance: float):
+        self.landscape, self.tolerance = landscape, tolerance
+        dimension = landscape.dimension
+        self.samples = np.zeros((0, dimension))
+        if dimension > 2:
+            drawn = UniformSphere(dimension).sample(SAMPLES, key=jr.fold_in(key, 0))
+            self.samples = np.asarray(drawn, np.float64)
+
+    def single(self, sign: int) -> Extremum:
+        """Return the single point of extreme energy."""
+        view = View(self.landscape.layer, None, -sign)
+        size = 1 + abs(float(view.heights(np.eye(self.landscape.dimension))[0]))
+        bend = self.landscape.single_curvature()
+        point, bound = self._least(view, bend, self.tolerance * size)
+        value = float(-sign * view.heights(point[None])[0])
+        gap = 0.0 if bound is None else max(-sign * value - bound, 0.0)
+        way = "bisection with bounds" if bound is not None else "search from samples"
+        verdict = f"one point, by {way}"
+        cloud = TokenCloud(point[None])
+        return Extremum(cloud, value, gap, bound is not None, verdict, 1)
+
+    def spread(self, sign: int, most_steps: int) -> Extremum:
+        """Return the measure of extreme energy, by conditional gradients."""
+        atoms, masses = np.eye(self.landscape.dimension)[:1], np.ones(1)
+        best = None
+        for step in range(1, most_steps + 1):
+            point, found = self._looked_at(atoms, masses, -sign, step)
+            best = found if best is None or found.gap < best.gap else best
+            if found.gap <= self.tolerance * (1 + abs(found.energy)):
+                return found
+            atoms = np.concatenate([atoms, point[None]])
+            kernel, heights = self.landscape.quadratic(atoms)
+            start = np.append(masses, 0.0)
+            masses = simplex_minimum(-sign * kernel, -sign * heights, start)
+            kept = masses > 1e-14
+            atoms, masses = atoms[kept], masses[kept] / masses[kept].sum()
+        assert best is not None
+        return best
+
+    def _looked_at(
+        self, atoms: np.ndarray, masses: np.ndarray, factor: int, step: int
+    ) -> tuple[np.ndarray, Extremum]:
+        """Return where the first variation is best, and what the measure is worth."""
+        padded = _padded(atoms, masses)
+        view = View(self.landscape.layer, padded, factor)
+        value = float(energy(self.landscape.layer, padded))
+        fine = self.tolerance * (1 + abs(value)) / 10
+        bend = self.landscape.curvature(atoms, masses)
+        point, bound = self._least(view, bend, fine)
+        least = float(view.heights(point[None])[0]) if bound is None else bound
+        gap = max(float(masses @ view.heights(atoms)) - least, 0.0)
+        cloud, is_proven = TokenCloud(atoms, masses), bound is not None
+        verdict = "conditional gradients"
+        return point, Extremum(cloud, value, gap, is_proven, verdict, step)
+
+    def _least(
+        self, view: "View", bend: float | None, tolerance: float
+    ) -> tuple[np.ndarray, float | None]:
+        """Return where a view is smallest, and a proven bound."""
+        if self.landscape.dimension == 2:
+
+            def on_circle(angles: np.ndarray) -> np.ndarray:
+                return view.heights(np.stack([np.cos(angles), np.sin(angles)], axis=1))
+
+            found = circle_minimum(on_circle, bend, tolerance=tolerance)
+            point = np.array([np.cos(found.angle), np.sin(found.angle)])
+            return point, found.bound
+        order = np.argsort(view.heights(self.samples))[:REFINED]
+        ends = np.asarray(refined(view, jnp.asarray(self.samples[order])))
+        return ends[int(np.argmin(view.heights(ends)))], None
+
+
+class View(eqx.Module):
+    """What is to be made small: first variation, or energy of one atom, with a sign."""
+
+    layer: AbstractInContextMap
+    cloud: TokenCloud | None
+    factor: int
+
+    def heights(self, points: np.ndarray) -> np.ndarray:
+        """Return its values at points, in batches of one size."""
+        missing = -len(points) % SAMPLES
+        padded = np.concatenate([points, np.repeat(points[:1], missing, axis=0)])
+        rows = [
+            _heights(self, part)
+            for part in padded.reshape(-1, SAMPLES, points.shape[1])
+        ]
+        return np.concatenate([np.asarray(row, np.float64) for row in rows])[
+            : len(points)
+        ]
+
+    def at(self, points: Float[Array, "m d"]) -> Float[Array, " m"]:
+        """Return its values at points."""
+        if self.cloud is not None:
+            return self.factor * first_variation(self.layer, self.cloud, points)
+        one = jnp.ones(1, points.dtype)
+
+        def single(point: Float[Array, " d"]) -> Float[Array, ""]:
+            return energy(self.layer, TokenCloud(point[None], one))
+
+        return self.factor * jax.vmap(single)(points)
+
+
+@eqx.filter_jit
+def _heights(view: View, points: Float[Array, "m d"]) -> Float[Array, " m"]:
+    return view.at(points)
+
+
+@eqx.filter_jit
+def refined(view: View, starts: Float[Array, "m d"]) -> Float[Array, "m d"]:
+    """Descend from each start by damped Newton steps on the sphere."""
+
+    def height(vector: Float[Array, " d"]) -> Float[Array, ""]:
+        return view.at((vector / jnp.linalg.norm(vector))[None])[0]
+
+    def step(_, carry):
+        point, damping = carry
+        slope, bends = jax.grad(height)(point), jax.hessian(height)(point)
+        lift = jnp.maximum(-jnp.linalg.eigvalsh(bends)[0], 0) + damping
+        identity = jnp.eye(len(point), dtype=point.dtype)
+        ahead = point - jnp.linalg.solve(bends + lift * identity, slope)
+        ahead = ahead / jnp.linalg.norm(ahead)
+        is_lower = height(ahead) <= height(point)
+        damping = jnp.where(is_lower, damping / 8, damping * 8)
+        return jnp.where(is_lower, ahead, point), jnp.maximum(damping, 1e-10)
+
+    def walk(start: Float[Array, " d"]) -> Float[Array, " d"]:
+        damping = jnp.asarray(0.1, start.dtype)
+        return jax.lax.fori_loop(0, DESCENT, step, (start, damping))[0]
+
+    return jax.lax.map(walk, starts)
+
+
+def _padded(atoms: np.ndarray, masses: np.ndarray) -> TokenCloud:
+    """Return a cloud with room, so that one program serves several sizes."""
+    missing = -len(atoms) % ROOM
+    points = np.concatenate([atoms, np.repeat(atoms[:1], missing, axis=0)])
+    return TokenCloud(points, np.concatenate([masses, np.zeros(missing)]))

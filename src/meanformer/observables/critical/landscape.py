@@ -1,0 +1,141 @@
+"""An energy of attention and perceptrons, taken apart: kernels, potential, bounds."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from meanformer.attention import (
+    AbstractInContextMap,
+    Perceptron,
+    Softmax,
+    Unnormalised,
+)
+from meanformer.errors import InvalidInput, Unsupported
+from meanformer.observables.potentials import Units, units_of
+from meanformer.observables.structure import (
+    factor_in_sum,
+    is_gradient_flow,
+    terms_of,
+)
+
+
+class Kernel(NamedTuple):
+    r"""A part $\frac{c}{2\beta}\iint e^{\beta\langle x,Ay\rangle - s}$ of an energy."""
+
+    factor: float
+    beta: float
+    score: np.ndarray
+    shift: float
+
+    def matrix(self, atoms: np.ndarray) -> np.ndarray:
+        """Return what twice the energy is a quadratic form of the masses with."""
+        scores = self.beta * atoms @ self.score.T @ atoms.T - self.shift
+        return self.factor / self.beta * np.exp(scores)
+
+    @property
+    def convexity(self) -> int | None:
+        """The sign of the quadratic form in the masses; `None` if it has none."""
+        levels = self.beta * np.linalg.eigvalsh(self.score)
+        if levels[0] < -1e-12 * np.abs(levels).max():
+            return None
+        return int(np.sign(self.factor) * np.sign(self.beta))
+
+
+class Landscape(NamedTuple):
+    """An energy whose convexity in the measure is known: 1, $-1$, or 0 if linear."""
+
+    layer: AbstractInContextMap
+    kernels: list[Kernel]
+    units: list[Units]
+    convexity: int
+    dimension: int
+
+    def quadratic(self, atoms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the form and the vector of the energy as a function of masses."""
+        form = sum(kernel.matrix(atoms) for kernel in self.kernels)
+        points = jnp.asarray(atoms)
+        heights = [np.asarray(units.potential(points)) for units in self.units]
+        return form + np.zeros((len(atoms),) * 2), sum(heights, np.zeros(len(atoms)))
+
+    def single_curvature(self) -> float | None:
+        """Bound the second derivative in the angle of the energy of one atom."""
+        total = self._potential_curvature()
+        for kernel in self.kernels:
+            levels = np.linalg.eigvalsh(kernel.score)
+            half = (levels[-1] - levels[0]) / 2
+            top = np.exp(max(kernel.beta * levels) - kernel.shift)
+            bend = abs(kernel.beta) * (2 * half) ** 2 + 4 * half
+            total = (
+                None if total is None else total + abs(kernel.factor) / 2 * top * bend
+            )
+        return total
+
+    def curvature(self, atoms: np.ndarray, masses: np.ndarray) -> float | None:
+        """Bound the second derivative in the angle of the first variation."""
+        total = self._potential_curvature()
+        for kernel in self.kernels:
+            slopes = np.abs(kernel.beta) * np.linalg.norm(atoms @ kernel.score, axis=1)
+            tops = np.exp(slopes - kernel.shift) * (slopes**2 + slopes)
+            share = abs(kernel.factor / kernel.beta) * float(masses @ tops)
+            total = None if total is None else total + share
+        return total
+
+    def _potential_curvature(self) -> float | None:
+        total = 0.0
+        for units in self.units:
+            steepest = units.activation.steepest
+            if steepest is None:
+                return None
+            lengths = np.linalg.norm(np.asarray(units.directions), axis=1)
+            reach = lengths + np.abs(np.asarray(units.biases))
+            at_zero = abs(float(units.activation(jnp.zeros(()))))
+            # |sigma'| |a|^2 + |sigma| |a| bounds the derivative along the circle.
+            bends = steepest * lengths**2 + (at_zero + steepest * reach) * lengths
+            total += float(np.abs(np.asarray(units.strengths)) @ bends)
+            total += float(np.linalg.norm(np.asarray(units.constant)))
+            if units.matrix is not None:
+                total += 2 * float(np.linalg.norm(np.asarray(units.matrix), 2))
+        return total
+
+
+def landscape_of(layer: AbstractInContextMap) -> Landscape:
+    """Take an energy apart, or say why its extremes are not known."""
+    structure = is_gradient_flow(layer)
+    if not structure:
+        raise InvalidInput(f"this is not a gradient flow: {structure.failure}.")
+    terms = terms_of(layer)
+    kernels, units = [], []
+    for term in terms:
+        if isinstance(term, Softmax | Unnormalised):
+            factor = 1.0 if len(terms) == 1 else float(factor_in_sum(term))
+            kernels.append(_kernel(term, factor))
+        elif isinstance(term, Perceptron):
+            units.append(units_of(term))
+        else:
+            name = type(term).__name__
+            raise Unsupported(
+                f"the energy of {name} is not known to be convex or concave in the "
+                "measure; extremes are found for exponential kernels and perceptrons."
+            )
+    signs = {kernel.convexity for kernel in kernels if kernel.factor != 0}
+    if None in signs or len(signs) > 1:
+        raise Unsupported(
+            "the energy is neither convex nor concave in the measure, as far as is "
+            "known; this needs a score A with beta A positive semi-definite, and "
+            "factors of one sign."
+        )
+    dimension = layer.input_dimension
+    assert dimension is not None
+    return Landscape(layer, kernels, units, signs.pop() if signs else 0, dimension)
+
+
+def _kernel(term: Softmax | Unnormalised, factor: float) -> Kernel:
+    shift = getattr(term, "shift", None)
+    score = np.asarray(term.score, np.float64)
+    return Kernel(
+        factor,
+        float(term.temperature),
+        (score + score.T) / 2,
+        0.0 if shift is None else float(shift),
+    )

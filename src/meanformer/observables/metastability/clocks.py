@@ -1,0 +1,192 @@
+"""Clocks along a trajectory, in which metastable phases take ordinary time."""
+
+from typing import cast
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float
+
+from meanformer.attention import AbstractInContextMap
+from meanformer.attention.log_domain import scaled_velocity
+from meanformer.errors import InvalidInput
+from meanformer.flows import Constant, Flow, Trajectory
+from meanformer.flows.interpolation import Place, hermite
+from meanformer.geometry import Sphere
+from meanformer.numerics.quadrature import gauss_legendre
+from meanformer.observables.metastability.attraction import attraction_on_sphere
+from meanformer.observables.order import check_trajectory
+
+NODES = 8
+
+
+class Clocks(eqx.Module):
+    r"""Six readings of time at the saved depths; all are zero at the first of them.
+
+    Attributes:
+        depths: depth itself.
+        log_depths: its logarithm, from the second saved depth on.
+        arc_lengths: length of the path of all tokens in $\mathbb{R}^{nd}$, each token
+            of positive weight counted once.
+        published: arc length over $\log\beta$, the abscissa of the published staircase;
+            arc length is what their division by the norm of the velocity amounts to.
+            `None` unless $\beta > 1$.
+        exponential: $s$ with $\mathrm{d}t = e^{\beta(1-\max_{i\ne j}\langle x_i,
+            x_j\rangle)}\,\mathrm{d}s$, the largest inner product being that of the
+            moment, of tokens that have not been joined.
+        initial_exponential: the same with the largest inner product at the first saved
+            depth, as it is also found in print: there all happens at times of order
+            $1/\beta$.
+        is_smooth: whether no tokens were joined since the saved depth before, so that
+            the exponential clock is accurate on this stretch.
+    """
+
+    depths: Float[Array, " t"]
+    log_depths: Float[Array, " u"]
+    arc_lengths: Float[Array, " t"]
+    published: Float[Array, " t"] | None
+    exponential: Float[Array, " t"]
+    initial_exponential: Float[Array, " t"]
+    is_smooth: Bool[Array, " t"]
+
+
+def clocks(trajectory: Trajectory, flow: Flow | None = None) -> Clocks:
+    r"""Read all clocks along a trajectory on the sphere.
+
+    Arc length is the solver's own with `LongDepth`. Otherwise, and for the exponential
+    clock, it is integrated by Gauss rules between saved depths, on a cubic
+    interpolation of the tokens in arc length (in depth without `LongDepth`): accurate
+    where saved depths are close to each other on that scale. A stretch with a join
+    inside is not smooth, and its exponential clock is a rough guess: save depths around
+    joins.
+
+    Args:
+        trajectory: the solution of a flow with scores $\beta\langle x, y\rangle$ and
+            values $cx$, $c > 0$.
+        flow: the flow, for a trajectory that does not know it.
+
+    Returns:
+        The clocks. Cost: some velocities for each saved depth.
+    """
+    flow = flow_of(trajectory, flow)
+    attraction = attraction_on_sphere(flow, "clocks")
+    layer = cast(Constant, flow.velocity).gamma
+    beta = attraction.beta
+    paces = _paces(layer, trajectory, beta)
+    arcs = np.append(0, np.cumsum(paces[0]))
+    if trajectory.atoms is not None and trajectory.atoms.arc_length is not None:
+        arcs = np.asarray(trajectory.atoms.arc_length, np.float64)
+        arcs = arcs - arcs[0]
+    first = beta * float(_rise(*_first_atoms(trajectory)))
+    elapsed = np.asarray(trajectory.depths, np.float64)
+    with np.errstate(divide="ignore"):
+        logs = np.log(elapsed - elapsed[0]) - first
+    dtype = trajectory.points.dtype
+    return Clocks(
+        trajectory.depths,
+        jnp.log(trajectory.depths[1:]),
+        jnp.asarray(arcs, dtype),
+        jnp.asarray(arcs / np.log(beta), dtype) if beta > 1 else None,
+        jnp.asarray(np.append(0, np.cumsum(paces[1])), dtype),
+        jnp.asarray(np.exp(np.minimum(logs, np.log(np.finfo(dtype).max))), dtype),
+        jnp.asarray(~_joined(trajectory)),
+    )
+
+
+def flow_of(trajectory: Trajectory, flow: Flow | None) -> Flow:
+    """Return the flow of a trajectory, given or its own, or raise."""
+    check_trajectory(trajectory)
+    found = trajectory.flow if flow is None else flow
+    if found is None:
+        raise InvalidInput(
+            "this trajectory does not know its flow (one from a file, or under jit); "
+            "pass flow."
+        )
+    return found
+
+
+class _Stretch(eqx.Module):
+    """What happens between two saved depths, atoms being those at the first."""
+
+    layer: AbstractInContextMap
+    weights: Float[Array, " n"]
+    counts: Float[Array, " n"]
+    beta: float = eqx.field(static=True)
+    has_length: bool = eqx.field(static=True)
+
+    def pace(self, points: Float[Array, "n d"]) -> tuple:
+        """Return tangents, speed and exponential rate per unit of the variable."""
+        pull = scaled_velocity(self.layer, points, self.weights)
+        speed = jnp.sqrt(self.counts @ jnp.sum(pull.velocities**2, axis=1))
+        log_rate = -self.beta * _rise(points, self.weights)
+        if not self.has_length:
+            scale = jnp.exp(pull.log_scale)
+            return scale * pull.velocities, scale * speed, jnp.exp(log_rate)
+        safe = jnp.where(speed > 0, speed, 1)
+        rate = jnp.exp(log_rate - pull.log_scale) / safe
+        return pull.velocities / safe, speed / safe, jnp.where(speed > 0, rate, 0)
+
+    def readings(
+        self, ends: Float[Array, "2 n d"], width: Float[Array, ""]
+    ) -> Float[Array, "2"]:
+        """Return length and exponential time of the stretch."""
+        tangents = jax.vmap(lambda points: self.pace(points)[0])(ends)
+        nodes, masses = (jnp.asarray(a, width.dtype) for a in gauss_legendre(NODES))
+
+        def at(node):
+            place = Place(1, (1 + node) / 2, width)
+            points = Sphere().retract(hermite(place, ends, tangents))
+            return jnp.stack(self.pace(points)[1:])
+
+        return width * masses @ jax.vmap(at)(nodes)
+
+
+def _paces(
+    layer: AbstractInContextMap, trajectory: Trajectory, beta: float
+) -> np.ndarray:
+    """Return length and exponential time of every stretch, as two rows."""
+    atoms, cloud = trajectory.atoms, trajectory.cloud(0)
+    readings = trajectory.depths
+    if atoms is not None and atoms.arc_length is not None:
+        readings = atoms.arc_length
+    widths = jnp.diff(readings).astype(trajectory.points.dtype)
+
+    def stretch(ends, width, before):
+        weights = cloud.weights if before is None else before.weights(cloud)
+        counts = (cloud.weights > 0).astype(weights.dtype)
+        counts = counts if before is None else before.counts(cloud)
+        has_length = before is not None and before.arc_length is not None
+        return _Stretch(layer, weights, counts, beta, has_length).readings(ends, width)
+
+    before = jax.tree.map(lambda leaf: leaf[:-1], atoms)
+    ends = jnp.stack([trajectory.points[:-1], trajectory.points[1:]], axis=1)
+    axes = (0, 0, None if before is None else 0)
+    found = eqx.filter_jit(jax.vmap(stretch, axes))(ends, widths, before)
+    return np.asarray(found, np.float64).T.reshape(2, -1)
+
+
+def _first_atoms(trajectory: Trajectory) -> tuple[Array, Array]:
+    """Return points and masses of the atoms at the first saved depth."""
+    cloud = trajectory.cloud(0)
+    if trajectory.atoms is None:
+        return cloud.points, cloud.weights
+    atoms = jax.tree.map(lambda leaf: leaf[0], trajectory.atoms)
+    return cloud.points, atoms.weights(cloud)
+
+
+def _rise(points: Float[Array, "n d"], weights: Float[Array, " n"]) -> Array:
+    r"""Return $1 - \max_{i\ne j}\langle x_i, x_j\rangle$ over tokens that are there."""
+    squares = jnp.sum((points[:, None, :] - points[None, :, :]) ** 2, axis=2)
+    present = weights > 0
+    apart = present[:, None] & present[None, :] & ~jnp.eye(len(points), dtype=bool)
+    # A lone atom has no other: two is as far as it gets.
+    return jnp.min(jnp.where(apart, squares / 2, 2))
+
+
+def _joined(trajectory: Trajectory) -> np.ndarray:
+    """Return at which saved depths tokens had been joined since the one before."""
+    if trajectory.atoms is None:
+        return np.zeros(len(trajectory), bool)
+    leaders = np.asarray(trajectory.atoms.leaders)
+    return np.append(False, (leaders[1:] != leaders[:-1]).any(axis=1))

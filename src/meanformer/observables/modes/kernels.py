@@ -1,0 +1,197 @@
+"""The bumps whose sum has modes: Gaussian on the line, von Mises on the circle."""
+
+import abc
+
+import equinox as eqx
+import numpy as np
+
+# Tokens whose bump is smaller than the nearest by e to the minus this are left out.
+_NEGLIGIBLE = 45.0
+
+
+class AbstractBump(eqx.Module):
+    r"""A bump $K$ with one maximum, and what is needed to count modes of its sums.
+
+    Lengths inside a cell are in units of `unit`. With $\alpha = x - c$ the gap from the
+    centre of a cell to a token, the bump at a point $c + \tau$ of the cell, relative to
+    that at the centre, is $p(\tau) = K(\alpha - \tau)/K(\alpha)$.
+    """
+
+    beta: eqx.AbstractVar[float]
+
+    @property
+    @abc.abstractmethod
+    def unit(self) -> float:
+        """The length of one bandwidth, or less where the series needs it."""
+
+    @property
+    @abc.abstractmethod
+    def reach(self) -> float:
+        """The distance from the token beyond which the bump is convex."""
+
+    @property
+    @abc.abstractmethod
+    def period(self) -> float | None:
+        """The length of the circle, or nothing on the line."""
+
+    @abc.abstractmethod
+    def logs(self, gaps: np.ndarray) -> np.ndarray:
+        """The logarithm of the bump, zero at the token."""
+
+    @abc.abstractmethod
+    def slopes(self, gaps: np.ndarray) -> np.ndarray:
+        """Its logarithmic derivative in the point, up to a common positive factor."""
+
+    @abc.abstractmethod
+    def series(self, gaps: np.ndarray, degree: int) -> np.ndarray:
+        """Taylor coefficients of $p$ in units, one row for each power."""
+
+    @abc.abstractmethod
+    def majorant(
+        self, gaps: np.ndarray, radius: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Logarithm and logarithmic slope of a series that dominates that of $p$."""
+
+    @abc.abstractmethod
+    def window(self, nearest: np.ndarray, log_ratio: float) -> np.ndarray:
+        """The distance beyond which tokens are negligible.
+
+        The nearest token is at the first distance, and no token is heavier than the
+        lightest by more than the logarithm given.
+        """
+
+    @abc.abstractmethod
+    def rounding(self, exponents: np.ndarray) -> np.ndarray:
+        """Error of exponents as large as these, in units of machine precision."""
+
+
+class LineBump(AbstractBump):
+    r"""$K(x) = e^{-\beta x^2/2}$, whose series is that of Hermite's polynomials."""
+
+    beta: float = eqx.field(static=True)
+
+    @property
+    def unit(self) -> float:
+        """The bandwidth."""
+        return 1 / np.sqrt(self.beta)
+
+    @property
+    def reach(self) -> float:
+        """One bandwidth: there the second derivative changes its sign."""
+        return self.unit
+
+    @property
+    def period(self) -> None:
+        """There is none."""
+        return None
+
+    def logs(self, gaps: np.ndarray) -> np.ndarray:
+        r"""$-\beta x^2/2$."""
+        return -0.5 * (gaps * np.sqrt(self.beta)) ** 2
+
+    def slopes(self, gaps: np.ndarray) -> np.ndarray:
+        """The gap itself."""
+        return gaps
+
+    def series(self, gaps: np.ndarray, degree: int) -> np.ndarray:
+        r"""$e^{y\tau - \tau^2/2} = \sum_k \mathrm{He}_k(y)\tau^k/k!$ at the gap $y$."""
+        gaps = gaps * np.sqrt(self.beta)
+        rows = np.empty((degree + 1, len(gaps)))
+        rows[0], rows[1] = 1, gaps
+        for k in range(1, degree):
+            rows[k + 1] = (gaps * rows[k] - rows[k - 1]) / (k + 1)
+        return rows
+
+    def majorant(
+        self, gaps: np.ndarray, radius: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        r"""$e^{|y|\tau + \tau^2/2}$."""
+        sizes = np.abs(gaps) * np.sqrt(self.beta)
+        return sizes * radius + radius**2 / 2, sizes + radius
+
+    def window(self, nearest: np.ndarray, log_ratio: float) -> np.ndarray:
+        """Squares of distances differ by twice the exponent allowed."""
+        depth = 2 * (_NEGLIGIBLE + log_ratio) / self.beta
+        return self.unit + np.sqrt(nearest**2 + depth)
+
+    def rounding(self, exponents: np.ndarray) -> np.ndarray:
+        """A few roundings of the exponent, relative to its size."""
+        return 10 * (1 + exponents)
+
+
+class CircleBump(AbstractBump):
+    r"""$K(x) = e^{\beta(\cos x - 1)}$, with a series from its differential equation."""
+
+    beta: float = eqx.field(static=True)
+
+    @property
+    def unit(self) -> float:
+        """The bandwidth at large inverse temperature; short against the circle."""
+        return 0.7 / np.sqrt(self.beta + 20)
+
+    @property
+    def reach(self) -> float:
+        r"""The angle $a$ with $\beta\sin^2 a = \cos a$."""
+        return convex_angle(self.beta)
+
+    @property
+    def period(self) -> float:
+        """Once around."""
+        return 2 * np.pi
+
+    def logs(self, gaps: np.ndarray) -> np.ndarray:
+        r"""$\beta(\cos x - 1)$, without loss of digits near the token."""
+        return -2 * self.beta * np.sin(gaps / 2) ** 2
+
+    def slopes(self, gaps: np.ndarray) -> np.ndarray:
+        """The sine of the gap."""
+        return np.sin(gaps)
+
+    def series(self, gaps: np.ndarray, degree: int) -> np.ndarray:
+        r"""From $p' = sp$ with $s(\tau) = \beta\ell\sin(\alpha - \ell\tau)$."""
+        speed, rows = np.empty((2, degree + 1, len(gaps)))
+        unit, rows[0] = self.unit, 1
+        speed[0] = self.beta * unit * np.sin(gaps)
+        speed[1] = -self.beta * unit**2 * np.cos(gaps)
+        for k in range(degree - 1):
+            speed[k + 2] = -(unit**2) * speed[k] / ((k + 1) * (k + 2))
+        for k in range(degree):
+            product = np.einsum("ki,ki->i", speed[: k + 1], rows[k::-1])
+            rows[k + 1] = product / (k + 1)
+        return rows
+
+    def majorant(
+        self, gaps: np.ndarray, radius: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        r"""The same with every coefficient of the exponent replaced by its size."""
+        across, along = np.abs(np.sin(gaps)), np.abs(np.cos(gaps))
+        sinh, cosh = np.sinh(self.unit * radius), np.cosh(self.unit * radius)
+        log = self.beta * (across * sinh + along * (cosh - 1))
+        return log, self.beta * self.unit * (across * cosh + along * sinh)
+
+    def window(self, nearest: np.ndarray, log_ratio: float) -> np.ndarray:
+        """Squared chords differ by the exponent allowed, up to half the circle."""
+        depth = _NEGLIGIBLE + log_ratio + 0.5 * np.log1p(self.beta)
+        squares = np.sin(nearest / 2) ** 2 + depth / (2 * self.beta)
+        angle = 2 * np.arcsin(np.sqrt(np.minimum(squares, 1)))
+        return np.minimum(self.unit + angle, np.pi)
+
+    def rounding(self, exponents: np.ndarray) -> np.ndarray:
+        """As on the line, and that of angles, which have an absolute error."""
+        return 10 * (1 + exponents) + 13 * np.sqrt(2 * self.beta * exponents)
+
+
+def convex_angle(beta: float) -> float:
+    r"""The angle beyond which a bump on the circle is convex.
+
+    The root of $\beta\sin^2 a = \cos a$: two equal tokens at the angles $\pm a$ have
+    one mode up to it and two beyond.
+
+    Args:
+        beta: inverse temperature, positive.
+
+    Returns:
+        The angle, below a quarter of the circle.
+    """
+    cosine = 2 * beta / (1 + np.hypot(1, 2 * beta))
+    return float(np.arctan2(np.sqrt(cosine / beta), cosine))

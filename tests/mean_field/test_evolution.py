@@ -1,0 +1,67 @@
+"""From a density to tokens, through the forming of clusters."""
+
+import numpy as np
+import pytest
+
+import meanformer as mf
+from meanformer.errors import Unsupported
+from meanformer.mean_field import evolve
+from meanformer.measures import FourierDensity, circle_moments
+
+
+def flow_of(**options):
+    return mf.Flow(
+        mf.identity_attention("softmax", 2, 5.0), space=mf.Sphere(), **options
+    )
+
+
+def start():
+    moments = np.zeros((64, 2))
+    moments[2, 0], moments[0, 1] = 0.05, 0.005
+    return FourierDensity(moments)
+
+
+@pytest.fixture(scope="module")
+def evolution():
+    return evolve(flow_of(), start(), 8.0, save=9, most_modes=64, rtol=1e-8, atol=1e-10)
+
+
+def test_tokens_take_over_where_modes_lack(evolution):
+    depths = np.asarray(evolution.depths)
+    assert (np.diff(depths) > 0).all()
+    assert depths[0] == 0
+    assert depths[-1] == 8
+    assert float(evolution.hand_over) in depths
+    assert isinstance(evolution.measure(0), FourierDensity)
+    assert isinstance(evolution.measure(-1), mf.TokenCloud)
+    assert isinstance(evolution.at(1.0), FourierDensity)
+    assert isinstance(evolution.at(7.5), mf.TokenCloud)
+
+
+def test_moments_go_on_through_the_hand_over(evolution):
+    at_hand_over = evolution.densities.density(-1)
+    tokens = evolution.tokens.cloud(0)
+    np.testing.assert_allclose(
+        circle_moments(tokens, 8), at_hand_over.moments[:8], atol=1e-10
+    )
+    assert evolution.moments(4).shape == (10, 4, 2)
+
+
+def test_later_moments_agree_with_many_tokens_from_the_start(evolution):
+    """Up to the mass of a node at the points where tokens part."""
+    many = mf.solve(flow_of(), mf.quadrature(start(), 2000), 8.0, save=2)
+    np.testing.assert_allclose(
+        evolution.moments(6)[-1], circle_moments(many.cloud(-1), 6), atol=0.02
+    )
+
+
+def test_a_density_that_stays_smooth_needs_no_tokens():
+    short = evolve(flow_of(), start(), 1.0, save=3, most_modes=64)
+    assert short.tokens is None
+    assert short.hand_over is None
+    assert len(short.depths) == 3
+
+
+def test_noise_needs_modes_enough():
+    with pytest.raises(Unsupported, match="larger most_modes"):
+        evolve(flow_of(noise=0.05), start(), 20.0, save=2, most_modes=16)

@@ -1,0 +1,294 @@
+"""Stationary densities with noise, their branches, folds and stability."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.integrate
+import scipy.special
+
+import meanformer as mf
+from meanformer.errors import InvalidInput
+from meanformer.mean_field import (
+    branch_curvature,
+    critical_kappa,
+    growth_rates,
+    noise_of_kappa,
+    stationary_branch,
+    stationary_state,
+)
+from meanformer.mean_field.balance import Balance, NoConvergence, ring_kernel
+from meanformer.mean_field.noise import attraction
+from meanformer.mean_field.zonal_basis import zonal_basis
+
+KINDS = "softmax", "unnormalised"
+FOLD, MAXWELL = 0.184300682956, 0.187975826581  # circle, beta = 5
+
+
+def identity(kind, dimension, beta):
+    return mf.identity_attention(kind, dimension, beta)
+
+
+@pytest.fixture(scope="module")
+def steep():
+    return stationary_branch(identity("unnormalised", 2, 5.0))
+
+
+@pytest.fixture(scope="module")
+def smooth():
+    return stationary_branch(identity("unnormalised", 2, 2.3))
+
+
+def circle_cloud(state, count=256):
+    """The state as equispaced weighted tokens, and the density there."""
+    angles = 2 * np.pi * np.arange(count) / count
+    points = np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    density = state.density(points[:, 0])
+    return mf.TokenCloud(points, density / density.sum()), angles, density
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_noise_balances_the_velocity_of_attention_in_a_stationary_state(kind):
+    """The flux of the Fokker-Planck equation vanishes, on other nodes."""
+    attention = identity(kind, 2, 3.0)
+    kappa = 1.5 * critical_kappa(attention)
+    cloud, angles, density = circle_cloud(stationary_state(attention, kappa))
+    velocity = np.asarray(attention(cloud, cloud.points))
+    tangents = np.stack([-np.sin(angles), np.cos(angles)], axis=1)
+    speed = (velocity * tangents).sum(axis=1)
+    waves = 1j * np.fft.fftfreq(len(angles), 1 / len(angles))
+    slope = np.fft.ifft(waves * np.fft.fft(density)).real
+    scale = np.abs(density * speed).max()
+    np.testing.assert_allclose(slope / kappa, density * speed, atol=1e-10 * scale)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_stationary_state_on_the_sphere_is_the_power_or_exponential_it_should_be(
+    kind,
+):
+    """Against a direct double integral over the sphere."""
+    attention = identity(kind, 3, 2.0)
+    kappa = 1.7 * critical_kappa(attention)
+    state = stationary_state(attention, kappa)
+
+    def seen(height):
+        def ring(other):
+            radius = np.sqrt((1 - height**2) * (1 - other**2))
+            mean = scipy.special.i0(2.0 * radius)
+            return np.exp(2.0 * height * other) * mean * state.density([other])[0] / 2
+
+        return scipy.integrate.quad(ring, -1, 1, epsabs=1e-12)[0]
+
+    mass = np.array([seen(height) for height in (-0.9, 0.2, 1.0)])
+    logs = np.log(mass) if kind == "softmax" else mass
+    found = np.log(state.density([-0.9, 0.2, 1.0]))
+    np.testing.assert_allclose(np.diff(found), kappa / 2 * np.diff(logs), rtol=1e-9)
+
+
+def test_the_fold_and_the_maxwell_point_of_the_circle(steep):
+    (fold,) = steep.folds
+    np.testing.assert_allclose(fold.kappa, FOLD, atol=1e-11)
+    np.testing.assert_allclose(steep.maxwell.kappa, MAXWELL, atol=1e-11)
+    np.testing.assert_allclose(steep.maxwell.free_energy, 0, atol=1e-12)
+    np.testing.assert_allclose(fold.growth * fold.kappa, 0, atol=1e-8)
+    assert fold.kappa < steep.maxwell.kappa < steep.critical
+
+
+def test_the_transition_is_continuous_at_2_3_and_jumps_at_5(smooth, steep):
+    assert not smooth.folds
+    assert smooth.maxwell is None
+    assert (np.diff(smooth.kappas) > 0).all()
+    assert smooth.is_stable[1:].all()
+    assert (smooth.free_energies[1:] < 0).all()
+    assert steep.kappas.min() == steep.folds[0].kappa < 0.9 * steep.critical
+    assert not steep.is_stable[1]
+    assert steep.is_stable[-1]
+
+
+def test_states_are_stable_exactly_beyond_the_fold(steep):
+    (fold,) = steep.folds
+    np.testing.assert_array_equal(steep.is_stable, steep.orders > fold.order)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("dimension", "degree"), [(2, 1), (2, 2), (3, 1)])
+def test_branches_leave_the_uniform_state_as_the_expansion_says(
+    kind, dimension, degree
+):
+    attention = identity(kind, dimension, 2.0)
+    critical = critical_kappa(attention, degree=degree)
+    branch = stationary_branch(
+        attention, degree=degree, until=1.02 * critical, spacing=0.02
+    )
+    squares = branch.orders[1:4] ** 2
+    bends = (branch.kappas[1:4] / critical - 1) / squares
+    found = np.polyfit(squares, bends, 2)[-1]
+    expected = branch_curvature(attention, degree=degree)
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+
+
+def test_softmax_branches_have_no_fold():
+    branch = stationary_branch(identity("softmax", 3, 20.0))
+    assert (np.diff(branch.kappas) > 0).all()
+    assert branch.is_stable[1:].all()
+    assert branch.free_energies is None
+    assert branch.maxwell is None
+
+
+def test_several_clusters_are_unstable_the_slower_the_less_noise():
+    branch = stationary_branch(identity("unnormalised", 2, 5.0), degree=2)
+    assert not branch.is_stable.any()
+    late = branch.growths[len(branch.growths) // 2 :]
+    assert (np.diff(late) < 0).all()
+    first = np.abs([row @ (branch.masses * branch.heights) for row in branch.densities])
+    assert first.max() < 1e-12
+
+
+def test_even_degrees_on_the_sphere_leave_to_both_sides():
+    attention = identity("unnormalised", 3, 5.0)
+    up = stationary_branch(attention, degree=2)
+    down = stationary_branch(attention, degree=2, sign=-1)
+    assert up.kappas[1] < up.critical < down.kappas[1]
+    assert up.orders[1] > 0 > down.orders[1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("waves", [0, 1, 2])
+def test_the_spectrum_at_the_uniform_state_is_that_of_the_growth_rates(kind, waves):
+    attention = identity(kind, 3, 5.0)
+    kappa = 1.3 * critical_kappa(attention)
+    model = attraction(attention)
+    balance = Balance(model, 64)
+    found = balance.spectrum(np.ones(64), kappa / model.unit, waves) / kappa
+    degrees = np.arange(max(waves, 1), 20)
+    exact = growth_rates(attention, degrees, noise=noise_of_kappa(kappa))
+    largest = np.sort(np.asarray(exact))[::-1][:4]
+    np.testing.assert_allclose(np.sort(found.real)[::-1][:4], largest, atol=1e-10)
+
+
+def test_a_perturbed_state_relaxes_at_the_rate_of_its_spectrum():
+    """Even densities on the circle, their moments solved in time by SciPy."""
+    attention, kappa = identity("unnormalised", 2, 5.0), 0.19
+    state = stationary_state(attention, kappa)
+    modes = np.arange(1, 33)
+    bessel = scipy.special.iv(modes, 5.0)
+
+    def velocity(_, moments):
+        padded = np.concatenate([moments[::-1], [1.0], moments, np.zeros(32)])
+        places = 32 + modes[:, None] - modes[None, :]
+        inner = padded[places] - padded[places + 2 * modes[None, :]]
+        drift = modes * (inner @ (modes * bessel * moments)) / 5
+        return drift - modes**2 / kappa * moments
+
+    times = np.linspace(0, 24, 49)
+    start = [state.moment(int(mode)) * (1 + 0.01 / mode) for mode in modes]
+    moments = scipy.integrate.solve_ivp(
+        velocity, (0, 24), start, "LSODA", times, rtol=1e-11, atol=1e-13
+    ).y[0]
+    np.testing.assert_allclose(moments[-1], state.order, atol=1e-9)
+    gaps = np.log(np.abs(moments[8:17] - state.order))
+    rate = np.polyfit(times[8:17], gaps, 1)[0]
+    np.testing.assert_allclose(rate, state.growth, rtol=1e-3)
+    np.testing.assert_allclose(state.growth, -1.0894647939, rtol=1e-8)
+
+
+def test_rotations_of_a_state_neither_grow_nor_decay():
+    attention = identity("softmax", 3, 6.0)
+    kappa = 1.4 * critical_kappa(attention)
+    state, model = stationary_state(attention, kappa), attraction(attention)
+    balance = Balance(model, len(state.heights))
+    found = balance.spectrum(state.densities, kappa / model.unit, 1)
+    assert np.abs(found).min() < 1e-9
+    assert np.sort(found.real)[-2] < -0.1
+
+
+def test_a_start_decides_between_states_that_coexist():
+    attention = identity("unnormalised", 2, 5.0)
+    ordered = stationary_state(attention, 0.19, start=0.9)
+    uniform = stationary_state(attention, 0.19, start=0.1)
+    np.testing.assert_allclose(ordered.order, 0.7753210663629517, rtol=1e-10)
+    np.testing.assert_allclose(uniform.densities, 1, rtol=1e-12)
+    assert ordered.is_stable
+    assert uniform.is_stable
+    assert ordered.free_energy < 0
+
+
+def test_states_and_branches_agree(steep):
+    state = stationary_state(identity("unnormalised", 2, 5.0), float(steep.kappas[-1]))
+    np.testing.assert_allclose(state.order, steep.orders[-1], rtol=1e-11)
+    np.testing.assert_allclose(state.free_energy, steep.free_energies[-1], rtol=1e-9)
+    both = steep.orders_at(0.19)
+    assert len(both) == 2
+    np.testing.assert_allclose(both.max(), 0.77532, atol=2e-3)
+
+
+def test_a_shift_only_changes_the_unit_of_noise():
+    eye = jnp.eye(2)
+    shifted = mf.Unnormalised(eye, eye, eye, beta=5.0, shift=5.0)
+    found = stationary_state(shifted, 0.25 * np.exp(5))
+    expected = stationary_state(identity("unnormalised", 2, 5.0), 0.25)
+    np.testing.assert_allclose(found.densities, expected.densities, rtol=1e-9)
+
+
+def test_the_kernel_of_rings_has_the_harmonics_of_funk_and_hecke():
+    model = attraction(identity("unnormalised", 4, 6.0))
+    basis = zonal_basis(4, 48)
+    kernel, _ = ring_kernel(model, basis.heights)
+    images = (kernel * basis.masses) @ basis.polynomials[:12].T
+    expected = model.ratios(12)[:, None] * basis.polynomials[:12]
+    np.testing.assert_allclose(images.T, expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("waves", [0, 1, 3])
+def test_harmonics_of_a_sector_are_orthonormal(waves):
+    basis = zonal_basis(5, 40)
+    values, _ = basis.sector(waves, 12)
+    gram = (values * basis.masses) @ values.T
+    np.testing.assert_allclose(gram, np.eye(12), atol=1e-12)
+
+
+def test_moments_of_a_state_are_means_of_cosines():
+    state = stationary_state(identity("unnormalised", 2, 2.0), 2.0)
+    cloud, angles, _ = circle_cloud(state)
+    weights = np.asarray(cloud.weights)
+    for degree in (0, 1, 3):
+        expected = weights @ np.cos(degree * angles)
+        np.testing.assert_allclose(state.moment(degree), expected, atol=1e-12)
+
+
+def test_the_precision_of_jax_does_not_matter():
+    wide = stationary_state(identity("softmax", 2, 4.0), 9.0)
+    with jax.enable_x64(False):
+        narrow = stationary_state(identity("softmax", 2, 4.0), 9.0)
+    assert narrow.order == wide.order
+
+
+def test_states_are_modules():
+    state = stationary_state(identity("softmax", 2, 4.0), 9.0)
+    doubled = eqx.tree_at(lambda s: s.densities, state, 2 * state.densities)
+    np.testing.assert_array_equal(doubled.densities, 2 * state.densities)
+
+
+def test_bad_requests_are_refused_with_advice():
+    attention = identity("unnormalised", 2, 5.0)
+    with pytest.raises(InvalidInput, match="the branch begins at kappa 0.20546"):
+        stationary_branch(attention, until=0.1)
+    with pytest.raises(InvalidInput, match="sign is 0; it must be 1 or -1"):
+        stationary_branch(attention, sign=0)
+    with pytest.raises(InvalidInput, match="spacing is -1.0"):
+        stationary_branch(attention, spacing=-1.0)
+    with pytest.raises(InvalidInput, match="start is 1.5"):
+        stationary_state(attention, 1.0, start=1.5)
+    with pytest.raises(InvalidInput, match="kappa is 0.0; it must be positive"):
+        stationary_state(attention, 0.0)
+    with pytest.raises(InvalidInput, match="heights must lie between"):
+        stationary_state(attention, 0.25).density([1.5])
+    with pytest.raises(InvalidInput, match="degree is 999"):
+        stationary_state(attention, 0.25).moment(999)
+
+
+@pytest.mark.slow
+def test_a_state_too_narrow_for_the_nodes_is_refused():
+    with pytest.raises(NoConvergence, match="too concentrated for 768 nodes"):
+        stationary_state(identity("unnormalised", 2, 5.0), 1e6)
