@@ -44,6 +44,13 @@ def test_the_waiting_groups_are_separated_and_their_meeting_is_predicted():
     assert "1 merge predicted" in names["prediction"].verdict
 
 
+def test_the_density_of_the_example_becomes_three_clusters(capsys):
+    names = run("circle_density")
+    np.testing.assert_allclose(names["path"].moments[-1, 2, 0], 0.3660580605, 1e-8)
+    assert names["later"].hand_over is not None
+    assert capsys.readouterr().out.split()[-1] == "3"
+
+
 def test_the_causal_example_moves_its_first_token_by_its_values_alone():
     names = run("own_weights")
     value = names["first"].value + names["second"].value

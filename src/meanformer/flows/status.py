@@ -51,12 +51,12 @@ class Status(eqx.Enumeration):
     )
     unresolved = (
         "the density is too sharp for the modes allowed: it is turning into atoms; go "
-        "on with tokens (mean_field.evolve, quadrature), or allow more modes with "
-        "solver=Spectral(most_modes=…)"
+        "on with tokens (mean_field.evolve, quadrature), or raise most_modes of the "
+        "solver Spectral"
     )
     negative = (
         "the density fell below zero by more than rounding, so that its modes do not "
-        "suffice; allow more with solver=Spectral(most_modes=…), or lower atol"
+        "suffice; raise most_modes of the solver Spectral, or lower atol"
     )
 
 

@@ -116,7 +116,7 @@ def evolve(
         smooth = solve(
             flow,
             density,
-            (depths[0], depths[-1]),
+            (float(depths[0]), float(depths[-1])),
             save=depths,
             solver=Spectral(most_modes=most_modes),
             progress=bar,
@@ -133,7 +133,8 @@ def evolve(
         )
     late = jnp.append(smooth.depths[-1:], depths[depths > smooth.depths[-1]])
     cloud = _present(quadrature(smooth.density(-1), nodes))
-    tokens = solve(flow, cloud, (late[0], late[-1]), save=late, progress=bar, **options)
+    span = (float(late[0]), float(late[-1]))
+    tokens = solve(flow, cloud, span, save=late, progress=bar, **options)
     return Evolution(smooth, tokens)
 
 
