@@ -5,20 +5,17 @@ from collections.abc import Iterator
 from typing import cast
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 import meanformer as mf
 from benchmarks.result import Result
+from meanformer.experiments.framework.long_walks import attention_on_circle, on_circle
+from meanformer.experiments.staircase import BETAS, SPACED, STEP, published_step
 from meanformer.flows import Merges
 
-BETAS = (500.0, 1000.0, 1500.0, 2000.0, 3000.0, 4000.0)
-ANGLES = 0.5 * np.log(2000) / np.sqrt(2000) * np.array([0, 0.5, 2, 4, 7])
-# The published run: so many steps of this length in arc length over log beta.
-PUBLISHED_STEPS, STEP = 1_000_000, 1e-5
+PUBLISHED_STEPS = 1_000_000
 # Its seconds are measured on so many steps, and extrapolated by their number.
 SAMPLE = 4_000
-SMALL, NEAR = 1e-5, 1e-3
 STAGES = 14  # velocities for a step of Dopri8, none reused
 
 
@@ -53,21 +50,11 @@ def of_temperature(beta: float) -> Iterator[Result]:
     )
 
 
-def attention(beta: float) -> mf.Unnormalised:
-    """Return unnormalised attention over e to the beta, so that depths are numbers."""
-    eye = jnp.eye(2)
-    return mf.Unnormalised(eye, eye, eye, beta=beta, shift=beta)
-
-
-def cloud() -> mf.TokenCloud:
-    """Return the five tokens of the published setting."""
-    return mf.TokenCloud(np.stack([np.cos(ANGLES), np.sin(ANGLES)], axis=1))
-
-
 def walk(beta: float, rtol: float) -> mf.Trajectory:
     """Walk until one cluster is left."""
-    flow = mf.Flow(attention(beta), space=mf.Sphere())
-    return mf.solve(flow, cloud(), 1e300, save=2, solver=mf.LongDepth(), rtol=rtol)
+    flow = mf.Flow(attention_on_circle("unnormalised", beta), space=mf.Sphere())
+    cloud = mf.TokenCloud(on_circle(SPACED))
+    return mf.solve(flow, cloud, 1e300, save=2, solver=mf.LongDepth(), rtol=rtol)
 
 
 def lengths(path: mf.Trajectory) -> np.ndarray:
@@ -76,24 +63,14 @@ def lengths(path: mf.Trajectory) -> np.ndarray:
 
 
 def euler_step(angles: np.ndarray, beta: float) -> np.ndarray:
-    """One step of the published scheme in NumPy, with its joining of near tokens."""
-    gaps = angles[:, None] - angles[None, :]
-    kernel = np.exp(beta * (np.cos(gaps) - 1))
-    gradient = -(np.sin(gaps) * kernel).sum(axis=1) / len(angles) ** 2
-    speed = np.linalg.norm(gradient)
-    if speed == 0:
-        return angles
-    angles = angles + STEP * np.log(beta) * gradient / speed
-    if speed < SMALL:
-        for first in range(len(angles)):
-            near = np.abs(angles - angles[first]) < NEAR
-            angles[near & (np.arange(len(angles)) > first)] = angles[first]
-    return angles
+    """One step of the published scheme; none where its velocity is zero."""
+    following = published_step(angles, beta)[1]
+    return angles if following is None else following
 
 
 def euler_seconds(beta: float) -> float:
     """Seconds of all published steps, from a part of them."""
-    angles, start = ANGLES.copy(), time.perf_counter()
+    angles, start = SPACED.copy(), time.perf_counter()
     for _ in range(SAMPLE):
         angles = euler_step(angles, beta)
     return (time.perf_counter() - start) * PUBLISHED_STEPS / SAMPLE
@@ -101,7 +78,7 @@ def euler_seconds(beta: float) -> float:
 
 def euler_end(beta: float) -> tuple[float, int]:
     """Return arc length and steps at which the scheme has put all tokens together."""
-    angles = ANGLES.copy()
+    angles = SPACED.copy()
     for count in range(1, PUBLISHED_STEPS):
         angles = euler_step(angles, beta)
         if np.ptp(angles) < STEP * np.log(beta):

@@ -1,7 +1,6 @@
 """Flows of densities on the circle: closed forms, tokens, noise, modes, refusals."""
 
 import diffrax
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -111,7 +110,7 @@ def test_small_modes_grow_at_the_tabulated_rates(kind):
         assert np.log(end / start) / depth == pytest.approx(rate, rel=1e-8)
 
 
-@pytest.mark.parametrize("name", ["sum", "skew-softmax", "heads"])
+@pytest.mark.parametrize("name", ["round", "skew"])
 def test_any_map_moves_densities_as_it_moves_their_nodes(name):
     identity = mf.identity_attention("unnormalised", 2, 2.0)
     skew_softmax = mf.Softmax(
@@ -122,14 +121,14 @@ def test_any_map_moves_densities_as_it_moves_their_nodes(name):
     )
     units = np.array([[1.0, 0.0], [-0.5, np.sqrt(3) / 2]])
     perceptron = mf.Perceptron(units, np.zeros(2), 2 * units.T, activation=jnp.tanh)
-    gamma = {
-        "sum": mf.Sum([identity, perceptron]),
-        "skew-softmax": skew_softmax,
-        "heads": mf.MultiHead([skew_softmax, identity]),
-    }[name]
+    heads = {
+        "round": identity,
+        "skew": mf.MultiHead([skew_softmax, identity]),
+    }
+    gamma = mf.Sum([heads[name], perceptron])
     flow = mf.Flow(gamma, space=mf.Sphere())
     options = {"save": 2, "rtol": 1e-10, "atol": 1e-12}
-    path = mf.solve(flow, skew(), 0.2, solver=Spectral(most_modes=128), **options)
+    path = mf.solve(flow, skew(), 0.2, solver=Spectral(most_modes=64), **options)
     tokens = mf.solve(flow, mf.quadrature(skew(), 160), 0.2, **options)
     expected = circle_moments(tokens.cloud(-1), 6)
     np.testing.assert_allclose(path.moments[-1, :6], expected, atol=1e-10)
@@ -167,21 +166,27 @@ def test_between_saved_depths_the_path_is_interpolated(path):
 
 
 def test_noise_alone_lets_moments_decay():
-    flow = flow_of("unnormalised", 0.0, noise=3.0)
     strength, depth = 4.5, 0.3
     still = mf.Flow(
         mf.Perceptron(np.zeros((1, 2)), np.zeros(1), np.zeros((2, 1))),
         space=mf.Sphere(),
         noise=3.0,
     )
-    assert flow.noise == still.noise
     path = mf.solve(still, skew(), depth, save=2, solver=Spectral(most_modes=64))
     decay = np.exp(-strength * depth * np.arange(1, 65) ** 2)
     expected = np.asarray(skew().moments) * decay[:, None]
     np.testing.assert_allclose(path.moments[-1], expected, rtol=1e-9, atol=1e-15)
 
 
-def test_noise_agrees_between_explicit_implicit_and_fixed_steps():
+@pytest.mark.parametrize(
+    ("integrator", "error"),
+    [
+        pytest.param(mf.Stiff(), 1e-7, marks=pytest.mark.slow),
+        (mf.FixedStep(1e-3), 1e-9),
+    ],
+    ids=["implicit", "fixed"],
+)
+def test_noise_agrees_between_explicit_and_other_steps(integrator, error):
     flow, start = flow_of("unnormalised", 2.0, noise=0.7), skew(24)
     options = {"save": 2, "rtol": 1e-9, "atol": 1e-11}
 
@@ -189,9 +194,7 @@ def test_noise_agrees_between_explicit_implicit_and_fixed_steps():
         solver = Spectral(most_modes=24, integrator=integrator)
         return mf.solve(flow, start, 0.5, solver=solver, **options).moments[-1]
 
-    exact = end(None)
-    np.testing.assert_allclose(end(mf.Stiff()), exact, atol=1e-7)
-    np.testing.assert_allclose(end(mf.FixedStep(1e-3)), exact, atol=1e-9)
+    np.testing.assert_allclose(end(integrator), end(None), atol=error)
 
 
 def test_fokker_planck_conserves_mass_and_comes_to_rest():
@@ -221,7 +224,7 @@ def test_a_density_that_turns_into_atoms_stops_the_solve():
 
 def test_the_error_falls_exponentially_with_the_modes(path):
     errors = []
-    for modes in (12, 20, 28):
+    for modes in (12, 20):
         coarse = mf.solve(
             flow_of(),
             ripple(modes=modes),
@@ -231,19 +234,20 @@ def test_the_error_falls_exponentially_with_the_modes(path):
             **TIGHT,
         )
         errors.append(abs(float(coarse.moments[-1, 2, 0] - path.moments[-1, 2, 0])))
-    assert errors[0] > 10 * errors[1] > 100 * errors[2] > 0
+    assert errors[0] > 100 * errors[1] > 0
 
 
 def test_a_solve_can_be_compiled_and_differentiated():
-    @eqx.filter_jit
+    @jax.jit
+    @jax.value_and_grad
     def moment(size):
         start = FourierDensity(size * ripple(modes=24).moments)
         path = mf.solve(flow_of(), start, 0.5, save=2, rtol=1e-9, atol=1e-12)
         return path.moments[-1, 2, 0]
 
-    slope = jax.grad(moment)(1.0)
     step = 1e-4
-    difference = (moment(1 + step) - moment(1 - step)) / (2 * step)
+    (below, _), (_, slope), (above, _) = (moment(1.0 + k * step) for k in (-1, 0, 1))
+    difference = (above - below) / (2 * step)
     assert float(slope) == pytest.approx(float(difference), rel=1e-6)
 
 
@@ -271,6 +275,18 @@ def test_options_for_tokens_are_refused(options, message):
         mf.solve(flow_of(), ripple(), 1.0, **options)
 
 
+def test_single_precision_takes_as_few_steps_as_it_has_digits():
+    """Steps are not judged more finely than moments are rounded."""
+    start = FourierDensity(np.asarray(ripple().moments, np.float32))
+    eye = jnp.eye(2, dtype=jnp.float32)
+    layer = mf.Softmax(eye, eye, eye, beta=jnp.float32(5))
+    flow = mf.Flow(layer, space=mf.Sphere())
+    path = mf.solve(flow, start, 3.0, save=2, solver=Spectral(most_modes=128))
+    assert path.moments.dtype == jnp.float32
+    assert int(path.accepted_steps[-1]) < 60
+    np.testing.assert_allclose(path.moments[-1, 2, 0], 0.3660580605, atol=2e-6)
+
+
 def test_flows_elsewhere_are_refused():
     attention = mf.identity_attention("softmax", 2)
     with pytest.raises(Unsupported, match="lives on the circle"):
@@ -282,11 +298,21 @@ def test_flows_elsewhere_are_refused():
         mf.solve(flow_of(noise=0.1), ripple(), -1.0)
 
 
-def test_spectral_refuses_what_makes_no_sense():
+def test_spectral_refuses_what_makes_no_sense(untyped):
     with pytest.raises(InvalidInput, match="most_modes is 0"):
         Spectral(most_modes=0)
+    with pytest.raises(InvalidInput, match="most_modes is 2.5"):
+        Spectral(most_modes=2.5)
     with pytest.raises(InvalidInput, match="tail is -1"):
         Spectral(tail=-1.0)
+
+
+def test_a_density_with_too_few_modes_to_be_positive_is_refused():
+    sharp = FourierDensity.from_function(
+        lambda t: jnp.exp(50 * (jnp.cos(t) - 1)), 64, normalize=True
+    )
+    with pytest.raises(InvalidInput, match="belong to no density"):
+        mf.solve(flow_of(), sharp.resized(5), 1.0)
 
 
 @pytest.mark.parametrize(

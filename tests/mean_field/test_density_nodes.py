@@ -16,20 +16,23 @@ def wave(angles):
 
 
 def moments(count, depth=3.0, density=wave, flow=CIRCLE):
-    start = circle_nodes(density, count)
+    # Padded with absent tokens, so that one program serves all.
+    start = mf.pad(circle_nodes(density, count), 96)
     path = mf.solve(flow, start, depth, save=2, rtol=1e-12, atol=1e-13)
     angles = jnp.arctan2(path.points[-1, :, 1], path.points[-1, :, 0])
     return [float(start.weights @ jnp.cos(k * angles)) for k in (1, 3, 6)]
 
 
-@pytest.mark.parametrize(
-    ("count", "error"), [(24, 1.45e-3), (48, 3.4e-6), (96, 1.1e-10)]
-)
-def test_a_hundred_nodes_have_the_tabulated_mean_field_on_the_circle(count, error):
-    _, third, sixth = moments(count)
-    assert abs(third - 0.3660580605) < error
-    if count == 96:
-        assert abs(sixth - 0.0978164714) < 2e-9
+@pytest.mark.parametrize(("count", "error"), [(24, 1.4e-3), (48, 3.3e-6)])
+def test_few_nodes_have_the_tabulated_errors_on_the_circle(count, error):
+    _, third, _ = moments(count)
+    np.testing.assert_allclose(abs(third - 0.3660580605), error, rtol=0.05)
+
+
+def test_a_hundred_nodes_have_the_tabulated_mean_field_on_the_circle():
+    _, third, sixth = moments(96)
+    assert abs(third - 0.3660580605) < 1.1e-10
+    assert abs(sixth - 0.0978164714) < 2e-9
 
 
 def test_kuramoto_order_grows_by_its_closed_law():
@@ -114,6 +117,11 @@ def test_what_is_no_density_is_refused(untyped, density, message):
     ):
         with pytest.raises(mf.InvalidInput, match=message):
             nodes()
+
+
+def test_a_density_without_mass_cannot_be_normalised():
+    with pytest.raises(mf.InvalidInput, match="no mass to divide by"):
+        circle_nodes(jnp.zeros_like, 8, normalize=True)
 
 
 def test_a_mass_other_than_one_is_divided_out_on_request():

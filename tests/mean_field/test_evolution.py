@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import meanformer as mf
-from meanformer.errors import Unsupported
+from meanformer.errors import InvalidInput, Unsupported
 from meanformer.mean_field import evolve
 from meanformer.measures import FourierDensity, circle_moments
 
@@ -49,7 +49,7 @@ def test_moments_go_on_through_the_hand_over(evolution):
 
 def test_later_moments_agree_with_many_tokens_from_the_start(evolution):
     """Up to the mass of a node at the points where tokens part."""
-    many = mf.solve(flow_of(), mf.quadrature(start(), 2000), 8.0, save=2)
+    many = mf.solve(flow_of(), mf.quadrature(start(), 800), 8.0, save=2)
     np.testing.assert_allclose(
         evolution.moments(6)[-1], circle_moments(many.cloud(-1), 6), atol=0.02
     )
@@ -60,6 +60,34 @@ def test_a_density_that_stays_smooth_needs_no_tokens():
     assert short.tokens is None
     assert short.hand_over is None
     assert len(short.depths) == 3
+
+
+def test_a_density_too_sharp_only_at_the_last_depth_needs_no_tokens(evolution):
+    """The step that ends there is cut to it, and no depth is left for tokens."""
+    # All but the last step before the hand-over, which then ends a little earlier.
+    end = float(evolution.hand_over) - 0.01
+    cut = evolve(flow_of(), start(), end, save=2, most_modes=64, rtol=1e-8, atol=1e-10)
+    assert cut.tokens is None
+    assert float(cut.depths[-1]) == end
+
+
+def test_tokens_take_over_on_the_way_back_too(evolution):
+    """Repulsion backward is attraction forward."""
+    eye = np.eye(2)
+    repulsion = mf.Flow(mf.Softmax(eye, eye, -eye, beta=5.0), space=mf.Sphere())
+    options = {"most_modes": 64, "rtol": 1e-8, "atol": 1e-10}
+    back = evolve(repulsion, start(), -8.0, save=9, **options)
+    np.testing.assert_allclose(back.depths, -evolution.depths, rtol=1e-9)
+    np.testing.assert_allclose(back.moments(4), evolution.moments(4), atol=1e-7)
+    assert isinstance(back.at(-1.0), FourierDensity)
+    assert isinstance(back.at(-7.5), mf.TokenCloud)
+
+
+def test_what_is_no_density_and_depths_out_of_range_are_refused(untyped, evolution):
+    with pytest.raises(InvalidInput, match="it must be a FourierDensity"):
+        evolve(flow_of(), mf.quadrature(start(), 10), 1.0)
+    with pytest.raises(InvalidInput, match=r"covers \[0.0, 8.0\]"):
+        evolution.at(9.0)
 
 
 def test_noise_needs_modes_enough():

@@ -241,6 +241,11 @@ def test_a_sphere_needs_two_dimensions(untyped):
         growth_rates(attention(), [1], noise=jnp.ones(2))
 
 
+def test_a_beta_whose_square_overflows_is_refused():
+    with pytest.raises(mf.Overflow, match="need a smaller one"):
+        growth_rates(attention("softmax", 1e160), [1])
+
+
 def test_the_fastest_degree_needs_a_known_beta():
     with pytest.raises(mf.InvalidInput, match="outside of jit"):
         jax.jit(lambda beta: fastest_degree(attention("softmax", beta)).rate)(5.0)

@@ -146,6 +146,8 @@ def test_bad_input_is_refused_with_advice():
         branch_curvature(attention, degree=2)
     with pytest.raises(Unsupported, match="positive multiple"):
         critical_kappa(mf.Softmax(jnp.eye(2), jnp.eye(2), -jnp.eye(2)))
+    with pytest.raises(InvalidInput, match="lost in rounding"):
+        branch_curvature(identity("softmax", 2, 1e12))
     with pytest.raises(InvalidInput, match="beyond all numbers"):
         critical_kappa(identity("softmax", 2, 1e-3), degree=200)
 

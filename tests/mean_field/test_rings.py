@@ -203,6 +203,8 @@ def test_rings_need_a_cloud_of_points_in_the_half_plane():
         unfold_rings(mf.TokenCloud(jnp.eye(3)), 3, 4)
     with pytest.raises(mf.InvalidInput, match="2 or more"):
         Axisymmetric(mf.identity_attention("softmax", 2), 1)
+    with pytest.raises(mf.InvalidInput, match="beta is 0"):
+        Axisymmetric(mf.identity_attention("softmax", 2, 0.0), 3).energy(rings(3))
     with pytest.raises(mf.Unsupported, match="no energy"):
         Axisymmetric(mf.identity_attention("linear", 2), 3).energy(rings(3))
 

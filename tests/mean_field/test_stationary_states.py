@@ -286,6 +286,52 @@ def test_bad_requests_are_refused_with_advice():
         stationary_state(attention, 0.25).density([1.5])
     with pytest.raises(InvalidInput, match="degree is 999"):
         stationary_state(attention, 0.25).moment(999)
+    with pytest.raises(InvalidInput, match=r"degree is 1\.5; it must be an integer"):
+        stationary_state(attention, 0.25).moment(1.5)
+
+
+def test_states_in_high_dimension_are_found_with_more_nodes():
+    """Gauss nodes of the uniform law crowd about the equator there."""
+    attention = identity("unnormalised", 64, 1.2)
+    kappa = 1.2 * critical_kappa(attention)
+    state = stationary_state(attention, kappa)
+    assert len(state.heights) > 96
+    assert state.is_stable
+    # The balance at three heights, with the transform of rings by SciPy.
+    order = 63 / 2 - 1
+
+    def seen(height):
+        radii = np.sqrt((1 - height**2) * (1 - state.heights**2))
+        rings = (
+            scipy.special.gammaln(order + 1)
+            + order * np.log(2 / (1.2 * radii))
+            + np.log(scipy.special.ive(order, 1.2 * radii))
+            + 1.2 * radii
+        )
+        kernel = np.exp(1.2 * height * state.heights + rings)
+        return kernel @ (state.masses * state.densities)
+
+    heights = np.array([0.5, 0.7, 0.8])
+    expected = kappa / 1.2 * np.diff([seen(height) for height in heights])
+    found = np.diff(np.log(state.density(heights)))
+    np.testing.assert_allclose(found, expected, rtol=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("dimension", "beta", "fold", "maxwell"),
+    [
+        (3, 3.0, 1.2084475288, 1.2337443946),
+        (3, 5.0, 0.2932153434, 0.3118460453),
+        pytest.param(8, 3.0, 3.3132302988, 3.6165504556, marks=pytest.mark.slow),
+    ],
+)
+def test_folds_and_maxwell_points_of_spheres_are_those_of_the_table(
+    dimension, beta, fold, maxwell
+):
+    attention = identity("unnormalised", dimension, beta)
+    branch = stationary_branch(attention, until=1.01 * critical_kappa(attention))
+    np.testing.assert_allclose(branch.folds[0].kappa, fold, atol=1e-10)
+    np.testing.assert_allclose(branch.maxwell.kappa, maxwell, atol=1e-10)
 
 
 @pytest.mark.slow

@@ -172,6 +172,14 @@ def test_a_far_tilt_keeps_the_mean_in_the_disc():
     assert np.linalg.norm(mean) <= 1 + 1e-15
 
 
+def test_a_huge_tilt_gives_finite_numbers(density):
+    """Its square would overflow; the transform grows with slope one."""
+    u = jnp.array([[1e160, 0.0], [0.0, -1e300]])
+    log_mass, mean = density.tilted_mass_and_mean(u)
+    np.testing.assert_allclose(log_mass, [1e160, 1e300], rtol=1e-12)
+    np.testing.assert_allclose(mean, [[1, 0], [0, -1]], atol=1e-12)
+
+
 def test_single_precision_stays_single(density):
     single = FourierDensity(np.asarray(density.moments, np.float32))
     u = jnp.array([[1.0, 2.0]], jnp.float32)
@@ -194,13 +202,17 @@ def test_the_density_can_be_differentiated():
     assert float(slope) == pytest.approx(float(difference), rel=1e-8)
 
 
-def test_what_is_no_density_is_refused():
+def test_what_is_no_density_is_refused(untyped):
     with pytest.raises(InvalidInput, match="belong to no density"):
         FourierDensity([[0.9, 0.0]])
     with pytest.raises(InvalidInput, match="at least the first"):
         FourierDensity(np.zeros((0, 2)))
     with pytest.raises(InvalidInput, match="mass 6.28"):
         FourierDensity.from_function(jnp.ones_like)
+    with pytest.raises(InvalidInput, match="a function of angles"):
+        FourierDensity.from_function(1.0)
+    with pytest.raises(InvalidInput, match="angles holds nan"):
+        FourierDensity([[0.1, 0.0]]).density([np.nan])
     with pytest.raises(InvalidInput, match="no positive mass"):
         FourierDensity.from_function(jnp.zeros_like, normalize=True)
 
@@ -210,6 +222,10 @@ def test_moments_on_the_circle_are_for_measures_on_it(density):
         circle_moments(Gaussian(jnp.zeros(2), jnp.eye(2)), 3)
     with pytest.raises(Unsupported, match="in the plane"):
         circle_moments(TokenCloud(jnp.ones((1, 3))), 3)
+    with pytest.raises(InvalidInput, match="norm 3"):
+        circle_moments(TokenCloud([[3.0, 0.0]]), 3)
+    absent = TokenCloud([[1.0, 0.0], [3.0, 0.0]], [1.0, 0.0])
+    np.testing.assert_allclose(circle_moments(absent, 2), [[1, 0], [1, 0]])
 
 
 def test_softmax_at_one_token_of_the_circle_agrees_with_many_tokens(density, key):

@@ -7,8 +7,8 @@ import pytest
 from scipy.optimize import brentq, root
 from scipy.special import iv
 
-from meanformer.attention import identity_attention
-from meanformer.errors import InvalidInput, Unsupported
+from meanformer.attention import Unnormalised, identity_attention
+from meanformer.errors import InvalidInput, Overflow, Unsupported
 from meanformer.flows import Flow
 from meanformer.geometry import Euclidean, Sphere
 from meanformer.measures import TokenCloud, pad
@@ -105,6 +105,19 @@ def test_single_atoms_rest_at_the_peaks_of_the_potential(place):
     np.testing.assert_allclose(found.distance, 0.2, rtol=1e-9)
 
 
+def test_close_atoms_that_see_both_units_rest_on_the_explicit_branch():
+    # Between the units each atom at the distance phi / 2 from the valley feels
+    # c sin(phi) / 2 of them, and exp(beta cos phi) sin(phi) / 2 of the other atom.
+    gap = 0.8
+    strength = np.exp(2 * np.cos(gap))
+    start = on_circle(np.pi / 3 + np.array([-gap / 2, gap / 2]))
+    found = newton_critical_point(block_flow(2.0, strength), start)
+    assert found.distance < 1e-12
+    # They part at the rate beta c sin(phi)^2, and leave the valley at the other one.
+    rates = [2 * strength * np.sin(gap) ** 2, strength * np.cos(gap)]
+    np.testing.assert_allclose(found.eigenvalues, rates, rtol=1e-12)
+
+
 def test_saddles_agree_with_a_root_finder_for_the_angles():
     def slopes(angles):
         first, second = angles
@@ -169,6 +182,42 @@ def test_softmax_with_a_perceptron_has_critical_points_without_energy():
     assert found.energy is None
     field = flow.field(jnp.zeros(()), found.cloud, found.cloud.points)
     np.testing.assert_allclose(field, 0, atol=1e-12)
+
+
+def single_flow(beta, units=UNITS):
+    eye = jnp.eye(2, dtype=jnp.float32)
+    attention = Unnormalised(eye, eye, eye, beta=jnp.float32(beta))
+    directions = jnp.asarray(on_circle(units).points, jnp.float32)
+    return perceptron_flow(attention, directions, jnp.float32(4.0))
+
+
+def single_cloud(angles):
+    return TokenCloud(jnp.asarray(on_circle(angles).points, jnp.float32))
+
+
+def test_rates_in_single_precision_stay_in_its_range():
+    # The pull of halves on each other, exp(100) / 2, has no place there.
+    found = newton_critical_point(single_flow(100.0), single_cloud([0.1, 2.0]))
+    assert found.kind == "maximum"
+    assert np.isfinite(found.eigenvalues).all()
+    assert np.isfinite(found.splitting).all()
+    assert found.holds_together
+
+
+def test_a_kink_is_noticed_in_single_precision():
+    flow = single_flow(2.0, (0.7,))
+    found = newton_critical_point(flow, single_cloud([0.7 + np.pi / 2]))
+    assert found.kinks == ((0, 0),)
+
+
+def test_images_under_a_symmetry_are_one_in_single_precision(key):
+    masses = np.ones(1, np.float32)
+    found = find_critical_points(
+        single_flow(2.0), masses, key=key, starts=6, depth=0, deflations=0
+    )
+    assert found.symmetries == 2
+    assert found.failures == 0
+    assert [point.kind for point in found].count("maximum") == 1
 
 
 @pytest.mark.parametrize(("strength", "indices"), [(4.0, (0, 1)), (-4.0, (0, 0))])
@@ -259,6 +308,19 @@ def test_the_maximiser_is_one_atom_at_a_peak_with_a_proof():
     assert min(abs(angle - unit) for unit in UNITS) < 1e-4
 
 
+def test_the_maximiser_is_found_wherever_the_peak_is():
+    best = energy_maximiser(block_flow(2.0, 4.0, (0.3,)))
+    np.testing.assert_allclose(best.energy, SINGLE, rtol=1e-14)
+    np.testing.assert_allclose(angles_of(best.cloud), [0.3], atol=1e-7)
+
+
+def test_a_certificate_counts_rounding():
+    best = energy_maximiser(single_flow(2.0, (0.3,)))
+    assert best.is_certified
+    assert best.cloud.points.dtype == jnp.float32
+    assert abs(best.energy - SINGLE) <= best.gap < 1e-3
+
+
 def test_the_first_variation_is_no_certificate_of_a_maximum():
     flow = block_flow(2.0)
     state = newton_critical_point(flow, on_circle([0.1, 2.0]))
@@ -334,6 +396,12 @@ def test_extremes_are_refused_where_nothing_is_known():
         )
     with pytest.raises(Unsupported, match="is not known to be convex"):
         energy_maximiser(Flow(identity_attention("sigmoid", 2), space=Sphere()))
+    with pytest.raises(InvalidInput, match="dimension 1; it must be 2 or more"):
+        energy_maximiser(matrix_energy_flow(np.eye(1)))
+    with pytest.raises(Overflow, match="lower beta"):
+        energy_maximiser(block_flow(1000.0))
+    with pytest.raises(Overflow, match="lower beta"):
+        energy_minimiser(block_flow(1000.0))
 
 
 def test_atoms_of_the_two_atom_state_are_localised_at_the_peaks():
@@ -346,6 +414,19 @@ def test_atoms_of_the_two_atom_state_are_localised_at_the_peaks():
     plain = Flow(identity_attention("unnormalised", 2, 2.0), space=Sphere())
     with pytest.raises(Unsupported, match="with a perceptron"):
         localisation(plain, state.cloud)
+
+
+def test_absent_atoms_are_not_localised_and_valleys_are_no_peaks():
+    flow = block_flow(2.0)
+    padded = on_circle([0.1, 2.0, np.pi / 3], [0.5, 0.5, 0.0])
+    found = localisation(flow, padded)
+    np.testing.assert_allclose(found.radius, 0.1, rtol=1e-9)
+    # The atom in the valley is taken to a peak, a third of a half turn away.
+    np.testing.assert_allclose(found.distances[2], np.pi / 3, atol=1e-7)
+    assert len(found.peaks) == 2
+    # In the flat region it stays where it is.
+    flat = localisation(flow, on_circle([4.2]))
+    np.testing.assert_array_equal(flat.distances, [0.0])
 
 
 def test_bisection_finds_the_lowest_of_many_valleys():
@@ -370,6 +451,16 @@ def test_the_best_masses_satisfy_the_conditions_of_optimality(key):
     assert slopes.min() >= masses @ slopes - 1e-9
 
 
+def test_the_best_masses_do_not_depend_on_the_unit_of_the_energy():
+    atoms = on_circle([0.0, 2.0, 4.0]).points
+    kernel = np.exp(20 * np.asarray(atoms @ atoms.T))
+    heights = np.array([0.0, 1e8, 3e8])
+    small = simplex_minimum(kernel, heights, np.eye(3)[0])
+    large = simplex_minimum(1e120 * kernel, 1e120 * heights, np.eye(3)[0])
+    np.testing.assert_allclose(large, small, rtol=1e-12)
+    np.testing.assert_allclose(large.sum(), 1, rtol=1e-12)
+
+
 def test_wrong_options_are_refused(key):
     with pytest.raises(InvalidInput, match="tolerance is -1"):
         newton_critical_point(block_flow(2.0), on_circle([0.0]), tolerance=-1)
@@ -380,3 +471,13 @@ def test_wrong_options_are_refused(key):
         find_critical_points(plain, [1.0], key=key)
     with pytest.raises(InvalidInput, match="depth is -1"):
         find_critical_points(block_flow(2.0), [1.0], key=key, depth=-1.0)
+    with pytest.raises(InvalidInput, match="it must be a list of masses"):
+        find_critical_points(block_flow(2.0), 1.0, key=key)
+    with pytest.raises(InvalidInput, match="dimension 1; it must be 2 or more"):
+        find_critical_points(matrix_energy_flow(np.eye(1)), [1.0], key=key)
+    with pytest.raises(InvalidInput, match="the cloud of dimension 3"):
+        newton_critical_point(block_flow(2.0), TokenCloud(np.eye(3)))
+    with pytest.raises(InvalidInput, match="the cloud of dimension 3"):
+        localisation(block_flow(2.0), TokenCloud(np.eye(3)))
+    with pytest.raises(InvalidInput, match="must have norm 1"):
+        localisation(block_flow(2.0), TokenCloud(2 * np.eye(2)))

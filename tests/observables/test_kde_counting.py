@@ -24,7 +24,7 @@ def circle(angles, weights=None):
     return mf.TokenCloud(points, weights, normalize=True)
 
 
-def grid_count(places, beta, is_circle):
+def grid_count(places, beta, is_circle, weights=1.0):
     """Signs of the derivative on a fine grid, all pairs, without any window."""
     step = 0.004 / np.sqrt(beta)
     low, high = places.min() - 0.1, places.max() + 0.1
@@ -32,6 +32,7 @@ def grid_count(places, beta, is_circle):
     grid = grid if is_circle else np.arange(low, high, step)
     gaps = places[None, :] - grid[:, None]
     logs = beta * np.cos(gaps) if is_circle else -0.5 * beta * gaps**2
+    logs = logs + np.log(weights)
     slopes = np.sin(gaps) if is_circle else gaps
     masses = np.exp(logs - logs.max(axis=1, keepdims=True))
     signs = np.sign((masses * slopes).sum(axis=1))
@@ -94,6 +95,42 @@ def test_counts_are_those_of_a_fine_grid_with_all_pairs(beta, is_circle):
         assert found.count == grid_count(places, beta, is_circle)
 
 
+@pytest.mark.parametrize("is_circle", [False, True])
+def test_counts_are_certified_whatever_the_weights(is_circle):
+    # Heavy tokens far away outweigh light ones close by.
+    generator = np.random.default_rng(9)
+    for beta in (5.0, 80.0, 800.0):
+        places = generator.normal(size=30)
+        weights = 10 ** generator.uniform(-280, 0, 30)
+        cloud = circle(places, weights) if is_circle else line(*places, weights=weights)
+        found = count_modes(cloud, beta, space=CIRCLE if is_circle else None)
+        assert found.is_certified
+        assert found.count == grid_count(places, beta, is_circle, weights)
+        assert len(found.valleys) == found.count - (not is_circle)
+
+
+def test_a_light_token_is_a_mode_where_it_outweighs_the_tail_of_a_heavy_one():
+    cloud = line(0.0, 10.0, 40.0, weights=[1.0, 1e-300, 1e-300])
+    found = count_modes(cloud, 1.0)
+    assert (found.count, found.is_certified) == (2, True)
+    np.testing.assert_allclose(found.positions, [0, 40], atol=1e-12)
+    # There the slopes of the two bumps that are modes cancel.
+    tilt = np.log(1e-300) + 40 * found.valleys - 800
+    np.testing.assert_allclose(tilt, np.log(found.valleys / (40 - found.valleys)))
+
+
+@pytest.mark.parametrize("beta", [1e-20, 1e-300])
+def test_tokens_within_a_tiny_part_of_the_bandwidth_have_their_mean_as_mode(beta):
+    found = count_modes(line(0.0, 1.0, 3.0), beta)
+    assert (found.count, found.is_certified) == (1, True)
+    np.testing.assert_allclose(found.positions, [4 / 3], rtol=1e-12)
+    angles = np.array([0.0, 1.0, 3.0])
+    around = count_modes(circle(angles), beta, space=CIRCLE)
+    assert (around.count, around.is_certified) == (1, True)
+    mean = np.arctan2(np.sin(angles).sum(), np.cos(angles).sum())
+    np.testing.assert_allclose(around.positions, [mean], rtol=1e-12)
+
+
 def test_modes_and_valleys_are_zeros_of_the_derivative_and_take_turns():
     generator = np.random.default_rng(4)
     places, weights = generator.normal(size=50), generator.uniform(0.1, 1, 50)
@@ -132,7 +169,8 @@ def test_a_rotation_turns_the_modes():
 
 def test_the_count_on_the_line_never_falls_with_beta_nor_exceeds_the_tokens():
     places = np.random.default_rng(3).normal(size=25)
-    counts = [count_modes(line(*places), beta).count for beta in np.geomspace(1, 1e9)]
+    cloud = line(*places)
+    counts = [count_modes(cloud, beta).count for beta in np.geomspace(1, 1e9, 40)]
     assert all(first <= second for first, second in itertools.pairwise(counts))
     assert counts[0] == 1
     assert counts[-1] == 25
@@ -170,6 +208,8 @@ def test_a_density_that_is_flat_up_to_rounding_is_not_certified():
     assert found.count == 1
     assert not found.is_certified
     assert found.undecided.shape == (1, 2)
+    assert 0 <= found.undecided[0, 0] < 2 * np.pi
+    np.testing.assert_allclose(np.diff(found.undecided[0]), 2 * np.pi)
     regular = count_modes(circle(angles[::10]), 60.0, space=CIRCLE)
     assert (regular.count, regular.is_certified) == (10, True)
 
@@ -189,5 +229,11 @@ def test_wrong_input_is_refused_with_the_reason():
         count_modes(cloud, 1.0, space=CIRCLE)
     with pytest.raises(InvalidInput, match="every token must have norm 1"):
         count_modes(mf.TokenCloud(jnp.ones((2, 2))), 1.0, space=CIRCLE)
+    with pytest.raises(InvalidInput, match="double precision does not resolve it"):
+        count_modes(cloud, 1e40)
+    with pytest.raises(InvalidInput, match="take a smaller beta or tokens closer to"):
+        count_modes(line(0.0, 1e300), 1.0)
+    with pytest.raises(InvalidInput, match="beta is -1.0; it must be positive"):
+        convex_angle(-1.0)
     with pytest.raises(InvalidInput, match="not known under jit"):
         jax.jit(lambda x: count_modes(mf.TokenCloud(x), 1.0).count)(jnp.ones((2, 1)))

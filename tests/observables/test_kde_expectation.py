@@ -57,10 +57,13 @@ def test_the_corrected_formula_has_the_tabulated_values(setting, expected):
 @pytest.mark.parametrize("beta", [0.7, 40.0])
 @pytest.mark.parametrize("place", [0.0, 0.8, 2.5])
 def test_moments_of_the_derivatives_are_those_of_quadrature(beta, place):
+    # In bandwidths, with a multiple of the first derivative added to the second.
+    shear = np.sqrt(beta) * place / (1 + 2 * beta)
+
     def kernel(token):
-        gap = place - token
-        bump = np.exp(-beta * gap**2 / 2)
-        return -beta * gap * bump, (beta**2 * gap**2 - beta) * bump, bump
+        gap = np.sqrt(beta) * (place - token)
+        bump = np.exp(-(gap**2) / 2)
+        return -gap * bump, (gap**2 - 1 - shear * gap) * bump, bump
 
     tokens = np.linspace(-14, 14, 40_001)
 
@@ -102,6 +105,12 @@ def test_the_uncorrected_rate_has_the_limits_of_the_tails():
     )
 
 
+def test_the_uncorrected_rate_keeps_its_digits_far_out():
+    found = mode_rate([1e8, 1e200], 100, 100, corrected=False)
+    np.testing.assert_allclose(found, 100 / np.sqrt(201) / (2 * np.pi), rtol=1e-12)
+    np.testing.assert_array_equal(mode_rate([1e8, 1e200], 100, 100), 0)
+
+
 def test_the_rate_in_the_middle_is_that_of_a_stationary_process():
     # Without a mean that bends: many more bandwidths than tokens would fill.
     np.testing.assert_allclose(
@@ -115,6 +124,30 @@ def test_the_integral_of_the_rate_is_the_expected_number():
     places = np.linspace(-9, 9, 20_001)
     total = np.trapezoid(mode_rate(places, 400, 100), places)
     np.testing.assert_allclose(expected_modes(400, 100), total, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("count", "beta", "expected"), [(1e8, 10.0, 1.00223), (1e12, 1e3, 6.97609)]
+)
+def test_the_peak_in_the_middle_of_very_many_tokens_is_integrated(
+    count, beta, expected
+):
+    half = np.concatenate([np.geomspace(1e-12, 0.01, 20_000), np.arange(1, 1200) / 100])
+    places = np.unique(np.concatenate([-half, half]))
+    total = np.trapezoid(mode_rate(places, count, beta), places)
+    found = expected_modes(count, beta)
+    np.testing.assert_allclose(found, total, rtol=1e-4)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("count", "beta", "expected"),
+    [(100, 1e-300, 1.0), (1e300, 10.0, 1.0), (1e4, 1.0, 1.0), (100, 1e300, 100.0)],
+)
+def test_all_tokens_are_one_mode_or_each_is_one_at_the_ends_of_the_range(
+    count, beta, expected
+):
+    np.testing.assert_allclose(expected_modes(count, beta), expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -132,6 +165,12 @@ def test_the_constant_and_the_ratios_on_the_way_are_tabulated(
     counts = 10.0 ** np.array([4, 6, 8])
     found = [expected_modes(n, n**exponent) / mode_window(n**exponent) for n in counts]
     np.testing.assert_allclose(found, ratios, rtol=1e-3)
+
+
+def test_the_constant_keeps_its_digits_at_small_exponents():
+    np.testing.assert_allclose(
+        mode_constant(1e-20), np.sqrt(3) / (2 * np.pi) * 1e-10, rtol=1e-12
+    )
 
 
 def test_the_ratio_comes_near_the_constant_very_slowly():
@@ -155,16 +194,16 @@ def test_the_formula_on_the_circle_is_that_of_bessel_functions_and_its_limit():
     np.testing.assert_allclose(expected_circle_modes(333.0), expected, rtol=1e-11)
     large = expected_circle_modes(1e6) / np.sqrt(1.5e6)
     np.testing.assert_allclose(large, 1.0, rtol=1e-5)
-    np.testing.assert_allclose(expected_circle_modes(1e-4), 1.0, rtol=1e-6)
+    for beta in (1e-4, 1e-300):
+        np.testing.assert_allclose(expected_circle_modes(beta), 1.0, rtol=1e-6)
 
 
 def test_the_expectation_has_a_derivative_and_runs_compiled():
-    slope = jax.grad(lambda beta: expected_modes(400.0, beta))(100.0)
-    wanted = (expected_modes(400, 100.5) - expected_modes(400, 99.5)).item()
-    np.testing.assert_allclose(slope, wanted, rtol=1e-3)
-    betas = jnp.array([10.0, 100.0])
-    batched = jax.jit(jax.vmap(lambda beta: expected_modes(1000.0, beta)))(betas)
-    np.testing.assert_allclose(batched, [1.0985, 8.702], rtol=1e-3)
+    both = jax.value_and_grad(lambda beta: expected_modes(1000.0, beta))
+    values, slopes = jax.jit(jax.vmap(both))(jnp.array([10.0, 100.0]))
+    np.testing.assert_allclose(values, [1.0985, 8.702], rtol=1e-3)
+    wanted = (expected_modes(1000, 100.5) - expected_modes(1000, 99.5)).item()
+    np.testing.assert_allclose(slopes[1], wanted, rtol=1e-3)
 
 
 def test_single_precision_gives_the_same_number():
@@ -218,7 +257,12 @@ def test_wrong_numbers_are_refused_with_the_reason():
         expected_modes(0, 1.0)
     with pytest.raises(InvalidInput, match="exponent is 2.0; it must lie between"):
         mode_constant(2.0)
-    with pytest.raises(InvalidInput, match="it must be above 1"):
-        mode_window(1.0)
+    for beta in (1.0, np.inf):
+        with pytest.raises(InvalidInput, match="it must be above 1 and finite"):
+            mode_window(beta)
+    with pytest.raises(InvalidInput, match="t holds nan at index"):
+        mode_rate([0.0, np.nan], 10, 1.0)
+    with pytest.raises(InvalidInput, match="it must be a list of places"):
+        mode_rate(np.zeros((2, 2)), 10, 1.0)
     with pytest.raises(InvalidInput, match="samples is 1; it must be 2 or more"):
         sample_modes(10, 1.0, 1, key=jr.key(0))

@@ -42,7 +42,7 @@ def test_the_density_is_one_mode_per_token_less_one_per_close_pair_at_first():
     rates = np.array([1e-4, 1e-3, 1e-2])
     found = np.asarray(poisson_mode_density(rates))
     # A monotone cubic bends a little less than the expansion does.
-    np.testing.assert_allclose(found, rates - 2 * rates**2, rtol=1e-2)
+    np.testing.assert_allclose(found, rates - 2 * rates**2, rtol=2e-3)
 
 
 def test_the_density_never_falls_and_tends_to_that_of_a_gaussian_process():
@@ -57,7 +57,7 @@ def test_the_density_never_falls_and_tends_to_that_of_a_gaussian_process():
 
 @pytest.mark.parametrize("rate", [0.05, 0.3, 1.0, 2.0])
 def test_counting_a_poisson_process_gives_the_density(rate):
-    sample = sample_poisson_modes(rate, 60_000.0, key=jr.key(3))
+    sample = sample_poisson_modes(rate, 30_000.0, key=jr.key(3))
     assert sample.is_certified
     difference = sample.mean - float(poisson_mode_density(rate))
     assert abs(difference) < 4 * sample.standard_error
@@ -109,7 +109,7 @@ def test_the_density_has_a_derivative_everywhere():
     rates = jnp.array([0.0, 0.05, 0.7, 99.0, 1e5])
     slopes = jax.vmap(jax.grad(poisson_mode_density))(rates)
     assert np.isfinite(slopes).all()
-    np.testing.assert_allclose(slopes[0], 1.0, atol=2e-2)
+    np.testing.assert_allclose(slopes[0], 1.0, rtol=1e-12)
     np.testing.assert_allclose(slopes[-1], 3.9e-4 / 1e10, rtol=2e-2)
 
 
@@ -118,7 +118,12 @@ def test_wrong_rates_are_refused_with_the_reason():
         poisson_mode_density(-1.0)
     with pytest.raises(InvalidInput, match="rate is 0.0; it must be positive"):
         sample_poisson_modes(0.0, 10.0, key=jr.key(0))
-    with pytest.raises(InvalidInput, match="count with sample_poisson_modes"):
-        poisson_mode_integral([0.1])
-    with pytest.raises(InvalidInput, match="it must be above 200"):
-        poisson_mode_integral([1.0], cutoff=100.0)
+    for length in (-5.0, np.nan):
+        with pytest.raises(InvalidInput, match="it must be positive and finite"):
+            sample_poisson_modes(1.0, length, key=jr.key(0))
+    for rates in ([0.1], [], [np.nan]):
+        with pytest.raises(InvalidInput, match="count with sample_poisson_modes"):
+            poisson_mode_integral(rates)
+    for cutoff in (100.0, np.inf):
+        with pytest.raises(InvalidInput, match="it must be above 200 and finite"):
+            poisson_mode_integral([1.0], cutoff=cutoff)

@@ -176,6 +176,15 @@ def test_the_order_of_tokens_and_splitting_change_nothing():
         np.testing.assert_array_equal(run.changed, runs[0].changed)
 
 
+def test_absent_tokens_need_no_leader():
+    points = np.append(np.asarray(CLOUD.points), [(0.5, 0.0), (3.0, 0.0)], axis=0)
+    padded = mf.TokenCloud(points, np.append(np.full(9, 1 / 9), [0.0, 0.0]))
+    shift = low_temperature_shift(softmax(), padded, [1.0, 4.0], [50.0])
+    whole = low_temperature_shift(softmax(), CLOUD, [1.0, 4.0], [50.0])
+    np.testing.assert_allclose(shift[:, :, :9], whole, rtol=1e-13)
+    assert (shift[:, :, 9:] == 0).all()
+
+
 def test_in_a_collapsed_cloud_every_token_has_changed_its_leader():
     run = low_temperature_comparison(softmax(), CLOUD, [1.0, 2.0, 40.0], [0.1])
     assert np.ptp(run.points[0, 2], axis=0).max() < 1e-8
@@ -216,12 +225,16 @@ def test_the_fit_finds_the_constants_of_its_own_form():
     found = [fit.growth, fit.decay, fit.rough, fit.far, fit.excess]
     np.testing.assert_allclose(found, [0.2, 0.9, 0.3, 1.5, 1.0], rtol=1e-6)
     np.testing.assert_allclose(fit(betas, depths), form, rtol=1e-6)
+    again = fit_low_temperature_bound(list(betas), list(depths), form.tolist())
+    assert again == fit
 
 
 def test_the_start_alone_has_distance_zero():
     run = low_temperature_comparison(softmax(), CLOUD, 0.0, 10.0)
     assert run.distances.max() < 1e-15
     assert run.changed.tolist() == [[0]]
+    with pytest.raises(InvalidInput, match="index is 1; there are 1 depths"):
+        run.at(1)
     np.testing.assert_array_equal(np.asarray(run.ends)[:4], SQUARE)
 
 
@@ -271,4 +284,6 @@ def test_bad_input_is_told(untyped):
     with pytest.raises(InvalidInput, match="1 temperatures and 1 depths"):
         fit_low_temperature_bound(np.ones(1), np.ones(1), np.ones((1, 1)))
     with pytest.raises(InvalidInput, match="not positive and finite"):
-        fit_low_temperature_bound(np.ones(2), np.ones(3), np.zeros((2, 3)))
+        fit_low_temperature_bound(np.ones(2), np.arange(3.0), np.zeros((2, 3)))
+    with pytest.raises(InvalidInput, match="distances has shape"):
+        fit_low_temperature_bound(np.ones(2), np.arange(3.0), np.ones((3, 3)))

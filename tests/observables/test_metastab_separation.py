@@ -47,8 +47,19 @@ def test_a_larger_margin_asks_for_more():
 def test_a_lone_group_has_nothing_to_be_separated_from():
     report = separation(on_circle([0.0, 0.01]), 20.0)
     assert report.holds
+    assert report.verdict == "one group, with nothing to be separated from"
     assert report.separation is None
     assert report.value is None
+
+
+@pytest.mark.parametrize("weights", [[0.2] * 5, [0.01, 0.3, 0.3, 0.19, 0.2]])
+def test_separated_tokens_pay_little_attention_to_other_groups(weights):
+    cloud = on_circle(GROUPS, np.array(weights))
+    assert separation(cloud, 40.0).holds
+    paid = np.asarray(cloud.weights) * np.exp(40 * cloud.points @ cloud.points.T)
+    paid = paid / paid.sum(axis=1, keepdims=True)
+    abroad = np.append(paid[:3, 3:].sum(axis=1), paid[3:, :3].sum(axis=1))
+    assert (abroad <= np.exp(-5) / (5 * np.asarray(weights))).all()
 
 
 def test_the_gradient_is_of_the_size_of_the_radius_and_then_exponentially_small():
@@ -93,6 +104,8 @@ def test_what_cannot_be_is_refused():
     cloud = on_circle(GROUPS)
     with pytest.raises(mf.InvalidInput, match=r"beta is -1\.0"):
         separation(cloud, -1.0)
+    with pytest.raises(mf.InvalidInput, match="margin is nan"):
+        separation(cloud, 1.0, margin=np.nan)
     with pytest.raises(mf.InvalidInput, match="epsilon is"):
         separation(cloud, 1.0, epsilon=-0.1)
     with pytest.raises(mf.InvalidInput, match="norm"):

@@ -44,6 +44,19 @@ def test_the_dwell_time_of_unequal_groups_is_tabulated():
     time = softmax(10.0, (0.7, 0.3)).dwell_time(RIGHT, 0.1)
     np.testing.assert_allclose(time, 818.7785778, rtol=1e-10)
 
+    def velocity(_, angle):
+        fall = np.exp(10 * (np.cos(angle) - 1))
+        pulls = 0.3 / (0.7 + 0.3 * fall) + 0.7 / (0.3 + 0.7 * fall)
+        return -fall * pulls * np.sin(angle)
+
+    def meets(_, angle):
+        return angle[0] - 0.1
+
+    path = solve_ivp(
+        velocity, (0, 900), [RIGHT], "DOP853", events=meets, rtol=1e-12, atol=1e-13
+    )
+    np.testing.assert_allclose(path.t_events[0], time, rtol=3e-10)
+
 
 def test_the_asymptotic_formula_is_tabulated_and_the_leading_term():
     asymptotic = np.exp(softmax(40.0).asymptotic_log_dwell_time(RIGHT))
@@ -68,7 +81,12 @@ def test_the_logarithm_goes_on_where_times_are_beyond_all_numbers(beta):
 
 @pytest.mark.parametrize(
     ("beta", "first", "start", "end"),
-    [(10.0, 0.7, 1.5, 0.1), (3.0, 0.99, 3.1, 1e-3), (50.0, 0.9, 2.5, 0.1)],
+    [
+        (10.0, 0.7, 1.5, 0.1),
+        (3.0, 0.99, 3.1, 1e-3),
+        (50.0, 0.9, 2.5, 0.1),
+        (1e8, 0.5, 1e-3, 1e-4),
+    ],
 )
 def test_dwell_times_are_integrals_to_rounding(beta, first, start, end):
     second = 1 - first
@@ -84,13 +102,20 @@ def test_dwell_times_are_integrals_to_rounding(beta, first, start, end):
     np.testing.assert_allclose(found, float(exact), rtol=1e-13)
 
 
+def test_an_end_close_to_the_meeting_takes_its_logarithm_in_time():
+    # There two equal groups close in like exp(-t), whatever beta.
+    near, nearer = (softmax(4.0).dwell_time(1.5, end) for end in (1e-100, 1e-200))
+    np.testing.assert_allclose(nearer - near, 100 * np.log(10), rtol=1e-12)
+
+
 def test_unnormalised_groups_obey_their_own_law():
     groups = unnormalised(10.0, (0.5, 0.2), speed=2.0)
     angles = np.array([0.3, 1.0, 2.0])
     expected = -2 * 0.7 * np.exp(10 * np.cos(angles)) * np.sin(angles)
     np.testing.assert_allclose(groups.velocity(angles), expected, rtol=1e-12)
+    velocity = jax.jit(groups.velocity)
     path = solve_ivp(
-        lambda _, angle: np.asarray(groups.velocity(angle)),
+        lambda _, angle: np.asarray(velocity(angle)),
         (0, groups.dwell_time(1.5, 0.5)),
         [1.5],
         rtol=1e-11,
@@ -179,6 +204,10 @@ def test_single_precision_stays_single():
     [
         (lambda: softmax(1.0, (0.5, 0.0)), "both must be positive"),
         (lambda: softmax(1.0, (0.5,)), "two positive numbers"),
+        (lambda: softmax(1.0, ("half", 0.5)), "each of masses is 'half'"),
+        (lambda: softmax(1.0).velocity(4.0), r"angle holds 4\.0"),
+        (lambda: softmax(1.0).velocities([0.1, np.nan]), "from 0 to pi"),
+        (lambda: softmax(0.0), "positive multiple"),
         (lambda: softmax(1.0).log_dwell_time(np.pi, 0.1), "opposite ones do not"),
         (lambda: softmax(1.0).dwell_time(0.1, 0.5), "must be below the start"),
         (lambda: softmax(1.0).meeting_point(0.5, 0.7), "between 0 and 0.5"),

@@ -5,6 +5,7 @@ compiled program for each kind of attention serves them all.
 """
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ import meanformer as mf
 from meanformer.observables import (
     TwoGroups,
     clocks,
+    greedy_staircase,
     plateaus,
     predicted_staircase,
     saddles,
@@ -93,7 +95,10 @@ def test_the_last_jump_at_higher_temperature_is_tabulated(beta, measured, rule):
     path = walked(SPACED, beta, log_depths(1e300), kind="unnormalised")
     end = float(path.merges.arc_lengths[-1]) / np.log(beta)
     np.testing.assert_allclose(end, measured, rtol=2e-4)
-    np.testing.assert_allclose(0.76617045 / np.log(beta), rule, atol=6e-7)
+    predicted = greedy_staircase(path.flow.velocity.gamma, path.cloud(0))
+    np.testing.assert_allclose(
+        predicted.arc_lengths[-1] / np.log(beta), rule, atol=6e-7
+    )
 
 
 def test_softmax_staircases_have_the_tabulated_arc_lengths(soft):
@@ -150,6 +155,7 @@ def test_plateaus_are_found_by_counting_where_a_threshold_is_given():
     assert "between which they change" in steps.verdict
     assert [step.count for step in steps] == [4, 3, 2, 1]
     # Two groups at the saved depths from 5 on, until they are 0.25 apart.
+    assert (steps[1].start, steps[1].end) == (2.0, 2.0)
     assert (steps[2].start, steps[2].end) == (5.0, 326.5)
     assert steps[3].start == 326.7
     np.testing.assert_allclose(steps[2].level, 0.52, rtol=1e-12)
@@ -168,6 +174,27 @@ def test_several_joins_at_once_are_a_tie():
     steps = plateaus(walked([-1.5, -1.0, 1.0, 1.5], 4.0, log_depths(1e6)))
     assert [step.count for step in steps] == [4, 2, 1]
     assert [step.is_tied for step in steps] == [True, False, False]
+
+
+@pytest.mark.parametrize("turn", [0.0, 0.3])
+def test_a_tie_that_only_rounding_breaks_is_a_tie(turn, soft):
+    # Two equal gaps close at depth 1e14, apart by some 1e-15 of it.
+    pairs = np.array([0.0, 1.5, np.pi, np.pi + 1.5]) + turn
+    path = walked(pairs, 40.0, log_depths(1e15))
+    steps = plateaus(path)
+    assert [step.count for step in steps] == [4, 2]
+    assert [step.is_tied for step in steps] == [True, False]
+    # Joins one after another are none, even where depths are the same in numbers.
+    assert not any(step.is_tied for step in plateaus(soft))
+
+
+def test_tokens_at_one_point_are_one_from_the_first():
+    steps = plateaus(walked([0.3, 0.3, 1.0], 4.0, log_depths(1e3)))
+    assert [step.count for step in steps] == [2, 1]
+    whole = walked([0.3, 1.0], 4.0, log_depths(1e3), weights=[2 / 3, 1 / 3])
+    for split, single in zip(steps, plateaus(whole), strict=True):
+        np.testing.assert_allclose(split.end, single.end, rtol=1e-9)
+        np.testing.assert_allclose(split.level, single.level, rtol=1e-12)
 
 
 def test_a_trajectory_without_a_flow_needs_one(soft):
@@ -197,7 +224,7 @@ def test_clocks_of_two_groups_are_integrals(beta, tabulated):
     found = clocks(path)
     np.testing.assert_allclose(found.initial_exponential[-1], tabulated, atol=5e-5)
     exact = quad(
-        lambda angle: 1 / float(law.exponential_velocities(angle).sum()), 0.1, 0.8
+        lambda angle: 1 / pulls(beta, (0.5, 0.5), angle).sum() / np.sin(angle), 0.1, 0.8
     )[0]
     np.testing.assert_allclose(found.exponential[-1], exact, rtol=1e-5)
     np.testing.assert_allclose(found.arc_lengths[-1], 0.7 / np.sqrt(2), rtol=1e-5)
@@ -216,23 +243,46 @@ def test_clocks_say_where_tokens_were_joined(soft):
         assert (np.diff(getattr(found, name)) >= 0).all()
 
 
-def test_clocks_without_long_depth_are_integrated_in_depth():
+@pytest.fixture(scope="module")
+def adaptive():
+    """Two groups from 0.8 to 0.1 apart, by an ordinary solver."""
     cloud = mf.TokenCloud(on_circle([0.0, 0.8]), np.array([0.7, 0.3]))
     flow = flow_of("softmax", 10.0)
-    law = TwoGroups(flow.velocity.gamma, (0.7, 0.3))
-    path = mf.solve(flow, cloud, law.dwell_time(0.8, 0.1), save=81, rtol=1e-10)
-    found = clocks(path)
-    exact = quad(lambda a: 1 / float(law.exponential_velocities(a).sum()), 0.1, 0.8)
-    np.testing.assert_allclose(found.exponential[-1], exact[0], rtol=1e-5)
-    speeds = [
-        quad(lambda a: float(_share(law, a) @ _share(law, a)) ** 0.5, 0.1, 0.8)[0]
-    ]
-    np.testing.assert_allclose(found.arc_lengths[-1], speeds[0], rtol=1e-6)
+    depth = TwoGroups(flow.velocity.gamma, (0.7, 0.3)).dwell_time(0.8, 0.1)
+    return mf.solve(flow, cloud, depth, save=81, rtol=1e-10)
 
 
-def _share(law, angle):
-    velocities = np.asarray(law.velocities(angle))
-    return velocities / velocities.sum()
+def test_clocks_without_long_depth_are_integrated_in_depth(adaptive):
+    found = clocks(adaptive)
+    assert bool(found.is_smooth.all())
+
+    def slowness(angle):
+        return 1 / pulls(10.0, (0.7, 0.3), angle).sum() / np.sin(angle)
+
+    exact = quad(slowness, 0.1, 0.8)[0]
+    np.testing.assert_allclose(found.exponential[-1], exact, rtol=1e-5)
+
+    def speed(angle):
+        both = pulls(10.0, (0.7, 0.3), angle)
+        return np.linalg.norm(both) / both.sum()
+
+    exact = quad(speed, 0.1, 0.8)[0]
+    np.testing.assert_allclose(found.arc_lengths[-1], exact, rtol=1e-6)
+
+
+def test_saved_depths_that_are_too_far_apart_for_a_clock_are_marked(adaptive):
+    # Two depths out of all: a cubic between them says nothing.
+    sparse = jax.tree.map(
+        lambda leaf: leaf[::80] if np.shape(leaf)[:1] == (81,) else leaf, adaptive
+    )
+    np.testing.assert_array_equal(clocks(sparse).is_smooth, [True, False])
+
+
+def pulls(beta, masses, angle):
+    """What two groups feel of each other under softmax, over the exponential clock."""
+    first, second = masses
+    fall = np.exp(beta * (np.cos(angle) - 1))
+    return np.array([second / (first + second * fall), first / (second + first * fall)])
 
 
 def test_a_walk_that_ended_early_is_continued_by_the_greedy_rule(plain):
@@ -263,11 +313,9 @@ def test_a_tie_in_a_prediction_is_said():
     np.testing.assert_array_equal(rest.is_tied, [True, False])
 
 
-def test_a_trajectory_without_joins_cannot_be_continued():
-    flow = flow_of("softmax", 4.0)
-    path = mf.solve(flow, mf.TokenCloud(on_circle([0.0, 1.0])), 1.0, save=3)
+def test_a_trajectory_without_joins_cannot_be_continued(adaptive):
     with pytest.raises(mf.Unsupported, match="no record of merges"):
-        predicted_staircase(path)
+        predicted_staircase(adaptive)
 
 
 def test_the_saddles_of_a_pentagon_are_a_ladder():
@@ -292,6 +340,14 @@ def test_on_an_arc_below_a_half_circle_only_the_collapse_is_critical(soft):
         assert step.point is None
         assert "only the collapse is critical" in step.verdict
     assert found[-1].verdict == "maximum, 0 away"
+
+
+def test_saddles_take_the_groups_of_the_plateaus_that_are_given():
+    # At this threshold the five tokens are two groups from the start on.
+    path = walked(FIVE, 4.0, np.linspace(0, 2, SAVED))
+    steps = plateaus(path, threshold=1.2)
+    assert [step.count for step in steps] == [2]
+    assert saddles(path, found=steps)[0].state.count == 2
 
 
 def test_a_plateau_without_a_saved_depth_has_no_saddle():

@@ -44,6 +44,43 @@ def test_ties_are_reported():
     np.testing.assert_array_equal(steps.is_tied, [True, False, False])
 
 
+def test_ties_in_single_precision_are_reported():
+    cloud = on_circle(np.array([0.0, 0.4, 0.8, 2.5]) + 0.3)
+    single = mf.TokenCloud(cloud.points.astype(jnp.float32))
+    steps = greedy_staircase(SOFTMAX, single)
+    np.testing.assert_array_equal(steps.is_tied, [True, False, False])
+
+
+def test_where_opposite_tokens_meet_is_arbitrary_and_said_to_be():
+    steps = greedy_staircase(SOFTMAX, on_circle([0.0, np.pi]))
+    np.testing.assert_array_equal(steps.is_tied, [True])
+    np.testing.assert_allclose(np.linalg.norm(steps.points, axis=1), 1)
+
+
+@pytest.mark.parametrize(("layer", "power"), [(UNNORMALISED, 1), (SOFTMAX, 2)])
+def test_on_an_arc_the_rule_is_that_of_numbers_on_a_line(layer, power):
+    rng = np.random.default_rng(0)
+    angles, masses = rng.uniform(0, 1.5, 40), rng.dirichlet(np.ones(40))
+    steps = greedy_staircase(layer, on_circle(angles, masses))
+    order = np.argsort(angles)
+    places, masses, counts = list(angles[order]), list(masses[order]), [1] * 40
+    length, lengths = 0.0, []
+    while len(places) > 1:
+        k = int(np.argmin(np.diff(places)))
+        first, second = (masses[j] ** power for j in (k, k + 1))
+        place = (first * places[k] + second * places[k + 1]) / (first + second)
+        ways = [place - places[k], places[k + 1] - place]
+        length += np.hypot(*(np.sqrt(counts[k : k + 2]) * ways))
+        lengths.append(length)
+        places[k : k + 2] = [place]
+        masses[k : k + 2] = [masses[k] + masses[k + 1]]
+        counts[k : k + 2] = [counts[k] + counts[k + 1]]
+    np.testing.assert_allclose(steps.arc_lengths, lengths, rtol=1e-11)
+    end = np.arctan2(*np.asarray(steps.points)[-1, ::-1])
+    np.testing.assert_allclose(end, places[0], rtol=1e-11)
+    np.testing.assert_allclose(steps.levels[-1], 1, rtol=1e-12)
+
+
 def test_padding_and_the_splitting_of_a_token_change_no_gap_and_no_level():
     whole = greedy_staircase(SOFTMAX, on_circle([0.0, 0.5, 2.0], [0.5, 0.2, 0.3]))
     split = greedy_staircase(

@@ -26,6 +26,19 @@ def test_atoms_lie_on_the_curve_of_the_potential():
     np.testing.assert_allclose(offsets, [[0.0, 2.0], [np.pi / 2, 1.0]], atol=1e-12)
 
 
+def test_the_turn_may_begin_at_another_quarter():
+    flow = perceptron_flow(None, np.eye(2), [4.0, 2.0])
+    figure, axes = canvas()
+    draw_potential(flow, axes, atoms=[TokenCloud(-np.eye(2))], first_quarter=-1)
+    np.testing.assert_allclose(axes.get_xlim(), [-np.pi / 2, 3 * np.pi / 2])
+    names = [text.get_text() for text in axes.get_xticklabels()]
+    assert names == [r"$-\pi/2$", "0", r"$\pi/2$", r"$\pi$", r"$3\pi/2$"]
+    offsets = axes.collections[0].get_offsets()
+    np.testing.assert_allclose(offsets[:, 0], [np.pi, -np.pi / 2])
+    with pytest.raises(InvalidInput, match="first_quarter is 1"):
+        draw_potential(flow, axes, first_quarter=1)
+
+
 def test_basins_are_coloured_by_their_labels():
     figure, axes = canvas()
     labels = np.array([[0, 1], [1, -1]])

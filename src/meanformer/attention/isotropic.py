@@ -6,7 +6,7 @@ from jaxtyping import Array, Float
 from meanformer.attention.abstract import AbstractInContextMap
 from meanformer.attention.kernels import Unnormalised
 from meanformer.attention.softmax import Softmax
-from meanformer.errors import Unsupported, is_concrete
+from meanformer.errors import Overflow, Unsupported, is_concrete
 from meanformer.numerics.proportions import multiple_of_identity
 
 
@@ -32,6 +32,11 @@ def isotropic_factors(
         raise Unsupported(f"{topic} are for attention without biases; leave them out.")
     scores = layer.temperature * layer.score
     score = _factor("beta times the score", scores, topic, is_attracting)
+    if is_concrete(score) and not bool(jnp.isfinite(score**2)):
+        raise Overflow(
+            f"beta times the score is {float(score):.6g}, whose square is not a "
+            f"number; {topic} need a smaller one."
+        )
     return score, _factor("value", layer.value, topic, is_attracting)
 
 

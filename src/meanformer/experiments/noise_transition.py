@@ -438,14 +438,7 @@ def draw_circle(branches) -> Picture:
             xlabel=r"inverse noise $\kappa = 2/\sigma^2$",
             title=rf"$\beta = {beta:g}$",
         )
-    (fold,), maxwell = branch.folds, branch.maxwell
-    for state, text, shift in (
-        (fold, "fold", (9, -12)),
-        (maxwell, "Maxwell point", (9, -12)),
-    ):
-        panels[1].annotate(
-            text, (state.kappa, state.order), shift, textcoords="offset points"
-        )
+    name_marks(branch, panels[1])
     for axes, name in zip(panels, ("circle, smooth", "circle, steep"), strict=True):
         axes.text(branches[name].critical, 1.02, r"$\kappa_c$", ha="center")
     panels[0].set(ylabel=r"order $|\int x\,\mathrm{d}\rho|$", ylim=(-0.04, 1.0))
@@ -459,6 +452,22 @@ def draw_circle(branches) -> Picture:
         r"state at the Maxwell point, before $\kappa_c$. Squares: where sweeps on a "
         r"grid of angles come to, from an ordered start.",
     )
+
+
+def name_marks(branch, axes) -> None:
+    """Name the fold and the Maxwell point, to the left of them."""
+    (fold,) = branch.folds
+    marks = (fold, "fold", "center"), (branch.maxwell, "Maxwell\npoint", "bottom")
+    for state, text, side in marks:
+        axes.annotate(
+            text,
+            (state.kappa, state.order),
+            (-9, 0),
+            textcoords="offset points",
+            ha="right",
+            va=side,
+            linespacing=1,
+        )
 
 
 def relaxed_orders(beta: float, branch):
@@ -475,8 +484,10 @@ def draw_loop(loop, branch) -> Picture:
     """The hysteresis loop of tokens, over the branch."""
     figure, axes = style.canvas(panel=(6.2, 3.9))
     kappas, orders = loop
-    draw_uniform(branch.critical, kappas.min(), kappas.max(), axes)
+    low, high = 0.9 * kappas.min(), 1.02 * kappas.max()
+    draw_uniform(branch.critical, low, high, axes)
     draw_branch(branch, axes, label="infinitely many tokens")
+    name_marks(branch, axes)
     for row, (color, marker, name) in enumerate(
         ((style.ORANGE, "^", "noise is lowered"), (style.GREEN, "v", "noise is raised"))
     ):
@@ -493,10 +504,10 @@ def draw_loop(loop, branch) -> Picture:
     axes.axvline(branch.critical, color=style.INK, linestyle=":", linewidth=1)
     axes.text(branch.critical, 1.02, r"$\kappa_c$", ha="center")
     axes.set(
-        xlim=(0.98 * kappas.min(), 1.02 * kappas.max()),
+        xlim=(low, high),
         ylim=(-0.04, 1.0),
         xlabel=r"inverse noise $\kappa = 2/\sigma^2$",
-        ylabel=r"order $|\frac{1}{n}\sum_i x_i|$",
+        ylabel=r"order $|\bar x|$, mean of the tokens",
     )
     axes.legend(loc="center right")
     return Picture(

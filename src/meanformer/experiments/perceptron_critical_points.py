@@ -6,7 +6,8 @@ x,y\rangle}\,\mathrm{d}\mu\,\mathrm{d}\mu + \int\Phi\,\mathrm{d}\mu$. Its stable
 are few atoms near peaks of $\Phi$, no longer one point: with two ReLU units at the
 angles $0$ and $2\pi/3$ two atoms rest near them. The largest energy still belongs to
 one atom, since $E$ is convex in $\mu$. All critical points of two atoms are listed with
-their indices, whose alternating sum is the Euler characteristic of the torus.
+their indices, whose alternating sum is the Euler characteristic of the torus, and
+compared with those that a scan of the torus finds.
 """
 
 from dataclasses import dataclass
@@ -46,6 +47,7 @@ from meanformer.observables import (
     perceptron_flow,
 )
 from meanformer.plotting import draw_basins, draw_potential, style
+from meanformer.plotting.potentials import quarter_ticks
 
 UNIT = 2 * np.pi / 3  # the angle of the second unit
 STRENGTH = 4.0
@@ -54,6 +56,7 @@ ANGLES |= {4: 0.0167890756}
 RATES = (-3.0678405218, -3.9798427505)
 ENERGY, SKEWED = 2.9735753953, 3.1133672934
 LIMITS = ("one atom at $0$", r"one atom at $2\pi/3$", "two atoms", "flat region")
+MARKS = (("^", "maximum"), ("P", "saddle"), ("v", "minimum"))
 # No symmetry, no flat region: the energy of two atoms has isolated critical points.
 GENERIC = {
     "angles": (0.3, 2.0, 4.1),
@@ -61,6 +64,7 @@ GENERIC = {
     "biases": (0.2, -0.3, 0.1),
     "masses": (0.7, 0.3),
 }
+LENGTH = 1.5  # of the directions of the generic units
 LEVELS = (1.5, 1.0, 0.5)  # eigenvalues of the matrix on the sphere
 
 
@@ -139,6 +143,13 @@ EULER = Claim(
     status="theorem",
     reference="Mil63, Theorem 5.2",
 )
+SCANNED = Claim(
+    id="all-found",
+    statement=r"The search finds as many critical points of each index $0, 1, 2$ as "
+    r"there are zeros of both slopes in a scan of the whole torus, and all of them "
+    r"where the scan does.",
+    status="observation",
+)
 AXES = Claim(
     id="matrix-axes",
     statement=r"With the matrix $D = $ diag$(1.5, 1, 0.5)$ single atoms on the sphere "
@@ -153,6 +164,7 @@ def run(parameters: Parameters, *, progress) -> Outcome:
     skewed = two_atoms(2.0, masses=(0.7, 0.3))
     search = search_of(block_flow(2.0), (0.5, 0.5), parameters)
     generic = search_of(generic_flow(), GENERIC["masses"], parameters)
+    scanned = scan()
     betas = (2.0, 1.0, 0.5, 3.0, 4.0)[: parameters.branches]
     folds = [fold_by_newton(beta) for beta in progress.over(betas, 0.3)]
     labels, ends = basins(parameters)
@@ -173,13 +185,14 @@ def run(parameters: Parameters, *, progress) -> Outcome:
             EULER.close_to(
                 euler_sum(generic), 0.0, tolerance=0.0, source=theory("Morse theory")
             ),
+            scan_finding(generic, scanned),
             axes_finding(axes),
         ],
         pictures=[
             draw_states(states[2], skewed),
             draw_folds(betas, folds),
             draw_basin_picture(labels),
-            draw_landscape(generic),
+            draw_landscape(generic, scanned),
         ],
         tables=[table_of(search), table_of(generic)],
     )
@@ -205,7 +218,7 @@ def block_flow(beta: float, strength: float = STRENGTH) -> mf.Flow:
 
 def generic_flow() -> mf.Flow:
     """Attention with three sigmoid units without symmetry."""
-    directions = 1.5 * on_circle(GENERIC["angles"]).points
+    directions = LENGTH * on_circle(GENERIC["angles"]).points
     return perceptron_flow(
         mf.identity_attention("unnormalised", 2, 2.0),
         directions,
@@ -438,8 +451,8 @@ def basins(parameters: Parameters) -> tuple[np.ndarray, np.ndarray]:
     return labels_of(ends), ends
 
 
-def turned(angles, target: float) -> np.ndarray:
-    """How far angles are from a target, around the circle."""
+def turned(angles, target) -> np.ndarray:
+    """How far angles are from others, around the circle."""
     return np.abs((np.asarray(angles) - target + np.pi) % (2 * np.pi) - np.pi)
 
 
@@ -476,12 +489,102 @@ def euler_sum(found) -> float:
     return float(sum((-1) ** full_index(point) for point in found))
 
 
+def generic_slopes(angles):
+    """The slopes of the energy per mass in both angles, from its formula."""
+    first, second = angles
+    heavy, light = GENERIC["masses"]
+    force = pull(second - first, 2.0)
+    return np.array(
+        [generic_lift(first) + light * force, generic_lift(second) - heavy * force]
+    )
+
+
+def generic_units():
+    """Angle, strength and bias of each sigmoid unit."""
+    return zip(*(GENERIC[n] for n in ("angles", "strengths", "biases")), strict=True)
+
+
+def generic_lift(angle):
+    """The slope of the potential of the sigmoid units in the angle."""
+    return sum(
+        c * LENGTH * np.sin(u - angle) / (1 + np.exp(-LENGTH * np.cos(angle - u) - b))
+        for u, c, b in generic_units()
+    )
+
+
+def generic_energy(first, second):
+    """The energy of two atoms under the sigmoid units, from its formula."""
+    masses = GENERIC["masses"]
+    cross = 2 * masses[0] * masses[1] * np.exp(2 * np.cos(first - second))
+    pairs = (np.exp(2) * np.dot(masses, masses) + cross) / 4
+    heights = sum(
+        c * mass * np.logaddexp(0, LENGTH * np.cos(angle - u) + b)
+        for u, c, b in generic_units()
+        for mass, angle in zip(masses, (first, second), strict=True)
+    )
+    return pairs + heights
+
+
+def scan(count: int = 240) -> list[tuple[np.ndarray, int]]:
+    """All zeros of both slopes on the torus, with their indices.
+
+    Cells of a grid in which both slopes change their sign start a root finder.
+    """
+    turn = 2 * np.pi * (np.arange(count) + 0.123) / count
+    slopes = generic_slopes(np.meshgrid(turn, turn, indexing="ij"))
+    corners = [np.roll(slopes, s, (1, 2)) > 0 for s in ((0, 0), (-1, 0), (0, -1))]
+    corners.append(np.roll(slopes, (-1, -1), (1, 2)) > 0)
+    changes = np.ptp(np.array(corners, int), axis=0).all(axis=0)
+    zeros: list[tuple[np.ndarray, int]] = []
+    for cell in np.argwhere(changes):
+        found = scipy.optimize.root(
+            generic_slopes, turn[cell] + np.pi / count, tol=1e-13
+        )
+        is_zero = np.abs(found.fun).max() < 1e-9
+        if is_zero and all(turned(found.x, old).max() > 1e-6 for old, _ in zeros):
+            zeros.append((found.x % (2 * np.pi), index_at(found.x)))
+    return zeros
+
+
+def index_at(angles) -> int:
+    """How many directions grow, by differences of the slopes."""
+    steps = 1e-5 * np.eye(2)
+    columns = [generic_slopes(angles + s) - generic_slopes(angles - s) for s in steps]
+    return int((np.linalg.eigvals(np.stack(columns, axis=1)).real > 0).sum())
+
+
+def on_torus(point: CriticalPoint) -> np.ndarray:
+    """The angles of the heavy and of the light token."""
+    order = np.argsort(-np.asarray(point.cloud.weights))
+    return np.resize(angles_of(point.cloud)[order], 2)
+
+
+def scan_finding(found, scanned):
+    """Numbers of each index, and how far points are from the nearest of the scan."""
+    indices = [full_index(point) for point in found]
+    others = [index for _, index in scanned]
+    apart = [
+        min(turned(on_torus(point), angles).max() for angles, _ in scanned)
+        for point in found
+    ]
+    return SCANNED.close_to(
+        [*(indices.count(k) for k in range(3)), max(apart, default=np.pi)],
+        [*(others.count(k) for k in range(3)), 0.0],
+        tolerance=1e-8,
+        source=other_method("sign changes on a grid of the torus and SciPy's roots"),
+    )
+
+
 def axes_finding(found):
     """Energies and indices of single atoms on the sphere."""
     measured = [(2 * point.energy, point.index) for point in found]
+    # A search that finds fewer or more fails the claim.
+    missing = [(np.nan, -1)] * (len(LEVELS) - len(measured))
+    extra = [(np.nan, -1)] * (len(measured) - len(LEVELS))
+    exact = [(np.exp(level), k) for k, level in enumerate(LEVELS)]
     return AXES.close_to(
-        np.ravel(measured),
-        np.ravel([(np.exp(level), k) for k, level in enumerate(LEVELS)]),
+        np.ravel([*measured, *missing]),
+        np.ravel([*exact, *extra]),
         tolerance=1e-9,
         source=closed_form(r"rates $(\lambda_j - \lambda_k)e^{\lambda_k}$"),
     )
@@ -510,12 +613,11 @@ def draw_states(equal: CriticalPoint, skewed: CriticalPoint) -> Picture:
     figure, (left, right) = style.canvas(2, panel=(4.8, 3.3))
     flow = block_flow(2.0)
     clouds = [equal.cloud, skewed.cloud]
-    draw_potential(
-        flow, left, atoms=clouds, labels=["masses 1/2, 1/2", "masses 0.7, 0.3"]
-    )
+    labels = ["masses 1/2, 1/2", "masses 0.7, 0.3"]
+    draw_potential(flow, left, atoms=clouds, labels=labels, first_quarter=-1)
     left.set(ylim=(-0.1, 2.75))
     left.legend(loc="upper right")
-    turn = np.linspace(0, 2 * np.pi, 721)
+    turn = np.linspace(-np.pi / 2, 3 * np.pi / 2, 721)
     for cloud, colour in zip(clouds, style.PALETTE, strict=False):
         layer = map_of(flow)
         heights = first_variation(layer, cloud, on_circle(turn).points)
@@ -527,7 +629,7 @@ def draw_states(equal: CriticalPoint, skewed: CriticalPoint) -> Picture:
         ylabel=r"first variation $W(\theta)$",
         xticks=left.get_xticks(),
         xticklabels=left.get_xticklabels(),
-        xlim=(0, 2 * np.pi),
+        xlim=left.get_xlim(),
     )
     return Picture(
         figure,
@@ -553,25 +655,29 @@ def draw_folds(betas, folds) -> Picture:
             label=rf"$\beta = {beta:g}$",
         )
         left.plot(strength, np.where(stable, np.nan, gap), ":", color=colour)
+        # Both units act on both atoms from here on; never stable.
+        close = np.linspace(0, np.pi / 3, 100)
+        left.plot(np.exp(beta * np.cos(close)), close, ":", color=colour)
     left.axhline(0, color=style.INK, linewidth=1.2)
     left.annotate("one atom", (4.6, 0.07))
     left.set(xlim=(0, 6), ylim=(-0.1, 2.2), xlabel="strength $c$")
     left.set(ylabel="distance of the two atoms")
-    left.legend(loc="lower right", bbox_to_anchor=(1.0, 0.1))
-    fine = np.linspace(0.05, 5, 60)
+    left.legend(loc="upper left")
+    fine = np.linspace(0, 5, 61)
     edge = np.array([fold_by_formula(beta) for beta in fine])
     right.fill_between(fine, edge, 3.2, color=style.GREEN, alpha=0.15, linewidth=0)
     right.plot(fine, edge, color=style.GREEN, label="smallest on the branch")
     right.plot(betas, folds, "o", color=style.ORANGE, label="Newton and bisection")
-    right.annotate("two atoms or one", (1.7, 2.6))
+    right.annotate("two atoms or one are stable", (1.2, 2.6))
     right.annotate("one atom only", (0.15, 0.12))
     right.set(xlabel=r"$\beta$", ylabel="strength $c$", xlim=(0, 5), ylim=(0, 3.2))
     right.legend(loc="lower right")
     return Picture(
         figure,
         "How strong the perceptron must be to keep two atoms apart. Left: distance of "
-        "the atoms on the symmetric branch, stable (lines) and unstable (dotted), down "
-        r"to $\pi/3$, where each atom comes into the reach of the other unit. "
+        "the atoms on the symmetric branch, stable (lines) and unstable (dotted). At "
+        r"$\pi/3$ each atom comes into the reach of the other unit; below it, "
+        r"$c = e^{\beta\cos\varphi}$ down to one atom in the valley at $c = e^\beta$. "
         "Right: the strength from which two atoms are stable; stronger attraction at "
         r"short range, large $\beta$, means less at long range.",
     )
@@ -590,37 +696,49 @@ def draw_basin_picture(labels: np.ndarray) -> Picture:
     )
 
 
-def draw_landscape(found) -> Picture:
-    """Energies and indices of all critical points of two atoms."""
-    figure, axes = style.canvas(panel=(6.0, 3.8))
-    for count, colour, name in (
-        (1, style.ORANGE, "one atom"),
-        (2, style.BLUE, "two atoms"),
-    ):
-        points = [point for point in found if point.cloud.count == count]
-        axes.plot(
-            [full_index(point) for point in points],
-            [point.energy for point in points],
-            "o",
-            color=colour,
-            label=name,
-            markersize=8,
-            zorder=3,
+def draw_landscape(found, scanned) -> Picture:
+    """The energy over the torus with its critical points; who climbs where."""
+    figure, (left, right) = style.canvas(2, panel=(5.0, 4.2))
+    turn = np.linspace(0, 2 * np.pi, 181)
+    heights = generic_energy(turn[:, None], turn[None, :])
+    image = left.contourf(turn, turn, heights.T, 24, cmap=style.depth_colours())
+    figure.colorbar(image, ax=left, location="top", aspect=40, label="energy")
+    columns = {}
+    for index, (mark, name) in enumerate(MARKS):
+        places = [angles for angles, other in scanned if other == index]
+        left.scatter(*np.transpose(places), marker=mark, s=70, c="white", zorder=3)
+        points = sorted(
+            (point for point in found if full_index(point) == index),
+            key=lambda point: cast(float, point.energy),
         )
+        # Side by side, so that points of nearly one energy are told apart.
+        shifts = 0.06 * (np.arange(len(points)) - (len(points) - 1) / 2)
+        for point, shift in zip(points, shifts, strict=True):
+            columns[id(point)] = index + shift
+            colour = style.ORANGE if point.cloud.count == 1 else style.BLUE
+            place = (columns[id(point)], point.energy)
+            right.plot(*place, mark, color=colour, markersize=9, zorder=3)
+        right.plot([], [], mark, color=style.GREY, label=name)
     for source, target in edges(found):
-        axes.plot(
-            [full_index(source), full_index(target)],
-            [source.energy, target.energy],
+        ends = (source, target)
+        right.plot(
+            [columns[id(point)] for point in ends],
+            [point.energy for point in ends],
             color=style.GREY,
             linewidth=0.9,
         )
-    axes.set(xlabel="index among two tokens", ylabel="energy", xticks=[0, 1, 2])
-    axes.legend(loc="upper right")
+    for axis in ("x", "y"):
+        quarter_ticks(left, axis)
+    left.grid(visible=False)
+    left.set(xlabel="angle of the heavy token", ylabel="angle of the light token")
+    right.set(xlabel="index among two tokens", ylabel="energy", xticks=[0, 1, 2])
+    right.legend(loc="upper right")
     return Picture(
         figure,
-        "All critical points found of two tokens with three sigmoid units: energy "
-        "against index. Lines join a saddle of index 1 with the states that the flow "
-        "reaches when it is pushed along its unstable direction, either way.",
+        "Two tokens of masses 0.7 and 0.3 with three sigmoid units. Left: the energy "
+        "over all pairs of angles, with the critical points of a scan. Right: those of "
+        "the search (orange: one atom, blue: two), energy against index; lines join a "
+        "saddle with the states that the flow reaches from it, either way.",
     )
 
 
@@ -645,16 +763,10 @@ def edges(found):
 
 def climbed(angles, masses) -> float:
     """The energy at which the flow ends from these angles, by SciPy."""
-    names = "angles", "strengths", "biases"
-    units = list(zip(*(GENERIC[name] for name in names), strict=True))
 
     def velocity(_, now):
-        gap = now[1] - now[0]
-        lifts = sum(
-            c * 1.5 * np.sin(u - now) / (1 + np.exp(-1.5 * np.cos(now - u) - b))
-            for u, c, b in units
-        )
-        return lifts + pull(gap, 2.0) * np.array([masses[1], -masses[0]])
+        force = pull(now[1] - now[0], 2.0)
+        return generic_lift(now) + force * np.array([masses[1], -masses[0]])
 
     path = scipy.integrate.solve_ivp(velocity, (0, 60), angles, method="LSODA")
     layer = map_of(generic_flow())
@@ -676,6 +788,7 @@ experiment = Experiment(
         FOLD,
         BASINS,
         EULER,
+        SCANNED,
         AXES,
     ),
     parameters=Parameters,

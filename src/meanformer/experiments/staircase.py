@@ -33,6 +33,7 @@ from meanformer.experiments import (
 from meanformer.experiments.framework.long_walks import (
     angles_of,
     attention_on_circle,
+    depths_around,
     joins_of,
     long_depths,
     on_circle,
@@ -184,7 +185,7 @@ def run(parameters: Parameters, *, progress) -> Outcome:
         pictures=[
             draw_published(paths, scheme),
             draw_depths(steps),
-            draw_ladder(around, ladder),
+            draw_ladder(around, ladder, parameters.rtol),
         ],
         tables=[jump_table(paths), ladder_table(ladder)],
     )
@@ -233,17 +234,24 @@ def published_scheme(beta: float, count: int) -> tuple[np.ndarray, np.ndarray]:
     """
     angles, energies = SPACED.copy(), []
     for _ in range(count):
-        gaps = angles[:, None] - angles[None, :]
-        kernel = np.exp(beta * (np.cos(gaps) - 1))
-        velocity = -(np.sin(gaps) * kernel).sum(axis=1) / len(angles) ** 2
-        speed = np.linalg.norm(velocity)
-        if speed == 0:
+        energy, following = published_step(angles, beta)
+        if following is None:
             break
-        angles = angles + STEP * np.log(beta) * velocity / speed
-        if speed < SMALL:
-            angles = put_together(angles)
-        energies.append(kernel.mean())
+        energies.append(energy)
+        angles = following
     return STEP * np.arange(len(energies)), np.array(energies)
+
+
+def published_step(angles: np.ndarray, beta: float) -> tuple[float, np.ndarray | None]:
+    """The energy, and the angles after one step; nothing where the velocity is zero."""
+    gaps = angles[:, None] - angles[None, :]
+    kernel = np.exp(beta * (np.cos(gaps) - 1))
+    velocity = -(np.sin(gaps) * kernel).sum(axis=1) / len(angles) ** 2
+    speed = np.linalg.norm(velocity)
+    if speed == 0:
+        return float(kernel.mean()), None
+    angles = angles + STEP * np.log(beta) * velocity / speed
+    return float(kernel.mean()), put_together(angles) if speed < SMALL else angles
 
 
 def put_together(angles: np.ndarray) -> np.ndarray:
@@ -460,19 +468,22 @@ def draw_depths(steps: dict[tuple[str, float], Plateaus]) -> Picture:
     )
 
 
-def draw_ladder(around: mf.Trajectory, ladder: Saddles) -> Picture:
+def draw_ladder(around: mf.Trajectory, ladder: Saddles, rtol: float) -> Picture:
     """Angles along depth, and the graph of saddles."""
     figure, (left, right) = style.canvas(2, panel=(4.8, 3.5))
-    depths = np.asarray(around.depths)[1:]
-    angles = angles_of(np.asarray(around.points))[1:]
+    joins = np.asarray(joins_of(around).depths)
+    path = walk_on_circle(
+        AROUND, AROUND_BETA, depths_around(joins, 1e3 * joins[-1]), rtol=rtol
+    )
+    depths = np.asarray(path.depths)[1:]
+    angles = angles_of(np.asarray(path.points))[1:]
     angles = (angles - angles[-1, 0] + np.pi) % (2 * np.pi) - np.pi
     colours = style.depth_colours()(np.linspace(0, 1, len(AROUND)))
     for token, colour in enumerate(colours):
         left.plot(depths, angles[:, token], color=colour, linewidth=1.4)
-    for depth in np.asarray(joins_of(around).depths):
+    for depth in joins:
         left.axvline(depth, color=style.INK, linestyle=":", linewidth=0.9)
-    last = float(joins_of(around).depths[-1])
-    left.set(xscale="log", xlabel="depth $t$", xlim=(1e-1, 1e3 * last))
+    left.set(xscale="log", xlabel="depth $t$", xlim=(1e-1, depths[-1]))
     left.set(ylabel="angle from the last meeting point")
     draw_saddles(ladder, right)
     return Picture(

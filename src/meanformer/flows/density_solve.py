@@ -9,7 +9,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from meanformer.errors import InvalidInput, Unsupported, check, is_concrete
+from meanformer.errors import (
+    InvalidInput,
+    Unsupported,
+    as_integer,
+    as_number,
+    check,
+    is_concrete,
+)
 from meanformer.flows.density_field import (
     DensityProblem,
     DensityState,
@@ -37,6 +44,8 @@ from meanformer.geometry import Sphere
 from meanformer.measures import FourierDensity
 
 FEWEST_MODES = 64
+# Of moments, which are at most one: no step can be judged more finely.
+ROUNDINGS = 4
 _REASONS = {
     "probes": "the map itself gives velocities anywhere, gamma(density, points)",
     "merge": "a density has no tokens that meet",
@@ -64,11 +73,9 @@ class Spectral(eqx.Module):
     integrator: AbstractIntegrator | None = None
 
     def __check_init__(self):
-        check(
-            self.most_modes >= 1,
-            f"most_modes is {self.most_modes}; it must be positive.",
-        )
-        check(self.tail > 0, f"tail is {self.tail}; it must be positive.")
+        as_integer("most_modes", self.most_modes, least=1)
+        tail = as_number("tail", self.tail, "a positive number")
+        check(tail > 0, f"tail is {tail}; it must be positive.")
 
 
 def refuse_for_densities(options: Mapping[str, object]) -> None:
@@ -94,6 +101,7 @@ def density_set_up(
     spectral = solver if isinstance(solver, Spectral) else Spectral(integrator=solver)
     budget, stops = sorted_stops(stop, dtype)
     rtol, atol, tail = (jnp.asarray(one, dtype) for one in (rtol, atol, spectral.tail))
+    atol = jnp.maximum(atol, ROUNDINGS * jnp.finfo(dtype).eps)
     problem = DensityProblem(
         flow,
         _integrator(spectral).prepared(dtype),

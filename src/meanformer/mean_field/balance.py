@@ -195,7 +195,10 @@ def newton(
         value, along, across = condition(logarithm, log_coupling)
         system = np.block([[slope, in_coupling[:, None]], [along[None, :], across]])
         missing = np.append(balance.residual(logarithm, coupling), value)
-        change = np.linalg.solve(system, -missing)
+        try:
+            change = np.linalg.solve(system, -missing)
+        except np.linalg.LinAlgError:
+            break
         size = np.abs(change).max()
         if not np.isfinite(size) or np.abs(change[-1]) > 50:
             break

@@ -5,9 +5,9 @@ import warnings
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
-from meanformer.errors import StoppedEarly, Unsupported, as_integer, warn
+from meanformer.errors import StoppedEarly, Unsupported, as_integer, check, warn
 from meanformer.flows import (
     DensityTrajectory,
     Flow,
@@ -18,6 +18,7 @@ from meanformer.flows import (
     solve,
 )
 from meanformer.flows.inputs import saved_depths
+from meanformer.flows.interpolation import check_in_range
 from meanformer.measures import (
     FourierDensity,
     TokenCloud,
@@ -63,7 +64,9 @@ class Evolution(eqx.Module):
 
     def at(self, depth: float | Float[Array, ""]) -> FourierDensity | TokenCloud:
         """Return the measure at any depth in range."""
-        if self.tokens is None or float(depth) <= float(self.tokens.depths[0]):
+        depth = jnp.asarray(depth, self.depths.dtype)
+        check_in_range(self.depths, depth)
+        if self.tokens is None or not bool(_is_beyond(depth, self.densities.depths)):
             return self.densities.at(depth)
         return self.tokens.at(depth)
 
@@ -106,6 +109,11 @@ def evolve(
     Returns:
         The measures along depth.
     """
+    check(
+        isinstance(density, FourierDensity),
+        f"density is {type(density).__name__}; it must be a FourierDensity: make one "
+        "by FourierDensity.from_function, or move tokens by solve.",
+    )
     most_modes = as_integer("most_modes", most_modes, least=1)
     nodes = 2 * most_modes if nodes is None else as_integer("nodes", nodes, least=1)
     depths = saved_depths(depth, save, density.moments.dtype)
@@ -122,20 +130,29 @@ def evolve(
             progress=bar,
             **options,
         )
-    if not bool(smooth.status == Status.unresolved):
-        if not bool(smooth.status == Status.reached):
-            warn(smooth.message, StoppedEarly)
+    is_sharp = bool(smooth.status == Status.unresolved)
+    if not (is_sharp or bool(smooth.status == Status.reached)):
+        warn(smooth.message, StoppedEarly)
+    left = depths[_is_beyond(depths, smooth.depths)]
+    if not is_sharp or len(left) == 0:
         return Evolution(smooth, None)
     if flow.noise is not None:
         raise Unsupported(
             f"with noise no tokens take over, and {most_modes} modes do not suffice: "
             "pass a larger most_modes."
         )
-    late = jnp.append(smooth.depths[-1:], depths[depths > smooth.depths[-1]])
+    late = jnp.append(smooth.depths[-1:], left)
     cloud = _present(quadrature(smooth.density(-1), nodes))
     span = (float(late[0]), float(late[-1]))
     tokens = solve(flow, cloud, span, save=late, progress=bar, **options)
     return Evolution(smooth, tokens)
+
+
+def _is_beyond(
+    depths: Float[Array, "*batch"], path: Float[Array, " t"]
+) -> Bool[Array, "*batch"]:
+    """Return which depths lie beyond the last of a path, forward or backward."""
+    return jnp.abs(depths - path[0]) > jnp.abs(path[-1] - path[0])
 
 
 def _present(cloud: TokenCloud) -> TokenCloud:

@@ -128,6 +128,10 @@ def _weighted(
     weights = masses * values
     total = jnp.sum(weights)
     if normalize:
+        check(
+            not is_concrete(total) or float(total) > 0,
+            "the density is zero at all nodes; it has no mass to divide by.",
+        )
         return weights / total
     if is_concrete(total):
         check(

@@ -100,12 +100,17 @@ class Axisymmetric(AbstractInContextMap):
         """
         if not isinstance(self.attention, Softmax | Unnormalised):
             raise Unsupported("linear attention between rings has no energy here.")
+        temperature = self.attention.temperature
+        check(
+            not is_concrete(temperature) or float(temperature) != 0,
+            "beta is 0, where the energy is not defined; take a small one.",
+        )
         tilts = self.attention.tilts(rings.points)
         log_mass = self.context(rings).log_laplace(tilts)
         if isinstance(self.attention, Unnormalised):
             log_mass = self.attention.shifted(log_mass)
         mass = jnp.where(rings.weights > 0, jnp.exp(log_mass), 0)
-        return jnp.dot(rings.weights, mass) / (2 * self.attention.temperature)
+        return jnp.dot(rings.weights, mass) / (2 * temperature)
 
 
 class Rings(AbstractContext):

@@ -1,5 +1,7 @@
 """How much of each degree there is in a cloud of tokens on the sphere."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -47,6 +49,7 @@ def degree_powers(cloud: TokenCloud, degrees: ArrayLike | range) -> Float[Array,
     return of(unit_rows(points), cloud.weights, int(known.max()) + 1)[known]
 
 
+@functools.partial(jax.jit, static_argnums=2)
 def _on_circle(
     points: Float[Array, "n 2"], weights: Float[Array, " n"], count: int
 ) -> Float[Array, " k"]:
@@ -63,6 +66,7 @@ def _on_circle(
     return jax.lax.scan(turn, start, length=count)[1]
 
 
+@functools.partial(jax.jit, static_argnums=2)
 def _between_pairs(
     points: Float[Array, "n d"], weights: Float[Array, " n"], count: int
 ) -> Float[Array, " k"]:

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float
 
 from meanformer.attention import Softmax, Unnormalised
-from meanformer.errors import as_doubles, as_number, check
+from meanformer.errors import as_doubles, as_integer, as_number, check
 from meanformer.mean_field.balance import (
     Balance,
     NoConvergence,
@@ -84,9 +84,9 @@ class StationaryState(eqx.Module):
         Args:
             degree: the degree $l$, below the number of nodes.
         """
-        degree = int(degree)
+        degree = as_integer("degree", degree, least=0)
         check(
-            0 <= degree < len(self.heights),
+            degree < len(self.heights),
             f"degree is {degree}; it must be from 0 to {len(self.heights) - 1}.",
         )
         at = np.append(self.heights, 1.0)
@@ -132,9 +132,11 @@ def stationary_state(
     count = NODES
     while count <= MOST_NODES:
         balance = Balance(model, count)
-        logarithm = _settled(balance, slope * balance.basis.heights, kappa)
+        logarithm = _swept(balance, slope * balance.basis.heights, kappa)
         if balance.is_resolved(balance.density(logarithm)):
-            return state_of(balance, logarithm, kappa)
+            logarithm = _settled(balance, logarithm, kappa)
+            if balance.is_resolved(balance.density(logarithm)):
+                return state_of(balance, logarithm, kappa)
         count *= 2
     raise too_narrow(kappa)
 
@@ -168,8 +170,8 @@ def state_of(
     )
 
 
-def _settled(balance: Balance, logarithm: np.ndarray, kappa: float) -> np.ndarray:
-    """Return where repeated balancing leads, finished by Newton's method."""
+def _swept(balance: Balance, logarithm: np.ndarray, kappa: float) -> np.ndarray:
+    """Return where repeated balancing leads."""
     coupling = kappa / balance.model.unit
     logarithm = balance.centred(logarithm)
     for _ in range(SWEEPS):
@@ -177,5 +179,10 @@ def _settled(balance: Balance, logarithm: np.ndarray, kappa: float) -> np.ndarra
         logarithm = logarithm - change
         if np.abs(change).max() <= 1e-6 * (1 + np.abs(logarithm).max()):
             break
-    target = float(np.log(coupling))
+    return logarithm
+
+
+def _settled(balance: Balance, logarithm: np.ndarray, kappa: float) -> np.ndarray:
+    """Return the solution nearby, by Newton's method."""
+    target = float(np.log(kappa / balance.model.unit))
     return newton(balance, logarithm, target, fixed_coupling(target))[0]

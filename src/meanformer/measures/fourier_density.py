@@ -1,9 +1,11 @@
 """Densities on the circle, by their Fourier coefficients."""
 
+import functools
 from collections.abc import Callable
 from typing import SupportsIndex
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
@@ -20,12 +22,12 @@ from meanformer.errors import (
     check_shape,
     is_concrete,
 )
+from meanformer.geometry import Sphere
 from meanformer.measures.abstract import AbstractContext, AbstractMeasure, FeatureMap
 from meanformer.measures.checks import checked_tilts
 from meanformer.measures.cloud import TokenCloud
-from meanformer.numerics.bessel import sphere_functions
+from meanformer.numerics.bessel import moderated, sphere_functions
 from meanformer.numerics.trigonometric import (
-    TiltSums,
     at_angles,
     coefficients_of,
     from_grid,
@@ -90,6 +92,10 @@ class FourierDensity(AbstractMeasure):
             normalize: divide by the mass; otherwise it must be one.
         """
         modes = as_integer("modes", modes, least=1)
+        check(
+            callable(density),
+            f"density is {density!r}; it must be a function of angles.",
+        )
         count = 4 * modes + 4
         values = density(grid_angles(count, jnp.result_type(float)))
         values = as_float_array("density", values)
@@ -129,6 +135,7 @@ class FourierDensity(AbstractMeasure):
         """Return the density at any angles; $O(mK)$ time and memory."""
         angles = as_float_array("angles", angles)
         check_shape("angles", angles, (None,))
+        check_finite("angles", angles)
         return at_angles(self.moments, angles.astype(self.moments.dtype))
 
     def on_grid(self, count: SupportsIndex) -> Float[Array, " n"]:
@@ -141,7 +148,10 @@ class FourierDensity(AbstractMeasure):
         return on_grid(self.moments, count)
 
     def resized(self, modes: SupportsIndex) -> "FourierDensity":
-        """Return the same with more moments, zeros, or with fewer of them."""
+        """Return the same with more moments, zeros, or with fewer of them.
+
+        With too few the series is negative somewhere; a solve refuses it then.
+        """
         modes = as_integer("modes", modes, least=1)
         added = max(modes - self.modes, 0)
         moments = jnp.pad(self.moments[:modes], ((0, added), (0, 0)))
@@ -176,8 +186,7 @@ class FourierDensity(AbstractMeasure):
     ) -> tuple[Float[Array, " m"], Float[Array, "m d"]]:
         """Return both by sums over the modes, $O(mK)$ time and memory."""
         u = checked_tilts(2, u)
-        sums = tilt_sums(self.moments.astype(u.dtype), lax.complex(u[:, 0], u[:, 1]))
-        return _answer(u, sums)
+        return _tilted(self.moments, u, None)
 
     def sample(self, count: int, *, key: Key) -> Float[Array, "count d"]:
         r"""Draw angles by inversion of the distribution function, to rounding."""
@@ -231,10 +240,7 @@ class RingOfTilts(AbstractContext):
         """Return both, from the first tilt alone."""
         if len(u) != self.count:
             raise Unsupported(f"the ring has {self.count} tilts, not {len(u)}.")
-        moments = self.on_circle.moments.astype(u.dtype)
-        return _answer(
-            u, ring_tilt_sums(moments, lax.complex(u[0, 0], u[0, 1]), self.count)
-        )
+        return _tilted(self.on_circle.moments, u, self.count)
 
     def linear_mean(
         self, u: Float[Array, "m k"], feature_map: FeatureMap | None = None
@@ -247,7 +253,8 @@ def circle_moments(mu: AbstractMeasure, modes: SupportsIndex) -> Float[Array, "k
     r"""Return $(\int\cos k\theta\,\mathrm{d}\mu, \int\sin k\theta\,\mathrm{d}\mu)$.
 
     Args:
-        mu: a `FourierDensity`, or a token cloud on the unit circle of the plane.
+        mu: a `FourierDensity`, or a token cloud on the unit circle of the plane;
+            tokens elsewhere are refused.
         modes: how many, $k = 1, \dots, K$.
 
     Returns:
@@ -261,19 +268,34 @@ def circle_moments(mu: AbstractMeasure, modes: SupportsIndex) -> Float[Array, "k
             f"mu is {type(mu).__name__}; moments on the circle are those of a "
             "FourierDensity or of a TokenCloud in the plane."
         )
-    angles = jnp.arctan2(mu.points[:, 1], mu.points[:, 0])
+    # An absent token may be anywhere.
+    somewhere = jnp.zeros_like(mu.points).at[:, 0].set(1)
+    points = jnp.where(mu.weights[:, None] > 0, mu.points, somewhere)
+    Sphere().check(points)
+    angles = jnp.arctan2(points[:, 1], points[:, 0])
     turns = angles[None, :] * jnp.arange(1, modes + 1, dtype=angles.dtype)[:, None]
     return jnp.stack([jnp.cos(turns) @ mu.weights, jnp.sin(turns) @ mu.weights], 1)
 
 
-def _answer(
-    u: Float[Array, "m 2"], sums: TiltSums
+@functools.partial(jax.jit, static_argnums=2)
+def _tilted(
+    moments: Float[Array, "k 2"], u: Float[Array, "m 2"], ring: int | None
 ) -> tuple[Float[Array, " m"], Float[Array, "m 2"]]:
-    """Return log-mass and mean from sums that rounding may have spoiled."""
-    square = jnp.sum(u**2, axis=1)
+    """Return log-mass and mean, of tilts on a ring of so many or of any tilts."""
+    moderate = moderated(u)
+    tilts = lax.complex(moderate[:, 0], moderate[:, 1])
+    moments = moments.astype(u.dtype)
+    if ring is None:
+        sums = tilt_sums(moments, tilts)
+    else:
+        sums = ring_tilt_sums(moments, tilts[0], ring)
+    # Rounding may have spoiled the sums.
+    square = jnp.sum(moderate**2, axis=1)
     rounding = jnp.finfo(u.dtype).eps
     mass = jnp.maximum(sums.mass, rounding)
     log_mass = sphere_functions(2, square)[0] + jnp.log(mass)
     mean = jnp.stack([sums.moment.real, sums.moment.imag], axis=1) / mass[:, None]
     length = jnp.sqrt(jnp.maximum(jnp.sum(mean**2, axis=1), 1))
-    return log_mass, mean / length[:, None]
+    mean = mean / length[:, None]
+    beyond = jnp.sum((u - moderate) * lax.stop_gradient(mean), axis=1)
+    return log_mass + beyond, mean

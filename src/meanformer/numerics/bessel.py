@@ -45,16 +45,20 @@ def sphere_transform(
     Returns:
         The transform and its gradient; about 200 operations for each tilt.
     """
-    # Squares must not overflow. Beyond the limit the transform grows with slope one.
-    limit = float(jnp.finfo(u.dtype).max) ** 0.25
-    largest = jnp.max(jnp.abs(u), axis=-1, keepdims=True)
-    scale = jax.lax.stop_gradient(limit / jnp.maximum(largest, limit))
-    moderate = scale * u
+    # Beyond what is moderate the transform grows with slope one.
+    moderate = moderated(u)
     square = jnp.sum(moderate**2, axis=-1)
     log_laplace, ratio, _ = sphere_functions(dimension, square)
     mean = ratio[..., None] * moderate
     beyond = jnp.sum((u - moderate) * jax.lax.stop_gradient(mean), axis=-1)
     return log_laplace + beyond, mean
+
+
+def moderated(u: Float[Array, "*batch k"]) -> Float[Array, "*batch k"]:
+    """Return tilts whose squares do not overflow: huge ones are shortened."""
+    limit = float(jnp.finfo(u.dtype).max) ** 0.25
+    largest = jnp.max(jnp.abs(u), axis=-1, keepdims=True)
+    return jax.lax.stop_gradient(limit / jnp.maximum(largest, limit)) * u
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))

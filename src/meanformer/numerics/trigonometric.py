@@ -6,6 +6,7 @@ $$\varrho(\theta) = \frac{1}{2\pi}\sum_{|k|\le K} c_k e^{ik\theta}, \qquad
   c_k = \int e^{-ik\theta}\,\mathrm{d}\mu, \qquad c_0 = 1.$$
 """
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -43,6 +44,7 @@ def grid_angles(count: int, dtype: jnp.dtype) -> Float[Array, " n"]:
     return jnp.asarray(2 * np.pi / count * np.arange(count), dtype)
 
 
+@functools.partial(jax.jit, static_argnums=1)
 def on_grid(moments: Float[Array, "k 2"], count: int) -> Float[Array, " n"]:
     """Return the density at equispaced angles, more than two for each mode."""
     waves = coefficients_of(moments)
@@ -50,6 +52,7 @@ def on_grid(moments: Float[Array, "k 2"], count: int) -> Float[Array, " n"]:
     return jnp.fft.irfft(series, n=count, norm="forward") / (2 * np.pi)
 
 
+@functools.partial(jax.jit, static_argnums=1)
 def from_grid(values: Float[Array, " n"], modes: int) -> Complex[Array, " k"]:
     r"""Return $\int e^{-ik\theta}f\,\mathrm{d}\theta$ for $k = 0, \dots, K$.
 
@@ -59,6 +62,7 @@ def from_grid(values: Float[Array, " n"], modes: int) -> Complex[Array, " k"]:
     return 2 * np.pi * jnp.fft.rfft(values, norm="forward")[: modes + 1]
 
 
+@jax.jit
 def at_angles(
     moments: Float[Array, "k 2"], angles: Float[Array, " m"]
 ) -> Float[Array, " m"]:
@@ -69,6 +73,7 @@ def at_angles(
     return (1 + 2 * waves) / (2 * np.pi)
 
 
+@jax.jit
 def share_below(
     moments: Float[Array, "k 2"], angles: Float[Array, " m"]
 ) -> Float[Array, " m"]:

@@ -39,17 +39,19 @@ def log_dwell_integral(
         end: the angle $\varphi_1$ at the end.
         is_softmax: whether attention is divided by its mass.
     """
-    first, last = (np.log(np.tan(angle / 2)) for angle in (end, start))
-    height = np.tanh(last)
-    falls = height - np.minimum(np.array(FALLS) / beta, height - np.tanh(first))
+    first, last = ends = np.log(np.tan(np.array([end, start]) / 2))
+    foot, height = _rise(ends)
+    falls = height - np.minimum(np.array(FALLS) / (2 * beta), height - foot)
     # Rounding may put the end of a fall outside of the way.
-    below = 1 - np.finfo(float).eps
-    steep = np.clip(np.arctanh(np.clip(falls, -below, below)), first, last)
+    below, least = 1 - np.finfo(float).eps, np.finfo(float).tiny
+    falls = np.clip(falls, least, below)
+    steep = np.clip(np.log(falls / (1 - falls)) / 2, first, last)
     even = np.linspace(first, last, int(np.ceil((last - first) / PANEL)) + 1)
     u, weights = panels(np.sort(np.concatenate([even, steep])))
-    logs = beta * (np.tanh(u) - height)
+    rises = _rise(u)
+    logs = 2 * beta * (rises - height)
     if is_softmax:
-        fall = np.exp(-2 * beta / (1 + np.exp(-2 * u)))
+        fall = np.exp(-2 * beta * rises)
         logs = logs - np.log(sum(relative_pulls(fall, masses)))
     else:
         logs = logs - np.log(sum(masses))
@@ -84,6 +86,12 @@ def relative_pulls(fall: Grid, masses: Masses) -> tuple[Grid, Grid]:
     """
     first, second = masses
     return second / (first + second * fall), first / (second + first * fall)
+
+
+def _rise(u: Numbers) -> Numbers:
+    r"""Return $\sin^2(\varphi/2)$ where $\tan(\varphi/2) = e^u$, to rounding."""
+    small = np.exp(-2 * np.abs(u))
+    return np.where(u > 0, 1, small) / (1 + small)
 
 
 def panels(ends: Float[np.ndarray, " e"]) -> tuple[Numbers, Numbers]:

@@ -40,7 +40,8 @@ def low_temperature_shift(
         attention: softmax attention whose value is a positive multiple of the identity;
             its own temperature does not matter.
         cloud: tokens that follow one leader each; from a cloud in which some follow
-            followers start later, at `hardmax_flow(...).at(depth)`.
+            followers start later, at `hardmax_flow(...).at(depth)`. Tokens of weight
+            zero that follow no single leader have the shift zero.
         depths: increasing depths.
         betas: inverse temperatures, positive.
 
@@ -57,7 +58,7 @@ def low_temperature_shift(
     weights = np.asarray(cloud.weights, np.float64)
     ends = np.exp(-path.phases[0].value[0, 0] * places)
     shift = np.zeros((len(temperatures), len(places), *points.shape))
-    for leader in np.unique(leaders):
+    for leader in np.unique(leaders[leaders >= 0]):
         group = (leaders == leader) & (weights > 0)
         moved = [
             [-_integral(weights[group], b * gains[group], lags[group], e) for e in ends]
@@ -69,13 +70,15 @@ def low_temperature_shift(
 
 def _leaders(path: HardmaxPath) -> Int[np.ndarray, " n"]:
     settled = path.settled()
+    follows = settled.is_settled & ~settled.is_tied[-1] & (settled.leader_of >= 0)
+    present = np.asarray(path.start.weights) > 0
     check(
-        bool(settled.is_settled.all()) and not settled.is_tied[-1].any(),
-        f"{int((settled.leader_of < 0).sum())} of {len(settled.leader_of)} tokens do "
-        "not follow a single leader at the start; run hardmax_flow and start at a "
-        "depth where all of them do.",
+        bool(follows[present].all()),
+        f"{int((~follows & present).sum())} of {int(present.sum())} tokens do not "
+        "follow a single leader at the start; run hardmax_flow and start at a depth "
+        "where all of them do.",
     )
-    return settled.leader_of
+    return np.where(follows, settled.leader_of, -1)
 
 
 def _integral(

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from meanformer.attention import AbstractAttention, Perceptron, Softmax
-from meanformer.errors import Unsupported, as_doubles, check
+from meanformer.errors import Unsupported, as_doubles, as_integer, check
 from meanformer.flows import Flow, HardmaxPath, hardmax_flow, solve
 from meanformer.flows.hardmax_rule import HardmaxRule
 from meanformer.measures import TokenCloud, wasserstein
@@ -46,7 +46,10 @@ class LowTemperature(eqx.Module):
 
     def at(self, index: int) -> "LowTemperature":
         """Return the same for one of the depths, by its index."""
-        only = slice(index, index + 1) if index != -1 else slice(-1, None)
+        count = len(self.depths)
+        place = as_integer("index", index, least=-count)
+        check(place < count, f"index is {place}; there are {count} depths.")
+        only = slice(place % count, place % count + 1)
         return dataclasses.replace(
             self,
             depths=self.depths[only],

@@ -4,7 +4,9 @@ import equinox as eqx
 import numpy as np
 from jaxtyping import Float
 
-from meanformer.errors import check
+from meanformer.errors import as_doubles, check
+from meanformer.observables.low_temperature import checked_betas, checked_depths
+from meanformer.typing import ArrayLike
 
 
 class BoundFit(eqx.Module):
@@ -36,9 +38,7 @@ class BoundFit(eqx.Module):
 
 
 def fit_low_temperature_bound(
-    betas: Float[np.ndarray, " b"],
-    depths: Float[np.ndarray, " t"],
-    distances: Float[np.ndarray, "b t"],
+    betas: ArrayLike, depths: ArrayLike, distances: ArrayLike
 ) -> BoundFit:
     r"""Fit the published form of the bound to distances that were measured.
 
@@ -47,16 +47,23 @@ def fit_low_temperature_bound(
 
     Args:
         betas: inverse temperatures, two or more.
-        depths: depths, three or more.
-        distances: to the limit of hardmax at infinite depth, positive; such as
-            `LowTemperature.end_distances`.
+        depths: increasing depths, three or more.
+        distances: to the limit of hardmax at infinite depth, positive, a row for each
+            temperature; such as `LowTemperature.end_distances`.
     """
     from scipy.optimize import least_squares
 
+    betas, depths = checked_betas(betas), checked_depths(depths)
+    distances = as_doubles("distances", distances)
     check(
         len(betas) >= 2 and len(depths) >= 3,
         f"there are {len(betas)} temperatures and {len(depths)} depths; a fit of four "
         "constants needs 2 and 3 or more.",
+    )
+    check(
+        distances.shape == (len(betas), len(depths)),
+        f"distances has shape {distances.shape}; it must be {len(betas)} by "
+        f"{len(depths)}, one row for each temperature.",
     )
     check(
         bool((np.isfinite(distances) & (distances > 0)).all()),

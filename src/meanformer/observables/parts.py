@@ -26,7 +26,6 @@ from meanformer.geometry import AbstractSpace, Euclidean, Sphere
 from meanformer.measures import TokenCloud
 from meanformer.observables.potentials import kink_sides
 
-KINK = 1e-9  # how near to a kink a point is taken to sit on it
 STEP = 1e-6  # how far to its side the slope is read
 
 
@@ -329,7 +328,7 @@ def kinks_of(
     found, before = [], 0
     for term in terms:
         if isinstance(term, Perceptron):
-            at_kink = kink_sides(term, np.asarray(cloud.points, np.float64), KINK)
+            at_kink = kink_sides(term, np.asarray(cloud.points, np.float64))
             places = [] if at_kink is None else np.argwhere(at_kink)
             found += [(int(token), before + int(unit)) for token, unit in places]
             before += len(term.weights_in)
@@ -338,7 +337,7 @@ def kinks_of(
 
 def _jumps(layer: Perceptron, points: np.ndarray, side: int) -> np.ndarray:
     """Return what the slopes at kinks lack, on the given side."""
-    at_kink = kink_sides(layer, points, KINK)
+    at_kink = kink_sides(layer, points)
     rows, biases, columns, _ = on_host(layer)
     if at_kink is None or not at_kink.any():
         return np.zeros((len(points), points.shape[1], points.shape[1]))

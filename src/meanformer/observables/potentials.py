@@ -14,6 +14,8 @@ from meanformer.attention import Perceptron
 from meanformer.errors import Unsupported, check, is_concrete
 from meanformer.numerics.matrices import matmul
 
+KINK = 1e-9  # how near to a kink a point is taken to sit on it, in double precision
+
 
 class IntegratedActivation(eqx.Module):
     r"""An activation that comes with its antiderivative.
@@ -228,9 +230,7 @@ def why_no_gradient(layer: Perceptron, tolerance: float | None) -> str:
     return ""
 
 
-def kink_sides(
-    layer: Perceptron, points: np.ndarray, tolerance: float
-) -> np.ndarray | None:
+def kink_sides(layer: Perceptron, points: np.ndarray) -> np.ndarray | None:
     """Return which units have a kink at which points, as a matrix; `None` if none."""
     activation = integrated(layer.activation)
     if activation is None or not activation.kinks or not is_concrete(layer.weights_in):
@@ -239,6 +239,7 @@ def kink_sides(
     arguments = points @ rows.T + np.asarray(layer.bias_in, np.float64)
     gaps = np.abs(arguments[:, :, None] - np.asarray(activation.kinks)).min(axis=2)
     lengths = np.linalg.norm(rows, axis=1)
+    tolerance = max(KINK, 10 * float(jnp.finfo(layer.weights_in.dtype).eps))
     return (gaps <= tolerance * np.maximum(lengths, 1e-300)) & (lengths > 0)
 
 

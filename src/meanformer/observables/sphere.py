@@ -217,6 +217,7 @@ def stationary_report(
     least = 1000 * float(jnp.finfo(cloud.points.dtype).eps)
     given = max(1e-9, least) if tolerance is None else as_number("tolerance", tolerance)
     check(given > 0, f"tolerance is {given}; it must be positive.")
+    check_fits(layer, cloud)
     flow.space.check(cloud.points)
     kept, tokens = _indices(cloud), present(cloud)
     found = growth(flow, layer, tokens)
@@ -338,6 +339,16 @@ def checked_map(flow: Flow) -> AbstractInContextMap:
             "without noise."
         )
     return alone(flow.velocity.gamma)
+
+
+def check_fits(layer: AbstractInContextMap, cloud: TokenCloud) -> None:
+    """Raise unless the tokens have the dimension of the map."""
+    check_cloud("cloud", cloud)
+    check(
+        layer.input_dimension in (None, cloud.dimension),
+        f"the flow is of dimension {layer.input_dimension}, the cloud of dimension "
+        f"{cloud.dimension}; they must agree.",
+    )
 
 
 def _indices(cloud: TokenCloud) -> np.ndarray:

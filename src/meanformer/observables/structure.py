@@ -4,6 +4,7 @@ import dataclasses
 import functools
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
@@ -104,7 +105,9 @@ def is_gradient_flow(
         The structure; it is true in a condition if the layer is a gradient, and says
         which condition fails if it is not.
     """
-    return _structure(layer, tolerance)
+    # Known parameters stay known, also where a function that holds them is compiled.
+    with jax.ensure_compile_time_eval():
+        return _structure(layer, tolerance)
 
 
 @functools.singledispatch
@@ -177,6 +180,13 @@ def terms_of(layer: AbstractInContextMap) -> tuple[AbstractInContextMap, ...]:
     if not isinstance(layer, Sum):
         return (layer,)
     return tuple(part for term in layer.maps for part in terms_of(term))
+
+
+def dtype_of(layer: AbstractInContextMap) -> np.dtype:
+    """Return the widest type of the numbers of a map."""
+    arrays = jax.tree.leaves(eqx.filter(layer, eqx.is_inexact_array))
+    types = [array.dtype for array in arrays] or [jnp.zeros(()).dtype]
+    return max(types, key=lambda dtype: dtype.itemsize)
 
 
 def alone(layer: AbstractInContextMap) -> AbstractInContextMap:

@@ -7,6 +7,9 @@ import numpy as np
 from meanformer.mean_field import StationaryBranch
 from meanformer.plotting import style
 
+# Points drawn between two of a branch and the next.
+FINER = 8
+
 
 def draw_branch(
     branch: StationaryBranch,
@@ -33,11 +36,12 @@ def draw_branch(
     Returns:
         The axes.
     """
-    kappas, orders = branch.kappas / unit, branch.orders
+    kappas, orders = _smooth(branch.kappas / unit, branch.orders)
     pieces = _pieces(branch.is_stable)
     # The legend shows a solid line if there is one.
     named = max(range(len(pieces)), key=lambda index: (pieces[index][1], -index))
-    for index, (piece, is_stable) in enumerate(pieces):
+    for index, (stretch, is_stable) in enumerate(pieces):
+        piece = slice(FINER * stretch.start, FINER * (stretch.stop - 1) + 1)
         axes.plot(
             kappas[piece],
             orders[piece],
@@ -72,6 +76,19 @@ def draw_uniform(critical: float, low: float, high: float, axes: Any) -> Any:
     axes.plot([low, critical], [0, 0], "-", color=style.INK, linewidth=1.3)
     axes.plot([critical, high], [0, 0], "--", color=style.INK, linewidth=1.3)
     return axes
+
+
+def _smooth(kappas: np.ndarray, orders: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return a smooth curve through the points of a branch, which are on it."""
+    from scipy.interpolate import Akima1DInterpolator
+
+    steps = np.hypot(np.diff(kappas) / np.ptp(kappas), np.diff(orders))
+    places = np.append(0, np.cumsum(steps))
+    count = len(kappas) - 1
+    fine = np.interp(np.arange(FINER * count + 1) / FINER, np.arange(count + 1), places)
+    curve = Akima1DInterpolator(places, np.stack([kappas, orders], axis=1))(fine)
+    curve[::FINER] = np.stack([kappas, orders], axis=1)
+    return curve[:, 0], curve[:, 1]
 
 
 def _pieces(is_stable: np.ndarray) -> list[tuple[slice, bool]]:

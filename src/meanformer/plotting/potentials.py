@@ -14,10 +14,17 @@ from meanformer.plotting import style
 from meanformer.plotting.strips import disc_areas
 
 NODES = 721
-QUARTERS = ("0", r"$\pi/2$", r"$\pi$", r"$3\pi/2$", r"$2\pi$")
+QUARTERS = (r"$-\pi$", r"$-\pi/2$", "0", r"$\pi/2$", r"$\pi$", r"$3\pi/2$", r"$2\pi$")
 
 
-def draw_potential(flow: Any, axes: Any, *, atoms: Any = (), labels: Any = None) -> Any:
+def draw_potential(
+    flow: Any,
+    axes: Any,
+    *,
+    atoms: Any = (),
+    labels: Any = None,
+    first_quarter: int = 0,
+) -> Any:
     r"""Draw the potential of the perceptrons of a flow on the circle, with atoms on it.
 
     Args:
@@ -26,10 +33,16 @@ def draw_potential(flow: Any, axes: Any, *, atoms: Any = (), labels: Any = None)
         atoms: clouds on the circle; each is drawn in a colour of its own, with discs
             whose area is proportional to the mass, at the height of $\Phi$.
         labels: a word for each cloud.
+        first_quarter: where the full turn begins that is drawn, in quarters of a turn:
+            $-2$, $-1$ or 0.
 
     Returns:
         The axes.
     """
+    check(
+        first_quarter in (-2, -1, 0),
+        f"first_quarter is {first_quarter!r}; it must be -2, -1 or 0.",
+    )
     blocks = [t for t in terms_of(flow.velocity.gamma) if isinstance(t, Perceptron)]
     check(len(blocks) > 0, "draw_potential needs a flow with a perceptron.")
     layer = blocks[0] if len(blocks) == 1 else Sum(blocks)
@@ -38,21 +51,26 @@ def draw_potential(flow: Any, axes: Any, *, atoms: Any = (), labels: Any = None)
         f"the flow is of dimension {layer.input_dimension}; a potential is drawn on "
         "the circle, in dimension 2.",
     )
-    turn = np.linspace(0, 2 * np.pi, NODES)
+    start = first_quarter * np.pi / 2
+    turn = start + np.linspace(0, 2 * np.pi, NODES)
     axes.plot(turn, _heights(layer, turn), color=style.INK, linewidth=1.4, zorder=1)
     for place, cloud in enumerate(atoms):
         points = np.asarray(cloud.points)
-        angles = np.arctan2(points[:, 1], points[:, 0]) % (2 * np.pi)
+        angles = np.arctan2(points[:, 1], points[:, 0])
+        angles = (angles - start) % (2 * np.pi) + start
         axes.scatter(
             angles,
             _heights(layer, angles),
             s=disc_areas(np.asarray(cloud.weights), 90.0),
             color=style.PALETTE[place % len(style.PALETTE)],
             label=None if labels is None else labels[place],
-            linewidths=0,
+            edgecolors="white",
+            linewidths=0.8,
+            alpha=0.85,
+            clip_on=False,
             zorder=3,
         )
-    quarter_ticks(axes, "x")
+    quarter_ticks(axes, "x", first_quarter)
     axes.set(xlabel=r"angle $\theta$", ylabel=r"potential $\Phi(\theta)$")
     return axes
 
@@ -102,12 +120,13 @@ def draw_basins(labels: Any, axes: Any, *, names: Any) -> Any:
     return axes
 
 
-def quarter_ticks(axes: Any, axis: str) -> None:
+def quarter_ticks(axes: Any, axis: str, first_quarter: int = 0) -> None:
     """Mark quarters of a turn along an axis."""
-    ticks = np.linspace(0, 2 * np.pi, 5)
+    ticks = np.pi / 2 * (first_quarter + np.arange(5))
+    names = QUARTERS[first_quarter + 2 :][:5]
     axes.set(
-        **{f"{axis}ticks": ticks, f"{axis}ticklabels": QUARTERS},
-        **{f"{axis}lim": (0, 2 * np.pi)},
+        **{f"{axis}ticks": ticks, f"{axis}ticklabels": names},
+        **{f"{axis}lim": (ticks[0], ticks[-1])},
     )
 
 

@@ -59,7 +59,9 @@ def draw_saddles(saddles: Any, axes: Any) -> Any:
     counts = ["?" if s.plateau.count is None else str(s.plateau.count) for s in steps]
     axes.set_xticks(range(len(steps)), counts)
     axes.set(xlabel="groups on the plateau", ylabel="energy (one cluster: 1)")
-    axes.margins(x=0.16, y=0.12)
+    # Labels stand to the right of their nodes.
+    axes.margins(y=0.12)
+    axes.set_xlim(-0.4, len(steps) - 0.2)
     axes.set_ylim(bottom=min(heights) - 0.25 * max(np.ptp(heights), 0.1))
     return axes
 

@@ -71,6 +71,14 @@ def long_depths(last: float, first: float = 1e-2) -> np.ndarray:
     return np.append(0.0, np.geomspace(first, last, SAVED - 1))
 
 
+def depths_around(joins: np.ndarray, last: float) -> np.ndarray:
+    """Zero, logarithmically spaced depths, and denser ones where tokens are joined."""
+    shares = np.append(-np.geomspace(0.5, 1e-6, 8), 1e-6)
+    near = (np.unique(joins)[:, None] * (1 + shares)).ravel()
+    others = np.geomspace(1e-2, last, SAVED - 1 - len(near))
+    return np.append(0.0, np.sort(np.append(near, others)))
+
+
 def joins_of(path: mf.Trajectory) -> Merges:
     """The joins of a walk, which always has them."""
     return cast(Merges, path.merges)

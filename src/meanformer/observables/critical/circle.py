@@ -7,14 +7,19 @@ import numpy as np
 
 FIRST = 512
 MOST_CELLS = 60_000
+ZOOMS = 4
 
 
 class CircleMinimum(NamedTuple):
-    """Where a function is smallest, its value, and a proven bound from below."""
+    """Where a function is smallest, its value, and a proven bound from below.
+
+    `size` is the largest absolute value that was seen.
+    """
 
     angle: float
     value: float
     bound: float | None
+    size: float
 
 
 def circle_minimum(
@@ -53,8 +58,25 @@ def circle_minimum(
             best, angle = float(centres.min()), float(middles[centres.argmin()])
         cells, heights = _halved(cells, middles), _halved(heights, centres)
         width = width / 2
+    angle, best = _zoomed(function, angle, best, width)
     proven = min(bound, best) if curvature is not None else None
-    return CircleMinimum(angle, best, proven)
+    return CircleMinimum(angle, best, proven, float(np.abs(values).max()))
+
+
+def _zoomed(
+    function: Callable[[np.ndarray], np.ndarray],
+    angle: float,
+    best: float,
+    width: float,
+) -> tuple[float, float]:
+    """Return the best angle and value nearby: cells know it to their width only."""
+    for _ in range(ZOOMS):
+        nodes = angle + width * np.linspace(-1, 1, 65)
+        values = function(nodes)
+        if values.min() < best:
+            best, angle = float(values.min()), float(nodes[values.argmin()])
+        width = width / 16
+    return angle, best
 
 
 def _halved(pairs: np.ndarray, middles: np.ndarray) -> np.ndarray:

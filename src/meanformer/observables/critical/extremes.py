@@ -8,21 +8,25 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from meanformer.attention import AbstractInContextMap
-from meanformer.errors import Unsupported, as_integer, as_number, check
+from meanformer.errors import Overflow, Unsupported, as_integer, as_number, check
 from meanformer.flows import Flow
 from meanformer.geometry import Sphere
 from meanformer.measures import TokenCloud, UniformSphere
 from meanformer.observables.critical.circle import circle_minimum
-from meanformer.observables.critical.landscape import Landscape, landscape_of
+from meanformer.observables.critical.landscape import (
+    Landscape,
+    landscape_of,
+    with_room,
+)
 from meanformer.observables.critical.masses import simplex_minimum
 from meanformer.observables.energies import energy
 from meanformer.observables.sphere import checked_map, first_variation
+from meanformer.observables.structure import dtype_of
 from meanformer.typing import Key
 
 SAMPLES = 1024
 REFINED = 6
 DESCENT = 40
-ROOM = 64  # atoms that have a place before a larger program is compiled
 
 
 class Extremum(eqx.Module):
@@ -31,8 +35,9 @@ class Extremum(eqx.Module):
     Attributes:
         cloud: its atoms.
         energy: its energy.
-        gap: no measure is better by more than this; a proof on the circle, on other
-            spheres as good as the search for extremes of the first variation.
+        gap: no measure is better by more than this; a proof on the circle, up to an
+            estimate of rounding that is part of it; on other spheres as good as the
+            search for extremes of the first variation.
         is_certified: whether the gap is proven.
         verdict: how it was found, in words.
         steps: how many atoms were added on the way.
@@ -66,7 +71,8 @@ def energy_maximiser(
     Args:
         flow: a gradient flow on `Sphere()`, such as that of `perceptron_flow`.
         key: random key of the starts, needed beyond the circle.
-        tolerance: largest gap, relative to 1 plus the size of the energy.
+        tolerance: largest gap, relative to 1 plus the size of the energy; not less than
+            rounding allows.
         most_steps: how many atoms may be added, where the energy is concave.
     """
     return _extreme(flow, 1, key, tolerance, most_steps)
@@ -91,7 +97,8 @@ def energy_minimiser(
         flow: a gradient flow on `Sphere()`, such as that of `perceptron_flow` or
             `matrix_energy_flow`; whether it climbs or descends does not matter.
         key: random key of the search for the smallest $W$, needed beyond the circle.
-        tolerance: largest gap, relative to 1 plus the size of the energy.
+        tolerance: largest gap, relative to 1 plus the size of the energy; not less than
+            rounding allows.
         most_steps: give up after so many atoms.
     """
     return _extreme(flow, -1, key, tolerance, most_steps)
@@ -102,6 +109,11 @@ def _extreme(flow: Flow, sign: int, key, tolerance: float, most_steps: int) -> E
     if not isinstance(flow.space, Sphere):
         raise Unsupported("energies have extremes over measures on Sphere() only.")
     landscape = landscape_of(layer)
+    check(
+        landscape.dimension >= 2,
+        f"the flow is of dimension {landscape.dimension}; it must be 2 or more, so "
+        "that the sphere is connected.",
+    )
     check(
         landscape.dimension == 2 or key is not None,
         "beyond the circle the search starts at random: give a key.",
@@ -119,7 +131,11 @@ class _Seeker:
     """A search for extremes of one landscape."""
 
     def __init__(self, landscape: Landscape, key, tolerance: float):
-        self.landscape, self.tolerance = landscape, tolerance
+        # What the first variation and its bounds may be off, relative to their size.
+        eps = float(jnp.finfo(landscape.dtype).eps)
+        self.rounding = eps * (100 + 10 * landscape.steepness)
+        self.landscape = landscape
+        self.tolerance = max(tolerance, 10 * self.rounding)
         dimension = landscape.dimension
         self.samples = np.zeros((0, dimension))
         if dimension > 2:
@@ -136,7 +152,7 @@ class _Seeker:
         gap = 0.0 if bound is None else max(-sign * value - bound, 0.0)
         way = "bisection with bounds" if bound is not None else "search from samples"
         verdict = f"one point, by {way}"
-        cloud = TokenCloud(point[None])
+        cloud = self._cloud(point[None], np.ones(1))
         return Extremum(cloud, value, gap, bound is not None, verdict, 1)
 
     def spread(self, sign: int, most_steps: int) -> Extremum:
@@ -161,15 +177,18 @@ class _Seeker:
         self, atoms: np.ndarray, masses: np.ndarray, factor: int, step: int
     ) -> tuple[np.ndarray, Extremum]:
         """Return where the first variation is best, and what the measure is worth."""
-        padded = _padded(atoms, masses)
+        points = with_room(atoms)
+        absent = np.zeros(len(points) - len(atoms))
+        padded = self._cloud(points, np.concatenate([masses, absent]))
         view = View(self.landscape.layer, padded, factor)
-        value = float(energy(self.landscape.layer, padded))
+        kernel, heights = self.landscape.quadratic(atoms)
+        value = float(masses @ kernel @ masses / 2 + masses @ heights)
         fine = self.tolerance * (1 + abs(value)) / 10
         bend = self.landscape.curvature(atoms, masses)
         point, bound = self._least(view, bend, fine)
         least = float(view.heights(point[None])[0]) if bound is None else bound
         gap = max(float(masses @ view.heights(atoms)) - least, 0.0)
-        cloud, is_proven = TokenCloud(atoms, masses), bound is not None
+        cloud, is_proven = self._cloud(atoms, masses), bound is not None
         verdict = "conditional gradients"
         return point, Extremum(cloud, value, gap, is_proven, verdict, step)
 
@@ -182,12 +201,22 @@ class _Seeker:
             def on_circle(angles: np.ndarray) -> np.ndarray:
                 return view.heights(np.stack([np.cos(angles), np.sin(angles)], axis=1))
 
-            found = circle_minimum(on_circle, bend, tolerance=tolerance)
+            is_bounded = bend is not None and np.isfinite(bend)
+            found = circle_minimum(
+                on_circle, bend if is_bounded else None, tolerance=tolerance
+            )
             point = np.array([np.cos(found.angle), np.sin(found.angle)])
-            return point, found.bound
+            if found.bound is None:
+                return point, None
+            return point, found.bound - self.rounding * found.size
         order = np.argsort(view.heights(self.samples))[:REFINED]
-        ends = np.asarray(refined(view, jnp.asarray(self.samples[order])))
+        starts = jnp.asarray(self.samples[order], self.landscape.dtype)
+        ends = np.asarray(refined(view, starts))
         return ends[int(np.argmin(view.heights(ends)))], None
+
+    def _cloud(self, atoms: np.ndarray, masses: np.ndarray) -> TokenCloud:
+        dtype = self.landscape.dtype
+        return TokenCloud(jnp.asarray(atoms, dtype), jnp.asarray(masses, dtype))
 
 
 class View(eqx.Module):
@@ -199,15 +228,19 @@ class View(eqx.Module):
 
     def heights(self, points: np.ndarray) -> np.ndarray:
         """Return its values at points, in batches of one size."""
-        missing = -len(points) % SAMPLES
+        missing, dtype = -len(points) % SAMPLES, dtype_of(self.layer)
         padded = np.concatenate([points, np.repeat(points[:1], missing, axis=0)])
         rows = [
-            _heights(self, part)
+            _heights(self, jnp.asarray(part, dtype))
             for part in padded.reshape(-1, SAMPLES, points.shape[1])
         ]
-        return np.concatenate([np.asarray(row, np.float64) for row in rows])[
-            : len(points)
-        ]
+        heights = np.concatenate([np.asarray(row, np.float64) for row in rows])
+        # A first variation that overflows comes back as the largest number.
+        if not np.abs(heights).max() < 0.9 * float(jnp.finfo(dtype).max):
+            raise Overflow(
+                "the energy overflows; lower beta, or give Unnormalised a shift."
+            )
+        return heights[: len(points)]
 
     def at(self, points: Float[Array, "m d"]) -> Float[Array, " m"]:
         """Return its values at points."""
@@ -249,10 +282,3 @@ def refined(view: View, starts: Float[Array, "m d"]) -> Float[Array, "m d"]:
         return jax.lax.fori_loop(0, DESCENT, step, (start, damping))[0]
 
     return jax.lax.map(walk, starts)
-
-
-def _padded(atoms: np.ndarray, masses: np.ndarray) -> TokenCloud:
-    """Return a cloud with room, so that one program serves several sizes."""
-    missing = -len(atoms) % ROOM
-    points = np.concatenate([atoms, np.repeat(atoms[:1], missing, axis=0)])
-    return TokenCloud(points, np.concatenate([masses, np.zeros(missing)]))

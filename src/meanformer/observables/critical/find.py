@@ -32,7 +32,9 @@ from meanformer.observables.parts import tangent_basis
 from meanformer.observables.sphere import checked_map
 from meanformer.typing import ArrayLike, Key
 
-SAME = 1e-6  # distance up to which two critical points are one
+# Distance and share of the energy up to which two critical points are one; in single
+# precision they are known less well.
+SAME, SAME_ENERGY = 1e-6, 1e-9
 MEETING = 1e-4  # distance up to which atoms of one point are one
 NUDGE = 1e-3  # how far a point is moved to see whether it is alone
 
@@ -119,7 +121,8 @@ def find_critical_points(
 
     Args:
         flow: a flow on `Sphere()` whose map does not change with depth.
-        masses: the masses of the atoms, of total 1. Fewer atoms come from joined ones.
+        masses: the masses of the atoms, of total 1; those of mass zero are absent.
+            Fewer atoms come from joined ones.
         key: random key of the starts.
         starts: how many starts.
         depth: how far each flow is followed at most; 0 leaves the flows out.
@@ -137,15 +140,19 @@ def find_critical_points(
         "find_critical_points needs a flow on Sphere(); elsewhere use "
         "newton_critical_point from starts of your own.",
     )
-    weights = as_float_array("masses", masses)
+    weights = _checked_masses(masses)
     starts = as_integer("starts", starts, least=1)
     dimension = layer.input_dimension
-    check(dimension is not None, "the map of the flow must know its dimension.")
+    check(
+        dimension is not None and dimension >= 2,
+        f"the map of the flow has dimension {dimension}; it must be 2 or more, so that "
+        "atoms can move on the sphere.",
+    )
     assert dimension is not None
     key_starts, key_deflate = jr.split(key)
     drawn = _starts(key_starts, starts, len(weights), dimension, weights.dtype)
     most_steps = as_integer("most_steps", most_steps, least=1)
-    search = _Search(flow, layer, dimension, most_steps)
+    search = _Search(flow, layer, dimension, most_steps, weights.dtype)
     depth = as_number("depth", depth)
     check(depth >= 0, f"depth is {depth}; it must not be negative.")
     if depth > 0:
@@ -165,9 +172,10 @@ def find_critical_points(
 class _Search:
     """Points found so far, and how often."""
 
-    def __init__(self, flow: Flow, layer, dimension: int, most_steps: int):
-        eps = float(jnp.finfo(jnp.zeros(()).dtype).eps)
+    def __init__(self, flow: Flow, layer, dimension: int, most_steps: int, dtype):
+        eps = float(jnp.finfo(dtype).eps)
         self.walk = Walk(flow, layer, max(1e-12, 100 * eps), most_steps, 0.3)
+        self.same, self.same_energy = max(SAME, eps**0.5), max(SAME_ENERGY, 100 * eps)
         self.symmetry = symmetry_of(flow, layer, dimension)
         self.points: list[CriticalPoint] = []
         self.reached: list[int] = []
@@ -179,7 +187,8 @@ class _Search:
     ) -> None:
         """Search from a start, and keep what is new."""
         start = _joined(start, 0.05 if is_flow else MEETING)
-        stretch = _Deflation(self.symmetry, self.points) if is_deflated else None
+        known = _Deflation(self.symmetry, self.points, self.same)
+        stretch = known if is_deflated else None
         atoms, reason, steps = self.walk.from_here(start, stretch)
         if reason == "converged" and is_deflated:
             atoms, reason, steps = self.walk.from_here(atoms)
@@ -211,7 +220,7 @@ class _Search:
     def _known(self, atoms: TokenCloud) -> int | None:
         """Return the place of a point that these atoms are, if it is known."""
         for place, point in enumerate(self.points):
-            if self.symmetry.distance(point.cloud, atoms) < SAME:
+            if self.symmetry.distance(point.cloud, atoms) < self.same:
                 return place
         return None
 
@@ -226,7 +235,8 @@ class _Search:
             return False
         masses = (np.sort(np.asarray(one.cloud.weights)) for one in (first, second))
         return (
-            abs(first.energy - second.energy) < 1e-9 * (1 + abs(first.energy))
+            abs(first.energy - second.energy)
+            < self.same_energy * (1 + abs(first.energy))
             and first.index == second.index
             and first.cloud.count == second.cloud.count
             and np.allclose(*masses, atol=1e-9)
@@ -264,7 +274,8 @@ class _Search:
         step = NUDGE * motion / np.abs(motion).max()
         atoms, reason, _ = self.walk.from_here(moved(Sphere(), point.cloud, step))
         apart = self.symmetry.distance(point.cloud, atoms)
-        return reason == "converged" and apart > NUDGE**2 / 10
+        least = max(NUDGE**2 / 10, self.same / 10)
+        return reason == "converged" and apart > least
 
 
 class _Deflation(NamedTuple):
@@ -272,11 +283,11 @@ class _Deflation(NamedTuple):
 
     symmetry: Symmetry
     known: list[CriticalPoint]
+    step: float
 
     def __call__(self, atoms: TokenCloud, motion: np.ndarray) -> float:
-        step = 1e-6
-        ahead = moved(Sphere(), atoms, step * motion)
-        slope = (self._log(ahead) - self._log(atoms)) / step
+        ahead = moved(Sphere(), atoms, self.step * motion)
+        slope = (self._log(ahead) - self._log(atoms)) / self.step
         # The stretch of a deflated step; a pole is passed with a bounded one.
         return float(np.clip(1 / (1 - slope if abs(1 - slope) > 0.1 else 0.1), -5, 5))
 
@@ -287,6 +298,17 @@ class _Deflation(NamedTuple):
             if np.isfinite(apart):
                 total += np.log1p(1 / max(apart, 1e-8) ** 2)
         return float(total)
+
+
+def _checked_masses(masses: ArrayLike) -> Float[Array, " n"]:
+    """Return the masses of the atoms that are present."""
+    weights = as_float_array("masses", masses)
+    check(
+        weights.ndim == 1 and len(weights) > 0,
+        f"masses has shape {weights.shape}; it must be a list of masses, such as "
+        "[0.5, 0.5].",
+    )
+    return weights[np.asarray(weights) != 0]
 
 
 def _rank(point: CriticalPoint) -> tuple:

@@ -14,10 +14,13 @@ from meanformer.attention import (
 from meanformer.errors import InvalidInput, Unsupported
 from meanformer.observables.potentials import Units, units_of
 from meanformer.observables.structure import (
+    dtype_of,
     factor_in_sum,
     is_gradient_flow,
     terms_of,
 )
+
+ROOM = 64  # atoms that have a place before a larger program is compiled
 
 
 class Kernel(NamedTuple):
@@ -31,7 +34,8 @@ class Kernel(NamedTuple):
     def matrix(self, atoms: np.ndarray) -> np.ndarray:
         """Return what twice the energy is a quadratic form of the masses with."""
         scores = self.beta * atoms @ self.score.T @ atoms.T - self.shift
-        return self.factor / self.beta * np.exp(scores)
+        with np.errstate(over="ignore"):
+            return self.factor / self.beta * np.exp(scores)
 
     @property
     def convexity(self) -> int | None:
@@ -42,6 +46,11 @@ class Kernel(NamedTuple):
         return int(np.sign(self.factor) * np.sign(self.beta))
 
 
+def with_room(rows: np.ndarray) -> np.ndarray:
+    """Repeat the first row up to a size that one program serves for."""
+    return np.concatenate([rows, np.repeat(rows[:1], -len(rows) % ROOM, axis=0)])
+
+
 class Landscape(NamedTuple):
     """An energy whose convexity in the measure is known: 1, $-1$, or 0 if linear."""
 
@@ -50,13 +59,21 @@ class Landscape(NamedTuple):
     units: list[Units]
     convexity: int
     dimension: int
+    dtype: np.dtype
+
+    @property
+    def steepness(self) -> float:
+        """The largest norm of a score times its inverse temperature."""
+        sizes = [abs(k.beta) * np.linalg.norm(k.score, 2) for k in self.kernels]
+        return float(max(sizes, default=0.0))
 
     def quadratic(self, atoms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the form and the vector of the energy as a function of masses."""
         form = sum(kernel.matrix(atoms) for kernel in self.kernels)
-        points = jnp.asarray(atoms)
-        heights = [np.asarray(units.potential(points)) for units in self.units]
-        return form + np.zeros((len(atoms),) * 2), sum(heights, np.zeros(len(atoms)))
+        points, count = jnp.asarray(with_room(atoms), self.dtype), len(atoms)
+        parts = [np.asarray(units.potential(points)) for units in self.units]
+        heights = sum(parts, np.zeros(len(points)))[:count]
+        return form + np.zeros((count, count)), np.asarray(heights, np.float64)
 
     def single_curvature(self) -> float | None:
         """Bound the second derivative in the angle of the energy of one atom."""
@@ -64,7 +81,8 @@ class Landscape(NamedTuple):
         for kernel in self.kernels:
             levels = np.linalg.eigvalsh(kernel.score)
             half = (levels[-1] - levels[0]) / 2
-            top = np.exp(max(kernel.beta * levels) - kernel.shift)
+            with np.errstate(over="ignore"):
+                top = np.exp(max(kernel.beta * levels) - kernel.shift)
             bend = abs(kernel.beta) * (2 * half) ** 2 + 4 * half
             total = (
                 None if total is None else total + abs(kernel.factor) / 2 * top * bend
@@ -76,7 +94,8 @@ class Landscape(NamedTuple):
         total = self._potential_curvature()
         for kernel in self.kernels:
             slopes = np.abs(kernel.beta) * np.linalg.norm(atoms @ kernel.score, axis=1)
-            tops = np.exp(slopes - kernel.shift) * (slopes**2 + slopes)
+            with np.errstate(over="ignore"):
+                tops = np.exp(slopes - kernel.shift) * (slopes**2 + slopes)
             share = abs(kernel.factor / kernel.beta) * float(masses @ tops)
             total = None if total is None else total + share
         return total
@@ -89,7 +108,7 @@ class Landscape(NamedTuple):
                 return None
             lengths = np.linalg.norm(np.asarray(units.directions), axis=1)
             reach = lengths + np.abs(np.asarray(units.biases))
-            at_zero = abs(float(units.activation(jnp.zeros(()))))
+            at_zero = abs(float(units.activation(jnp.zeros((), self.dtype))))
             # |sigma'| |a|^2 + |sigma| |a| bounds the derivative along the circle.
             bends = steepest * lengths**2 + (at_zero + steepest * reach) * lengths
             total += float(np.abs(np.asarray(units.strengths)) @ bends)
@@ -127,7 +146,8 @@ def landscape_of(layer: AbstractInContextMap) -> Landscape:
         )
     dimension = layer.input_dimension
     assert dimension is not None
-    return Landscape(layer, kernels, units, signs.pop() if signs else 0, dimension)
+    convexity = signs.pop() if signs else 0
+    return Landscape(layer, kernels, units, convexity, dimension, dtype_of(layer))
 
 
 def _kernel(term: Softmax | Unnormalised, factor: float) -> Kernel:

@@ -18,7 +18,10 @@ def simplex_minimum(
     """
     masses = masses / masses.sum()
     used = masses > 0
-    slack = 1e-13 * (1 + np.abs(kernel).max() + np.abs(heights).max())
+    # In these units the condition that masses add up to one weighs as much as others.
+    unit = max(np.abs(kernel).max(), np.abs(heights).max(), 1e-300)
+    kernel, heights = kernel / unit, heights / unit
+    slack = 1e-13
     for _ in range(20 * len(masses)):
         masses, used = _settled(kernel, heights, masses, used)
         slopes = kernel @ masses + heights

@@ -16,7 +16,6 @@ from meanformer.errors import (
 from meanformer.flows import Flow
 from meanformer.geometry import AbstractSpace, Euclidean, Sphere
 from meanformer.measures import TokenCloud
-from meanformer.measures.cloud import check_cloud
 from meanformer.observables.critical.scaled import (
     Rates,
     Scaled,
@@ -26,7 +25,7 @@ from meanformer.observables.critical.scaled import (
 )
 from meanformer.observables.energies import energy
 from meanformer.observables.parts import kinks_of, tangent_basis
-from meanformer.observables.sphere import checked_map, present
+from meanformer.observables.sphere import check_fits, checked_map, present
 from meanformer.observables.structure import is_gradient_flow, terms_of
 from meanformer.observables.symmetry import rotations
 
@@ -131,7 +130,7 @@ def newton_critical_point(
         and `distance`. Cost: for each step $O(n^2d^2 + (nd)^3)$ on the host.
     """
     layer = checked_map(flow)
-    check_cloud("cloud", cloud)
+    check_fits(layer, cloud)
     check(
         isinstance(flow.space, Euclidean | Sphere),
         f"space is {flow.space!r}; it must be Sphere() or Euclidean().",

@@ -3,18 +3,22 @@
 import itertools
 from typing import NamedTuple
 
+import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float
 
 from meanformer.attention import AbstractInContextMap, Perceptron
 from meanformer.flows import Flow
 from meanformer.measures import TokenCloud
-from meanformer.observables.structure import terms_of
+from meanformer.observables.structure import dtype_of, terms_of
 from meanformer.observables.symmetry import free_spaces
 
 MOST_PERMUTATIONS = 5040
 MOST_UNITS = 6
-SLACK = 1e-10
+SLACK = 1e-10  # of spaces
+NEAR = 1e-9  # of masses and weights; in single precision they are known less well
 
 
 class Symmetry(NamedTuple):
@@ -38,10 +42,11 @@ class Symmetry(NamedTuple):
         if first.count != second.count:
             return np.inf
         masses = [np.asarray(cloud.weights, np.float64) for cloud in (first, second)]
-        if np.abs(np.sort(masses[0]) - np.sort(masses[1])).max() > 1e-9:
+        near = _nearness(first.weights)
+        if np.abs(np.sort(masses[0]) - np.sort(masses[1])).max() > near:
             return np.inf
         looks = [self._look(np.asarray(c.points, np.float64)) for c in (first, second)]
-        orders = _orders(*masses)
+        orders = _orders(*masses, near)
         if orders is None:
             pairs = zip(*looks, strict=True)
             apart = [np.sort(np.ravel(a)) - np.sort(np.ravel(b)) for a, b in pairs]
@@ -64,7 +69,7 @@ class Symmetry(NamedTuple):
 
 def symmetry_of(flow: Flow, layer: AbstractInContextMap, dimension: int) -> Symmetry:
     """Return the isometries that a flow is known not to notice."""
-    spaces = free_spaces(layer, SLACK)
+    spaces = free_spaces(layer, max(SLACK, _nearness(layer) / 10))
     covered = np.concatenate([np.zeros((dimension, 0)), *spaces], axis=1)
     # What is orthogonal to all free spaces.
     left, sizes, _ = np.linalg.svd(covered, full_matrices=True)
@@ -72,7 +77,7 @@ def symmetry_of(flow: Flow, layer: AbstractInContextMap, dimension: int) -> Symm
     elements = [np.eye(fixed.shape[1])]
     for candidate in _candidates(layer, fixed):
         is_new = all(np.abs(candidate - known).max() > 1e-8 for known in elements)
-        if is_new and _is_unnoticed(flow, covered, fixed, candidate):
+        if is_new and _is_unnoticed(flow, layer, candidate, (covered, fixed)):
             elements.append(candidate)
     return Symmetry(spaces, fixed, elements)
 
@@ -86,43 +91,58 @@ def _candidates(layer: AbstractInContextMap, fixed: np.ndarray):
     biases = np.concatenate([np.asarray(u.bias_in, np.float64) for u in units])
     if len(rows) > MOST_UNITS:
         return
+    near = _nearness(layer) * max(np.abs(rows).max(initial=0), 1) ** 2
     gram = rows @ rows.T
     for order in itertools.permutations(range(len(rows))):
         places = list(order)
-        is_same = np.abs(gram - gram[np.ix_(places, places)]).max() < 1e-9
-        if is_same and np.abs(biases - biases[places]).max() < 1e-9:
+        is_same = np.abs(gram - gram[np.ix_(places, places)]).max() < near
+        if is_same and np.abs(biases - biases[places]).max() < near:
             left, _, right = np.linalg.svd(rows[places].T @ rows)
             yield left @ right
 
 
 def _is_unnoticed(
-    flow: Flow, covered: np.ndarray, fixed: np.ndarray, element: np.ndarray
+    flow: Flow,
+    layer: AbstractInContextMap,
+    element: np.ndarray,
+    spaces: tuple[np.ndarray, np.ndarray],
 ) -> bool:
     """Whether moving random atoms moves their velocities alike."""
+    covered, fixed = spaces
     isometry = fixed @ element @ fixed.T + covered @ covered.T
     normal = np.random.default_rng(0).normal(size=(7, len(fixed)))
     points = normal / np.linalg.norm(normal, axis=1, keepdims=True)
 
-    def field(rows: np.ndarray) -> np.ndarray:
-        atoms = jnp.asarray(rows)
-        start = jnp.zeros((), atoms.dtype)
-        return np.asarray(flow.field(start, TokenCloud(atoms), atoms), np.float64)
-
-    expected = field(points) @ isometry.T
-    found = field(points @ isometry.T)
+    both = jnp.asarray(np.stack([points, points @ isometry.T]), dtype_of(layer))
+    expected, found = np.asarray(_fields(flow, both), np.float64)
+    expected = expected @ isometry.T
     return bool(np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max())
 
 
-def _orders(first: np.ndarray, second: np.ndarray):
+@eqx.filter_jit
+def _fields(flow: Flow, clouds: Float[Array, "b n d"]) -> Float[Array, "b n d"]:
+    """Return the velocities of equal tokens at several places."""
+    start = jnp.zeros((), clouds.dtype)
+    return jax.vmap(lambda x: flow.field(start, TokenCloud(x), x))(clouds)
+
+
+def _nearness(known) -> float:
+    """Return how well the arrays of a map, or an array, are known."""
+    arrays = jax.tree.leaves(eqx.filter(known, eqx.is_inexact_array))
+    eps = max((float(jnp.finfo(array.dtype).eps) for array in arrays), default=0.0)
+    return max(NEAR, 100 * eps)
+
+
+def _orders(first: np.ndarray, second: np.ndarray, near: float):
     """Return all ways to match atoms of equal masses; `None` if they are too many."""
-    kinds = [np.flatnonzero(np.abs(second - mass) < 1e-9) for mass in np.unique(first)]
+    kinds = [np.flatnonzero(np.abs(second - mass) < near) for mass in np.unique(first)]
     count = np.prod([float(np.prod(np.arange(1, len(kind) + 1))) for kind in kinds])
     if count > MOST_PERMUTATIONS:
         return None
-    return list(_matchings(first, second))
+    return list(_matchings(first, second, near))
 
 
-def _matchings(first: np.ndarray, second: np.ndarray):
+def _matchings(first: np.ndarray, second: np.ndarray, near: float):
     """Yield, for each atom of the first, an atom of the second of equal mass."""
 
     def extend(chosen: list[int]):
@@ -131,7 +151,7 @@ def _matchings(first: np.ndarray, second: np.ndarray):
             return
         for other in range(len(second)):
             is_free = other not in chosen
-            if is_free and abs(second[other] - first[len(chosen)]) < 1e-9:
+            if is_free and abs(second[other] - first[len(chosen)]) < near:
                 yield from extend([*chosen, other])
 
     return extend([])

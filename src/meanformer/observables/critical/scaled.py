@@ -102,7 +102,7 @@ def rates_of(
         resolution = max(resolution, np.sqrt(eps) * norm(matrix))
     order = np.argsort(-values, kind="stable")
     values, columns = values[order], columns[:, order]
-    if abs(unit) < 600:
+    if abs(unit) < _log_room(cloud):
         grown = np.exp(unit)
         return Rates(values * grown, resolution * grown, 0.0, columns, log_masses)
     return Rates(values, resolution, unit, columns, log_masses)
@@ -121,7 +121,13 @@ def splitting_rates(
     every = 2 * np.arange(cloud.count)
     inner = blocks[every, :, every, :] - blocks[every, :, every + 1, :]
     rates = np.linalg.eigvals(inner).real.max(axis=1, initial=-np.inf)
-    return rates * np.exp(np.clip(found.log_rows[every], -700, 690))
+    room = _log_room(cloud)
+    return rates * np.exp(np.clip(found.log_rows[every], -room, room))
+
+
+def _log_room(cloud: TokenCloud) -> float:
+    """Return how large logarithms of rates may be, in the type of the points."""
+    return 0.85 * float(np.log(float(jnp.finfo(cloud.points.dtype).max)))
 
 
 def _by_differentiation(flow: Flow, cloud: TokenCloud) -> Scaled:

@@ -13,16 +13,23 @@ from meanformer.attention.log_domain import scaled_velocity
 from meanformer.errors import InvalidInput
 from meanformer.flows import Constant, Flow, Trajectory
 from meanformer.flows.interpolation import Place, hermite
+from meanformer.flows.merging import Atoms
 from meanformer.geometry import Sphere
+from meanformer.measures import TokenCloud
 from meanformer.numerics.quadrature import gauss_legendre
 from meanformer.observables.metastability.attraction import attraction_on_sphere
 from meanformer.observables.order import check_trajectory
 
 NODES = 8
+# By how much the way of a stretch may be longer than the distance it leads.
+BEND = 0.01
+ROUNDINGS = 64
 
 
 class Clocks(eqx.Module):
-    r"""Six readings of time at the saved depths; all are zero at the first of them.
+    r"""Six readings of time at the saved depths.
+
+    Arc lengths and exponential clocks are zero at the first of them.
 
     Attributes:
         depths: depth itself.
@@ -38,8 +45,10 @@ class Clocks(eqx.Module):
         initial_exponential: the same with the largest inner product at the first saved
             depth, as it is also found in print: there all happens at times of order
             $1/\beta$.
-        is_smooth: whether no tokens were joined since the saved depth before, so that
-            the exponential clock is accurate on this stretch.
+        is_smooth: whether no tokens were joined since the saved depth before, and the
+            length of the way is the distance, to one per cent. Elsewhere saved depths
+            are too far apart: there the exponential clock is a rough guess, and so is
+            arc length without `LongDepth`.
     """
 
     depths: Float[Array, " t"]
@@ -57,9 +66,9 @@ def clocks(trajectory: Trajectory, flow: Flow | None = None) -> Clocks:
     Arc length is the solver's own with `LongDepth`. Otherwise, and for the exponential
     clock, it is integrated by Gauss rules between saved depths, on a cubic
     interpolation of the tokens in arc length (in depth without `LongDepth`): accurate
-    where saved depths are close to each other on that scale. A stretch with a join
-    inside is not smooth, and its exponential clock is a rough guess: save depths around
-    joins.
+    where saved depths are close to each other on that scale. Stretches where they are
+    not are marked: save depths around joins, and, without `LongDepth`, wherever tokens
+    move.
 
     Args:
         trajectory: the solution of a flow with scores $\beta\langle x, y\rangle$ and
@@ -78,6 +87,9 @@ def clocks(trajectory: Trajectory, flow: Flow | None = None) -> Clocks:
     if trajectory.atoms is not None and trajectory.atoms.arc_length is not None:
         arcs = np.asarray(trajectory.atoms.arc_length, np.float64)
         arcs = arcs - arcs[0]
+    lengths = np.diff(arcs)
+    rounding = ROUNDINGS * float(jnp.finfo(trajectory.points.dtype).eps)
+    is_smooth = np.abs(lengths - paces[2]) <= BEND * lengths + rounding
     first = beta * float(_rise(*_first_atoms(trajectory)))
     elapsed = np.asarray(trajectory.depths, np.float64)
     with np.errstate(divide="ignore"):
@@ -90,7 +102,7 @@ def clocks(trajectory: Trajectory, flow: Flow | None = None) -> Clocks:
         jnp.asarray(arcs / np.log(beta), dtype) if beta > 1 else None,
         jnp.asarray(np.append(0, np.cumsum(paces[1])), dtype),
         jnp.asarray(np.exp(np.minimum(logs, np.log(np.finfo(dtype).max))), dtype),
-        jnp.asarray(~_joined(trajectory)),
+        jnp.asarray(np.append(True, is_smooth) & ~_joined(trajectory)),
     )
 
 
@@ -112,7 +124,7 @@ class _Stretch(eqx.Module):
     layer: AbstractInContextMap
     weights: Float[Array, " n"]
     counts: Float[Array, " n"]
-    beta: float = eqx.field(static=True)
+    beta: Float[Array, ""]
     has_length: bool = eqx.field(static=True)
 
     def pace(self, points: Float[Array, "n d"]) -> tuple:
@@ -129,8 +141,8 @@ class _Stretch(eqx.Module):
 
     def readings(
         self, ends: Float[Array, "2 n d"], width: Float[Array, ""]
-    ) -> Float[Array, "2"]:
-        """Return length and exponential time of the stretch."""
+    ) -> Float[Array, "3"]:
+        """Return length, exponential time and distance of the stretch."""
         tangents = jax.vmap(lambda points: self.pace(points)[0])(ends)
         nodes, masses = (jnp.asarray(a, width.dtype) for a in gauss_legendre(NODES))
 
@@ -139,31 +151,46 @@ class _Stretch(eqx.Module):
             points = Sphere().retract(hermite(place, ends, tangents))
             return jnp.stack(self.pace(points)[1:])
 
-        return width * masses @ jax.vmap(at)(nodes)
+        distance = jnp.sqrt(self.counts @ Sphere().distance(*ends) ** 2)
+        return jnp.append(width * masses @ jax.vmap(at)(nodes), distance)
 
 
 def _paces(
     layer: AbstractInContextMap, trajectory: Trajectory, beta: float
 ) -> np.ndarray:
-    """Return length and exponential time of every stretch, as two rows."""
-    atoms, cloud = trajectory.atoms, trajectory.cloud(0)
+    """Return length, exponential time and distance of every stretch, as three rows."""
+    atoms, dtype = trajectory.atoms, trajectory.points.dtype
     readings = trajectory.depths
     if atoms is not None and atoms.arc_length is not None:
         readings = atoms.arc_length
-    widths = jnp.diff(readings).astype(trajectory.points.dtype)
+    widths = jnp.diff(readings).astype(dtype)
+    before = jax.tree.map(lambda leaf: leaf[:-1], atoms)
+    ends = jnp.stack([trajectory.points[:-1], trajectory.points[1:]], axis=1)
+    cloud, number = trajectory.cloud(0), jnp.asarray(beta, dtype)
+    found = _all_readings(layer, cloud, number, ends, widths, before)
+    return np.asarray(found, np.float64).T.reshape(3, -1)
 
-    def stretch(ends, width, before):
+
+@eqx.filter_jit
+def _all_readings(
+    layer: AbstractInContextMap,
+    cloud: TokenCloud,
+    beta: Float[Array, ""],
+    ends: Float[Array, "u 2 n d"],
+    widths: Float[Array, " u"],
+    before: Atoms | None,
+) -> Float[Array, "u 3"]:
+    """Return the readings of all stretches, from the atoms at their beginnings."""
+
+    def readings(ends, width, before):
         weights = cloud.weights if before is None else before.weights(cloud)
         counts = (cloud.weights > 0).astype(weights.dtype)
         counts = counts if before is None else before.counts(cloud)
         has_length = before is not None and before.arc_length is not None
         return _Stretch(layer, weights, counts, beta, has_length).readings(ends, width)
 
-    before = jax.tree.map(lambda leaf: leaf[:-1], atoms)
-    ends = jnp.stack([trajectory.points[:-1], trajectory.points[1:]], axis=1)
     axes = (0, 0, None if before is None else 0)
-    found = eqx.filter_jit(jax.vmap(stretch, axes))(ends, widths, before)
-    return np.asarray(found, np.float64).T.reshape(2, -1)
+    return jax.vmap(readings, axes)(ends, widths, before)
 
 
 def _first_atoms(trajectory: Trajectory) -> tuple[Array, Array]:

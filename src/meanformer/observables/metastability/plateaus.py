@@ -18,6 +18,9 @@ from meanformer.observables.energies import energy
 from meanformer.observables.metastability.attraction import attraction_on_sphere
 from meanformer.observables.metastability.clocks import flow_of
 
+# Rounding of angles changes depths by this many times beta times the precision.
+ROUNDINGS = 64
+
 
 class Plateau(eqx.Module):
     r"""A stretch of depth along which the groups of tokens stay the same.
@@ -27,7 +30,8 @@ class Plateau(eqx.Module):
         end: the depth at which it ends.
         log_duration: logarithm of its length; `None` if that is zero in numbers.
         is_open: whether it ends only because the trajectory does.
-        is_tied: whether it ends with several joins at once.
+        is_tied: whether it ends with several joins at once: at one depth, or of
+            different groups within what rounding of their angles makes of a depth.
         count: how many groups there are; `None` if undecided.
         masses: those of the groups, the heaviest first.
         arc_start: the arc length at which it begins; `None` without `LongDepth`.
@@ -63,11 +67,13 @@ class Plateaus(eqx.Module):
             depths, and the groups change somewhere between the end of one plateau and
             the start of the next.
         verdict: how they were found, in words.
+        threshold: the rule of `count_clusters` by which they were; or `None`.
     """
 
     steps: tuple[Plateau, ...]
     is_located: bool = eqx.field(static=True)
     verdict: str = eqx.field(static=True)
+    threshold: float | str | None = eqx.field(static=True, default=None)
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -95,10 +101,11 @@ def plateaus(
 
     Between two joins of tokens the groups stay the same. With joins on record
     (`merge`, `LongDepth`) the plateaus are the stretches between them, their ends
-    located by the solver; equal depths are one event. A join is recorded when tokens
-    are as close as the distance of the merge, later than an eye would say. Without
-    joins, or with a threshold, clusters are counted at the saved depths instead, and
-    ends are known as well as saved depths are dense.
+    located by the solver; equal depths are one event, and tokens that are joined where
+    the trajectory begins were one from the first. A join is recorded when tokens are as
+    close as the distance of the merge, later than an eye would say. Without joins, or
+    with a threshold, clusters are counted at the saved depths instead, and ends are
+    known as well as saved depths are dense.
 
     Args:
         trajectory: the solution of a flow with scores $\beta\langle x, y\rangle$ and
@@ -116,7 +123,7 @@ def plateaus(
     merges = trajectory.merges
     layer = normalised(cast(Constant, flow.velocity).gamma, beta)
     if threshold is None and merges is not None and len(merges) > 0:
-        return _from_joins(trajectory, merges, layer)
+        return _from_joins(trajectory, merges, layer, beta)
     return _from_counts(trajectory, layer, beta, threshold)
 
 
@@ -128,9 +135,10 @@ class _Mark(NamedTuple):
 
 
 def _from_joins(
-    trajectory: Trajectory, merges: Merges, layer: Unnormalised
+    trajectory: Trajectory, merges: Merges, layer: Unnormalised, beta: float
 ) -> Plateaus:
-    events, arcs = _events(merges), merges.arc_lengths
+    rounding = ROUNDINGS * beta * float(jnp.finfo(trajectory.points.dtype).eps)
+    events, arcs = _events(merges, rounding), merges.arc_lengths
     marks = [
         _Mark(float(merges.depths[e[0]]), None if arcs is None else float(arcs[e[0]]))
         for e in events
@@ -140,6 +148,8 @@ def _from_joins(
     groups = _masses_between(trajectory, merges, events)
     steps = []
     for place, masses in enumerate(groups):
+        if place == 0 and marks[0] == marks[1]:
+            continue
         is_last = place == len(events)
         is_tied = not is_last and len(events[place]) > 1
         inside = np.flatnonzero(atoms == len(masses))
@@ -180,7 +190,9 @@ def _from_counts(
     verdict = "from clusters at saved depths, between which they change"
     if undecided:
         verdict += f"; undecided at {undecided} of {len(found)}"
-    return Plateaus(tuple(steps), False, verdict)
+    is_rule = threshold is None or isinstance(threshold, str)
+    rule = threshold if is_rule else float(threshold)
+    return Plateaus(tuple(steps), False, verdict, rule)
 
 
 def _plateau(
@@ -216,14 +228,29 @@ def _saved_mark(trajectory: Trajectory, index: int) -> _Mark:
     return _Mark(depth, float(atoms.arc_length[index]))
 
 
-def _events(merges: Merges) -> list[np.ndarray]:
-    """Return the joins of each event: those at one depth, and at one arc length."""
-    keys = [np.asarray(merges.depths)]
+def _events(merges: Merges, rounding: float) -> list[np.ndarray]:
+    """Return the joins of each event: those at one depth, and at one arc length.
+
+    Depths beyond rounding stand still while tokens go on, so that equal depths at
+    different lengths are different events, unless the groups are different as well: two
+    pairs of one gap meet together, and no more than rounding parts them.
+    """
+    depths = np.asarray(merges.depths)
+    lengths = np.zeros_like(depths)
     if merges.arc_lengths is not None:
-        keys.append(np.asarray(merges.arc_lengths))
-    rows = np.stack(keys, axis=1)
-    changes = np.flatnonzero((rows[1:] != rows[:-1]).any(axis=1)) + 1
-    return np.split(np.arange(len(rows)), changes)
+        lengths = np.asarray(merges.arc_lengths)
+    pairs = np.stack([np.asarray(merges.leaders), np.asarray(merges.tokens)], axis=1)
+    events = [[0]]
+    for join in range(1, len(depths)):
+        last = events[-1][-1]
+        is_same = depths[join] == depths[last] and lengths[join] == lengths[last]
+        is_near = depths[join] - depths[last] <= rounding * depths[join]
+        is_apart = not np.isin(pairs[join], pairs[events[-1]]).any()
+        if is_same or (is_near and is_apart):
+            events[-1].append(join)
+        else:
+            events.append([join])
+    return [np.array(event) for event in events]
 
 
 def _masses_between(

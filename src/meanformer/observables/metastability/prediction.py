@@ -26,7 +26,8 @@ class PredictedStaircase(eqx.Module):
         leaders: the token that carries the atom from then on.
         tokens: the token that joins it.
         points: where they meet.
-        log_depths: logarithms of the depths; predicted ones by the law of two groups.
+        log_depths: logarithms of the depths, of the smallest number for depth zero;
+            predicted ones by the law of two groups.
         arc_lengths: lengths of the path of all tokens; `None` without `LongDepth`.
         levels: energy before the first merge and after each, $\sum_k m_k^2$.
         is_tied: whether another pair was equally close in a predicted merge.
@@ -56,7 +57,8 @@ def predicted_staircase(
     Args:
         trajectory: tokens on the sphere, solved with `LongDepth` or `merge`.
         flow: the flow, for a trajectory that does not know it.
-        distance: the angle at which two atoms count as met.
+        distance: the angle at which two atoms count as met; the default is that of
+            `merge` in double precision.
 
     Returns:
         All merges. Cost: as `greedy_staircase` for the atoms that are left.

@@ -1,7 +1,7 @@
 """From saddle to saddle: the critical point that belongs to each plateau, or none."""
 
 from collections.abc import Iterator
-from typing import cast
+from typing import NamedTuple, cast
 
 import equinox as eqx
 import jax
@@ -109,19 +109,30 @@ def saddles(
     farthest = as_number("farthest", farthest)
     check(farthest > 0, f"farthest is {farthest}; it must be positive.")
     found = plateaus(trajectory, flow) if found is None else found
-    steps = [_saddle(trajectory, flow, beta, plateau, farthest) for plateau in found]
+    steps = [
+        _saddle(trajectory, flow, _Search(beta, found.threshold, farthest), plateau)
+        for plateau in found
+    ]
     return Saddles(tuple(steps))
 
 
+class _Search(NamedTuple):
+    """What groups and critical points are looked for by."""
+
+    beta: float
+    threshold: float | str | None
+    farthest: float
+
+
 def _saddle(
-    trajectory: Trajectory, flow: Flow, beta: float, plateau: Plateau, farthest: float
+    trajectory: Trajectory, flow: Flow, search: _Search, plateau: Plateau
 ) -> Saddle:
     if plateau.index is None:
         reason = "none: no saved depth lies on this plateau"
         return Saddle(plateau, reason, None, None, None, None, None)
-    state, counts = _atoms_at(trajectory, beta, plateau)
+    state, counts = _atoms_at(trajectory, search, plateau)
     point = newton_critical_point(flow, state)
-    failure = _failure(state, point, farthest)
+    failure = _failure(state, point, search.farthest)
     if failure is not None:
         return Saddle(plateau, f"none: {failure}", state, None, None, None, None)
     splits = np.asarray(point.splitting) > 0
@@ -135,14 +146,14 @@ def _saddle(
         point,
         index,
         normalised_energy(
-            normalised(cast(Constant, flow.velocity).gamma, beta), point.cloud
+            normalised(cast(Constant, flow.velocity).gamma, search.beta), point.cloud
         ),
         point.distance,
     )
 
 
 def _atoms_at(
-    trajectory: Trajectory, beta: float, plateau: Plateau
+    trajectory: Trajectory, search: _Search, plateau: Plateau
 ) -> tuple[TokenCloud, np.ndarray]:
     """Return the atoms on a plateau, joined or found, and their numbers of tokens."""
     index = cast(int, plateau.index)
@@ -154,7 +165,9 @@ def _atoms_at(
         if len(kept) == plateau.count:
             counts = np.asarray(atoms.counts(cloud))[kept]
             return TokenCloud(cloud.points[kept], jnp.asarray(masses[kept])), counts
-    groups = count_clusters(cloud, space=Sphere(), beta=beta)
+    groups = count_clusters(
+        cloud, space=Sphere(), beta=search.beta, threshold=search.threshold
+    )
     labels = np.asarray(groups.labels)
     return TokenCloud(groups.centres, groups.masses), np.bincount(labels[labels >= 0])
 

@@ -32,7 +32,8 @@ class Separation(eqx.Module):
         needed: $\log n + m$, with the number $n$ of different points and the margin
             $m$.
         log_gradient: logarithm of the length of the gradient of the energy, in units of
-            $e^\beta$; `None` if it is zero.
+            $e^\beta$; `None` if it is zero, or no more than what rounding makes of the
+            scores, as from $\beta = 10^7$ on.
         log_group_gradient: the same with every group at its mean, which is what is
             exponentially small.
     """
@@ -62,11 +63,12 @@ def separation(
     Groups of radius $r$ whose means are $s$ apart are called separated if
     $$r \le \varepsilon \quad\text{and}\quad
       \beta\,(1 - \cos(s - 2\varepsilon)) \ge \log n + m.$$
-    Then a token pays at most the share $e^{-m}$ of its attention to other groups. A
-    working definition of this library, in the spirit of [GKPR24], not theirs word for
-    word. There the gradient of the energy is of the order of $r$, and once the groups
-    are points of the order of $e^{-\beta(1-\cos s)}$, in units of $e^\beta$: they
-    tighten fast, and wait.
+    Then, of $n$ equal masses, each pays at most the share $e^{-m}$ of its attention to
+    other groups, and one of mass $w$ at most $e^{-m}/(nw)$. A working definition of
+    this library, in the spirit of [GKPR24], not theirs word for word. There the
+    gradient of the energy is of the order of $r$, and once the groups are points of the
+    order of $e^{-\beta(1-\cos s)}$, in units of $e^\beta$: they tighten fast, and
+    wait.
 
     Args:
         cloud: the tokens, unit vectors; those of weight zero are absent. Tokens at
@@ -81,6 +83,7 @@ def separation(
     """
     beta, margin = as_number("beta", beta), as_number("margin", margin)
     check(0 < beta < np.inf, f"beta is {beta}; it must be positive and finite.")
+    check(np.isfinite(margin), f"margin is {margin}; it must be finite.")
     chosen = 0.5 / np.sqrt(beta) if epsilon is None else epsilon
     epsilon = as_number("epsilon", chosen)
     check(epsilon >= 0, f"epsilon is {epsilon}; it must not be negative.")
@@ -95,7 +98,7 @@ def separation(
     failure = _failure(radius, epsilon, value, needed)
     return Separation(
         failure is None,
-        failure or f"separated: {len(groups.masses)} groups",
+        failure or _success(len(groups.masses)),
         groups,
         radius,
         apart,
@@ -116,6 +119,12 @@ def _failure(
     if value is not None and value < needed:
         return f"not separated: beta (1 - cos) is {value:.6g}, below {needed:.6g}"
     return None
+
+
+def _success(count: int) -> str:
+    if count == 1:
+        return "one group, with nothing to be separated from"
+    return f"separated: {count} groups"
 
 
 def _log_gradient(cloud: TokenCloud, beta: float) -> float | None:

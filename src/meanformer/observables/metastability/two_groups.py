@@ -60,12 +60,12 @@ class TwoGroups(eqx.Module):
         self.masses = _checked_masses(masses)
 
     def velocity(self, angle: ArrayLike) -> Float[Array, "*s"]:
-        r"""Return $\dot\varphi$, which is negative, at angles from 0 to $\pi$."""
+        r"""Return $\dot\varphi$, which is never positive, at angles from 0 to $\pi$."""
         return -self.velocities(angle).sum(axis=-1)
 
     def velocities(self, angle: ArrayLike) -> Float[Array, "*s 2"]:
-        """Return the speed of each group towards the other, at angles."""
-        return self._velocities(as_float_array("angle", angle), self.attraction.beta)
+        r"""Return the speed of each group towards the other, angles from 0 to $\pi$."""
+        return self._velocities(_checked_angles(angle), self.attraction.beta)
 
     def exponential_velocities(self, angle: ArrayLike) -> Float[Array, "*s 2"]:
         r"""Return these speeds in a clock in which they are of ordinary size.
@@ -74,7 +74,7 @@ class TwoGroups(eqx.Module):
         $\beta \to \infty$ they tend to $c\sin\varphi$ times $m_2/m_1$ and $m_1/m_2$
         for softmax: the lighter group does the moving.
         """
-        return self._velocities(as_float_array("angle", angle), 0.0)
+        return self._velocities(_checked_angles(angle), 0.0)
 
     def log_dwell_time(self, start: float, end: float) -> float:
         r"""Return the logarithm of the time from one angle to a smaller one.
@@ -186,12 +186,25 @@ def _check_speed(log_scale: Float[Array, "*s"]) -> None:
 def _checked_masses(masses) -> tuple[float, float]:
     if np.shape(masses) != (2,):
         raise InvalidInput(f"masses is {masses!r}; it must be two positive numbers.")
-    first, second = (float(mass) for mass in np.asarray(masses))
+    first, second = (as_number("each of masses", mass) for mass in masses)
     check(
         0 < first < np.inf and 0 < second < np.inf,
         f"masses are {first} and {second}; both must be positive and finite.",
     )
     return first, second
+
+
+def _checked_angles(angle: ArrayLike) -> Float[Array, "*s"]:
+    angles = as_float_array("angle", angle)
+    if not is_concrete(angles):
+        return angles
+    known = np.asarray(angles)
+    allowed = (known >= 0) & (known <= np.asarray(np.pi, known.dtype))
+    if not allowed.all():
+        raise InvalidInput(
+            f"angle holds {float(known[~allowed].flat[0])}; it must be from 0 to pi."
+        )
+    return angles
 
 
 def _checked_angle(name: str, angle: float) -> float:

@@ -53,12 +53,15 @@ class Leaves(NamedTuple):
     trend: np.ndarray
     ends: np.ndarray
 
+    def chosen(self, where: np.ndarray) -> "Leaves":
+        """Some of the leaves."""
+        return Leaves(*(part[where] for part in self))
+
     def joined(self, *others: "Leaves") -> "Leaves":
         """These and others, from left to right."""
         parts = zip(self, *others, strict=True)
         whole = Leaves(*(np.concatenate(part) for part in parts))
-        order = np.argsort(whole.low, kind="stable")
-        return Leaves(*(part[order] for part in whole))
+        return whole.chosen(np.argsort(whole.low, kind="stable"))
 
 
 def from_powers(rows: np.ndarray) -> np.ndarray:
@@ -76,7 +79,7 @@ def isolate(cells: Cells) -> Leaves:
         leaves, is_open = _known(cells)
         if depth == _DEEPEST:
             is_open[:] = False
-        found.append(Leaves(*(part[~is_open] for part in leaves)))
+        found.append(leaves.chosen(~is_open))
         cells = _halves(cells.chosen(is_open))
         if len(cells.low) == 0:
             break

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from meanformer.errors import InvalidInput, as_number, check, is_concrete
+from meanformer.errors import InvalidInput, check, is_concrete
 from meanformer.geometry import AbstractSpace, Euclidean, Sphere
 from meanformer.measures import TokenCloud
 from meanformer.measures.cloud import check_cloud
@@ -16,7 +16,7 @@ from meanformer.observables.modes.crossings import (
     derivative_signs,
     sites_of,
 )
-from meanformer.observables.modes.kernels import CircleBump, LineBump
+from meanformer.observables.modes.kernels import CircleBump, LineBump, checked_beta
 
 _BISECTIONS = 54
 
@@ -30,11 +30,11 @@ class Modes(eqx.Module):
             density is flat up to rounding somewhere, and `undecided` says where.
         positions: where they are, in order; angles in $[0, 2\pi)$ on the circle.
         valleys: the minima, in order: one between neighbours, on the circle as many
-            as modes.
+            as modes, or none if the whole density is flat up to rounding.
         undecided: intervals, one per row, on which the derivative is too close to zero
             for its sign. Such an interval counts as one mode if the density rises
-            before it and falls behind it, and as none otherwise. On the circle one
-            may run past $2\pi$; if the whole density is flat, it is all of the circle.
+            before it and falls behind it, and as none otherwise. On the circle each
+            begins in $[0, 2\pi)$; if the whole density is flat, it is all of it.
     """
 
     count: int = eqx.field(static=True)
@@ -65,7 +65,8 @@ def count_modes(
     Args:
         cloud: the tokens, of dimension one, or unit vectors of the plane on `Sphere()`;
             those of weight zero are absent.
-        beta: inverse temperature, positive; the square of one over the bandwidth.
+        beta: inverse temperature, positive; the square of one over the bandwidth, which
+            has to be longer than the rounding of the places in double precision.
         space: `Euclidean()` by default, or `Sphere()`.
 
     Returns:
@@ -84,17 +85,6 @@ def count_modes(
         jnp.asarray(_ordered(places[~found.is_mode], sites), dtype),
         jnp.asarray(found.undecided, dtype),
     )
-
-
-def checked_beta(beta: float | Float[Array, ""]) -> float:
-    """The inverse temperature as a positive number, or raise."""
-    number = as_number("beta", beta, "a positive number")
-    check(
-        number > 0 and np.isfinite(number),
-        f"beta is {number}; it must be positive and finite: without a bandwidth there "
-        "are no modes.",
-    )
-    return number
 
 
 def is_circle(space: AbstractSpace | None) -> bool:
@@ -145,5 +135,4 @@ def _refined(sites: Sites, found: Crossings) -> np.ndarray:
 
 
 def _ordered(places: np.ndarray, sites: Sites) -> np.ndarray:
-    period = sites.bump.period
-    return places if period is None else np.sort(np.mod(places, period))
+    return np.sort(sites.bump.wrapped(places))

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from meanformer.errors import check
 from meanformer.observables.modes.bernstein import Cells, Leaves, from_powers, isolate
 from meanformer.observables.modes.kernels import AbstractBump
 
@@ -11,6 +12,9 @@ _EPSILON = float(np.finfo(np.float64).eps)
 _DEGREE = 22
 _HALF_WIDTH = 0.5  # of a cell, in units of the bump
 _CAUCHY = 10.0  # radius, in half widths, where the tails of series are bounded
+_FINEST = 10  # halvings of cells on which the series says too little
+_LOSS = 10.0  # of digits to the width of a cell, beyond which it is halved
+_COARSEST = 0.1  # rounding of places, in units of the bump
 _PAIRS = 60_000  # of cells and tokens at a time
 
 
@@ -19,7 +23,7 @@ class Sites(NamedTuple):
 
     Attributes:
         places: one for each token, different, in order; angles from 0 on a circle.
-        logs: logarithms of the masses.
+        logs: logarithms of the masses, over the largest.
         bump: what each token carries.
         around: the places again, laid out several times on a circle, so that every
             window is a slice; on the line with a token at infinity behind them.
@@ -34,19 +38,27 @@ class Sites(NamedTuple):
 
 
 def sites_of(places: np.ndarray, weights: np.ndarray, bump: AbstractBump) -> Sites:
-    """Put tokens in order, those of weight zero left out and equal ones as one."""
+    """Put tokens in order, those of weight zero left out and equal ones as one.
+
+    Raises if the places are rounded more coarsely than the bumps are wide.
+    """
     period, present = bump.period, weights > 0
-    if period is not None:
-        places = np.mod(places, period)
-        places = np.where(places == period, 0, places)
-    places, label = np.unique(places[present], return_inverse=True)
+    places, label = np.unique(bump.wrapped(places[present]), return_inverse=True)
+    farthest = 2 * period if period else np.abs(places[[0, -1]]).max()
+    advice = "" if period else " or tokens closer to zero"
+    check(
+        4 * _EPSILON * farthest <= _COARSEST * bump.unit,
+        f"beta is {bump.beta}, so the bandwidth is {bump.unit:.2g}: double precision "
+        f"does not resolve it at places of size {farthest:.2g}; take a smaller beta"
+        f"{advice}.",
+    )
     masses = np.bincount(label.ravel(), weights[present])
     turns = period * np.arange(-1, 3) if period else np.zeros(1)
     around = (turns[:, None] + places[None, :]).ravel()
     if period is None:
         around = np.append(around, np.inf)
     ratio = np.log(masses.sum() / masses.min())
-    return Sites(places, np.log(masses), bump, around, float(ratio))
+    return Sites(places, np.log(masses / masses.max()), bump, around, float(ratio))
 
 
 class Crossings(NamedTuple):
@@ -70,13 +82,18 @@ def crossings(sites: Sites) -> Crossings:
 
     A mode needs a negative second derivative, hence a token closer than the reach of
     the bump: only cells around tokens are looked at, and between them the sum is
-    convex.
+    convex. On the line all modes lie between the first token and the last.
     """
+    is_line = sites.bump.period is None
+    if is_line and len(sites.places) == 1:
+        return Crossings(sites.places, sites.places, np.ones(1, bool), np.empty((0, 2)))
     ends = _stretches(sites)
-    leaves = isolate(_cells(sites, *ends))
+    leaves = _leaves(sites, *ends)
     low, high = ends[1], np.roll(ends[0], -1)
-    if sites.bump.period is None:
+    if is_line:
         high[-1] = np.inf
+        # There all other tokens are on one side.
+        leaves.ends[0, 0], leaves.ends[-1, 1] = 1, -1
     else:
         high[-1] += sites.bump.period
     if len(low) > 1 or high[0] > low[0]:
@@ -88,7 +105,8 @@ def derivative_signs(sites: Sites, points: np.ndarray) -> np.ndarray:
     """Sign of the derivative of the sum at points, by its largest terms."""
     totals = np.empty_like(points)
     for rows in _chunks(*_windows(sites, points)):
-        cell, gaps, logs, starts = _pairs(sites, points, rows)
+        cell, gaps, masses, starts = _pairs(sites, points, rows)
+        logs = masses + sites.bump.logs(gaps)
         top = np.maximum.reduceat(logs, starts)
         terms = sites.bump.slopes(gaps) * np.exp(logs - top[cell])
         totals[rows[0]] = np.add.reduceat(terms, starts)
@@ -107,11 +125,41 @@ def _stretches(sites: Sites) -> tuple[np.ndarray, np.ndarray]:
     is_gap = np.diff(places) > 2 * reach
     low = places[np.append(True, is_gap)] - reach
     high = places[np.append(is_gap, True)] + reach
+    if period is None:
+        low[0], high[-1] = places[0], places[-1]
     return low, high
 
 
-def _cells(sites: Sites, low: np.ndarray, high: np.ndarray) -> Cells:
-    """Cut the stretches into cells with a polynomial on each."""
+def _leaves(sites: Sites, low: np.ndarray, high: np.ndarray) -> Leaves:
+    """Cut the stretches into cells, and those finer where a series says too little.
+
+    That happens next to a light token on which heavy ones far away weigh more: they
+    make the sum grow by large factors along a cell.
+    """
+    low, high = _cut(sites, low, high)
+    found = []
+    for halvings in range(_FINEST + 1):
+        cells, is_coarse = _cells(sites, low, high)
+        leaves = isolate(cells)
+        owner = np.searchsorted(low, leaves.low, side="right") - 1
+        is_open = (leaves.sign == 0) & (leaves.trend == 0)
+        is_coarse &= np.bincount(owner, is_open, len(low)) > 0
+        if halvings == _FINEST:
+            is_coarse[:] = False
+        found.append(leaves.chosen(~is_coarse[owner]))
+        if not is_coarse.any():
+            break
+        low, high = low[is_coarse], high[is_coarse]
+        middle = 0.5 * (low + high)
+        low = np.stack([low, middle], axis=1).ravel()
+        high = np.stack([middle, high], axis=1).ravel()
+    return found[0].joined(*found[1:])
+
+
+def _cut(
+    sites: Sites, low: np.ndarray, high: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Ends of cells of about one unit that fill the stretches."""
     unit = sites.bump.unit
     counts = np.ceil((high - low) / (2 * _HALF_WIDTH * unit)).astype(np.int64)
     stretch = np.repeat(np.arange(len(low)), counts)
@@ -120,59 +168,65 @@ def _cells(sites: Sites, low: np.ndarray, high: np.ndarray) -> Cells:
     left = low[stretch] + index * width
     right = np.where(index + 1 == counts[stretch], high[stretch], left + width)
     right[:-1] = np.where(stretch[1:] == stretch[:-1], left[1:], right[:-1])
-    centres = 0.5 * (left + right)
+    return left, right
+
+
+def _cells(sites: Sites, low: np.ndarray, high: np.ndarray) -> tuple[Cells, np.ndarray]:
+    """A polynomial on each cell, and whether narrower cells would tell much more."""
+    unit = sites.bump.unit
+    centres = 0.5 * (low + high)
     # Ends are rounded: neighbours overlap by that much.
-    spread = 4 * _EPSILON * max(abs(low[0]), abs(high[-1])) / unit
-    radii = 0.5 * (right - left) / unit * (1 + 1e-9) + spread
-    coefficients, errors = _polynomials(sites, centres, radii)
-    return Cells(left, right, coefficients, errors)
-
-
-def _polynomials(
-    sites: Sites, centres: np.ndarray, radii: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """The derivative on each cell, up to a positive factor, and its error."""
+    spread = 4 * _EPSILON * np.maximum(np.abs(low), np.abs(high)) / unit
+    radii = 0.5 * (high - low) / unit * (1 + 1e-9) + spread
     rows = np.empty((len(centres), _DEGREE + 1))
-    errors = np.empty(len(centres))
+    errors, least = np.empty((2, len(centres)))
     for chunk in _chunks(*_windows(sites, centres)):
-        cells = chunk[0]
-        cell, gaps, logs, starts = _pairs(sites, centres, chunk)
-        top = np.maximum.reduceat(logs, starts)
-        masses = np.exp(logs - top[cell])
+        index = chunk[0]
+        cell, gaps, masses, starts = _pairs(sites, centres, chunk)
+        heights = sites.bump.logs(gaps)
+        logs = masses + heights
+        exponents = np.maximum.reduceat(logs, starts)[cell] - logs
         series = sites.bump.series(gaps, _DEGREE + 1)[1:]
-        series *= masses[None, :]
-        rows[cells] = np.add.reduceat(series, starts, axis=1).T
-        errors[cells] = _errors(
-            sites.bump, gaps, top[cell] - logs, radii[cells][cell], starts
+        series *= np.exp(-exponents)[None, :]
+        rows[index] = np.add.reduceat(series, starts, axis=1).T
+        # Errors of logarithms are relative to what they are a sum of.
+        rounding = 4 * (_DEGREE + 4) + np.diff(np.append(starts, len(gaps)))[cell]
+        rounding = rounding + 10 * (1 + exponents - masses)
+        rounding += sites.bump.rounding(heights, radii[index][cell])
+        errors[index], least[index] = _errors(
+            sites.bump, gaps, exponents, rounding, radii[index][cell], starts
         )
     powers = np.arange(_DEGREE + 1)
     rows *= (powers + 1) * radii[:, None] ** powers
-    return from_powers(rows), errors
+    return Cells(low, high, from_powers(rows), errors), errors > _LOSS * least
 
 
 def _errors(
     bump: AbstractBump,
     gaps: np.ndarray,
     exponents: np.ndarray,
+    rounding: np.ndarray,
     radii: np.ndarray,
     starts: np.ndarray,
-) -> np.ndarray:
-    """Bounds of the tails of the series and of all rounding, for each cell."""
+) -> tuple[np.ndarray, np.ndarray]:
+    """Bounds of tails and rounding for each cell, and those of the narrowest cells.
+
+    The coefficient $k$ of the derivative of a bump is at most that derivative of the
+    majorant at a radius, over the power $k$ of the radius.
+    """
     log_near, slope = bump.majorant(gaps, radii)
-    log_far, _ = bump.majorant(gaps, _CAUCHY * radii)
-    near = np.add.reduceat(slope * np.exp(log_near - exponents), starts)
-    far = np.add.reduceat(np.exp(log_far - exponents) / (_CAUCHY * radii), starts)
-    ratio = 1 / _CAUCHY
-    tail = (_DEGREE + 1) * (_DEGREE + 2) / _DEGREE
-    tail *= ratio ** (_DEGREE + 1) / (1 - 2 * ratio)
-    largest = np.maximum.reduceat(exponents, starts)
-    local = np.diff(np.append(starts, len(gaps)))
-    rounding = 4 * (_DEGREE + 4) + local + bump.rounding(largest)
-    return _EPSILON * rounding * near + tail * far
+    log_far, far_slope = bump.majorant(gaps, _CAUCHY * radii)
+    sizes = _EPSILON * rounding * slope
+    # The same bound, over the degree, for the derivative of the tail.
+    tail = (_DEGREE + 1) / _DEGREE / _CAUCHY ** (_DEGREE + 1) / (1 - 1 / _CAUCHY) ** 2
+    every = sizes * np.exp(log_near - exponents)
+    every += tail * far_slope * np.exp(log_far - exponents)
+    least = np.add.reduceat(sizes * np.exp(-exponents), starts)
+    return np.add.reduceat(every, starts), least
 
 
 def _windows(sites: Sites, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """First and last index, of the tokens laid out thrice on a circle, that matter."""
+    """First and last index, of the tokens laid out around a circle, that matter."""
     around = sites.around
     after = np.searchsorted(around, points).clip(1, len(around) - 1)
     gaps = np.abs(np.stack([around[after - 1], around[after]]) - points[None, :])
@@ -194,15 +248,14 @@ def _chunks(first: np.ndarray, last: np.ndarray):
 def _pairs(
     sites: Sites, points: np.ndarray, chunk: tuple
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """All pairs of points and tokens of their windows, one after the other."""
+    """All pairs of points and tokens of their windows, with gaps and masses."""
     index, first, last = chunk
     lengths = last - first
     cell = np.repeat(np.arange(len(index)), lengths)
     starts = np.cumsum(lengths) - lengths
     token = np.arange(len(cell)) - starts[cell] + first[cell]
     gaps = sites.around[token] - points[index][cell]
-    logs = sites.logs[token % len(sites.places)] + sites.bump.logs(gaps)
-    return cell, gaps, logs, starts
+    return cell, gaps, sites.logs[token % len(sites.places)], starts
 
 
 def _convex(low: np.ndarray, high: np.ndarray) -> Leaves:
@@ -222,8 +275,10 @@ def _read(leaves: Leaves, period: float | None) -> Crossings:
     # Both neighbours tell the sign of a node; if they disagree, it is not known.
     nodes = np.where(before * here < 0, 0, np.sign(before + here))
     if not nodes.any():
-        whole = np.array([[leaves.low[0], leaves.high[-1]]])
-        return Crossings(whole[:, 0], whole[:, 1], np.array([True]), whole)
+        # Only a circle is flat all around: at the ends of a line the signs are known.
+        low, high = leaves.low[:1], leaves.high[-1:]
+        whole = _turned_back(np.stack([low, high], axis=1), period)
+        return Crossings(low, high, np.array([True]), whole)
     first = int(np.flatnonzero(nodes)[0])
     if period is not None:  # what stands before the first comes once around later
         leaves.low[:first] += period
@@ -238,11 +293,15 @@ def _read(leaves: Leaves, period: float | None) -> Crossings:
     signs = nodes[starts]
     changes = signs != np.roll(signs, -1)
     low, high = leaves.low[starts], leaves.high[ends]
+    undecided = np.stack([low, high], axis=1)[~is_known]
     if period is None:
         changes &= np.isfinite(high)
-    return Crossings(
-        low[changes],
-        high[changes],
-        signs[changes] > 0,
-        np.stack([low, high], axis=1)[~is_known],
-    )
+    else:
+        undecided = _turned_back(undecided, period)
+    return Crossings(low[changes], high[changes], signs[changes] > 0, undecided)
+
+
+def _turned_back(intervals: np.ndarray, period: float) -> np.ndarray:
+    """Intervals of a circle that begin on its first turn, in order."""
+    turned = intervals - period * np.floor(intervals[:, :1] / period)
+    return turned[np.argsort(turned[:, 0])]

@@ -8,14 +8,22 @@ import numpy as np
 from jax.scipy.stats import norm
 from jaxtyping import Array, Float
 
-from meanformer.errors import as_float_array, as_number, check, is_concrete
+from meanformer.errors import (
+    as_float_array,
+    as_number,
+    check,
+    check_finite,
+    is_concrete,
+)
 from meanformer.numerics.zonal import zonal_ratios
-from meanformer.observables.modes.counting import checked_beta
+from meanformer.observables.modes.kernels import checked_beta
 from meanformer.observables.modes.poisson import DENSE_LIMIT, poisson_mode_density
 from meanformer.typing import ArrayLike
 
-_PANELS = 96  # of the integral over the line, each with
+_PANELS = 96  # of the integral over the line, and
+_PEAK_PANELS = 16  # over the peak in its middle, each with
 _NODES = 12  # nodes of Gauss and Legendre
+_PEAK = 10.0  # standard deviations of the peak that are looked at
 _LIGHT = 36.0  # logarithm of the expected samples per bandwidth where it is cut
 
 
@@ -47,6 +55,8 @@ def mode_rate(
         Expected modes per unit of length, at each place. Cost: $O(m)$.
     """
     t = jnp.atleast_1d(as_float_array("t", t))
+    check(t.ndim == 1, f"t has shape {t.shape}; it must be a list of places.")
+    check_finite("t", t)
     count, beta = _positive("count", count, t), _positive("beta", beta, t)
     return _rate(t, count, beta) if corrected else _gaussian_rate(t, count, beta)
 
@@ -108,7 +118,10 @@ def mode_window(beta: ArrayLike) -> Float[Array, "..."]:
     """
     beta = as_float_array("beta", beta)
     if is_concrete(beta):
-        check(bool((beta > 1).all()), f"beta is {beta}; it must be above 1.")
+        check(
+            bool(((beta > 1) & jnp.isfinite(beta)).all()),
+            f"beta is {beta}; it must be above 1 and finite.",
+        )
     return jnp.sqrt(beta * jnp.log(beta))
 
 
@@ -135,22 +148,38 @@ def mode_constant(exponent: float) -> float:
         f"exponent is {exponent}; it must lie between 0 and 2, both excluded: beyond "
         "them nearly every token is a mode, or all are one.",
     )
-    inner = max(1 / exponent - 1.5, 0.0)
-    return float(np.sqrt(3) / np.pi * (np.sqrt(1 / exponent - 0.5) - np.sqrt(inner)))
+    outer, inner = 1 / exponent - 0.5, max(1 / exponent - 1.5, 0.0)
+    # The difference of the roots, without loss of digits where they are large.
+    roots = min(outer, 1.0) / (np.sqrt(outer) + np.sqrt(inner))
+    return float(np.sqrt(3) / np.pi * roots)
 
 
 @jax.jit
 def _integral(count: Float[Array, ""], beta: Float[Array, ""]) -> Float[Array, ""]:
-    """The integral of the rate over the line, by panels on one half of it."""
+    """The integral of the rate over the line, by panels on one half of it.
+
+    If tokens are many, the mean density hides all modes but the one in the middle: the
+    rate has a narrow Gaussian peak there, which has panels of its own.
+    """
     dtype = count.dtype
-    log_top = jnp.log(jnp.maximum(count / jnp.sqrt(2 * jnp.pi * beta), 1))
-    end = jnp.sqrt(2 * (log_top + _LIGHT))
+    log_top = jnp.log(count) - 0.5 * jnp.log(2 * jnp.pi * beta)
+    end = jnp.sqrt(2 * (jnp.maximum(log_top, 0) + _LIGHT))
+    peak = jnp.minimum(_PEAK * _peak_width(count, beta), end)
+    steps = (np.arange(many + 1) / many for many in (_PANELS, _PEAK_PANELS))
+    whole, middle = (jnp.asarray(part, dtype) for part in steps)
+    ends = jnp.sort(jnp.concatenate([end * whole, peak * middle]))
     nodes, weights = np.polynomial.legendre.leggauss(_NODES)
-    panels = (np.arange(_PANELS)[:, None] + 0.5 * (1 + nodes[None, :])) / _PANELS
-    t = end * jnp.asarray(panels.ravel(), dtype)
-    shares = jnp.asarray(np.tile(weights, _PANELS) / _PANELS, dtype)
+    nodes, weights = (jnp.asarray(part, dtype) for part in (nodes, weights))
+    widths = jnp.diff(ends)[:, None]
+    t = ends[:-1, None] + 0.5 * (1 + nodes[None, :]) * widths
     # Twice one half of the line, and half of each weight: they add up to two.
-    return end * jnp.dot(shares, _rate(t, count, beta))
+    return jnp.vdot(weights[None, :] * widths, _rate(t.ravel(), count, beta))
+
+
+def _peak_width(count: Float[Array, ""], beta: Float[Array, ""]) -> Float[Array, ""]:
+    """Standard deviation of the peak of the rate in the middle, if it is narrow."""
+    one, two = 1 + beta, 1 + 2 * beta
+    return one / jnp.sqrt(count) * jnp.sqrt(one / two) / two**0.25
 
 
 def _positive(name: str, value: ArrayLike, like: Float[Array, " m"]) -> Array:
@@ -168,7 +197,9 @@ def _positive(name: str, value: ArrayLike, like: Float[Array, " m"]) -> Array:
 def _circle_modes(beta: Float[Array, ""], count: int) -> Float[Array, ""]:
     """The square root of fourth moments over second ones, of Bessel functions."""
     degrees = jnp.arange(count, dtype=beta.dtype)
-    slopes = (degrees * zonal_ratios(2, beta, count)) ** 2
+    ratios = zonal_ratios(2, beta, count)
+    # Over that of degree one, so that the squares do not underflow.
+    slopes = (degrees * (ratios / ratios[1])) ** 2
     return jnp.sqrt(jnp.sum(degrees**2 * slopes) / jnp.sum(slopes))
 
 
@@ -193,7 +224,8 @@ def _gaussian_rate(
     spread = jnp.sqrt(jnp.maximum(bend - ratio * both, jnp.finfo(t.dtype).tiny))
     score = shift / spread
     below = spread * norm.pdf(score) - shift * norm.cdf(-score)
-    return norm.pdf(mean_slope / jnp.sqrt(slope)) / jnp.sqrt(slope) * below
+    root = jnp.sqrt(slope)
+    return jnp.sqrt(beta) * norm.pdf(mean_slope / root) / root * below
 
 
 def derivative_moments(
@@ -201,22 +233,26 @@ def derivative_moments(
 ):
     r"""Means and covariances of the pair, in units of one kernel's size.
 
-    Under $e^{-\beta z^2/2}$ and the normal law of the token the gap $z = t - X$ is
-    $N(t, 1)/(1 + \beta)$ up to scale, under the squared kernel the same with $2\beta$;
-    what is common to all entries of the covariance is divided out.
+    The gap $z = (t - X)\sqrt\beta$ of a token, in bandwidths, is normal under the law
+    of the token times the kernel $e^{-z^2/2}$, and times its square, where its mean is
+    $y$. The pair is $f'/\sqrt\beta$ and $f''/\beta + yf'/\sqrt\beta$, so one
+    kernel times $-z$ and $z^2 - 1 - yz$: what is asked of $f''$ given $f' = 0$ is the
+    same, and no fourth powers of $y$ cancel. What is common to all entries of the
+    covariance is divided out.
     """
     one, two = 1 + beta, 1 + 2 * beta
-    gap, spread = t / two, 1 / two
-    second = gap**2 + spread
-    third = gap * (gap**2 + 3 * spread)
-    fourth = gap**4 + 6 * gap**2 * spread + 3 * spread**2
+    # Beyond this the rate is constant, and its square would overflow.
+    most = jnp.finfo(t.dtype).max ** 0.25
+    places = jnp.clip(jnp.sqrt(beta) / two * t, -most, most)
+    near = places * (two / one)
+    spread, near_spread = beta / two, beta / one
     # The mean of the kernel over the root of the mean of its square.
-    size = jnp.sqrt(jnp.sqrt(two) / one) * jnp.exp(-0.5 * (beta * t) ** 2 / (one * two))
-    near = t / one
-    slope_mean = -size * beta * near
-    bend_mean = size * beta * (beta * (near**2 + 1 / one) - 1)
-    slope = beta**2 * second - slope_mean**2
-    bend = beta**2 * (beta**2 * fourth - 2 * beta * second + 1) - bend_mean**2
-    both = -(beta**2) * (beta * third - gap) - slope_mean * bend_mean
+    size = jnp.sqrt(jnp.sqrt(two) / one)
+    size = size * jnp.exp(-0.5 * near_spread * spread * t**2)
+    slope_mean = -size * near
+    bend_mean = size * (near * (near - places) + near_spread - 1)
+    slope = places**2 + spread - slope_mean**2
+    bend = places**2 * spread + 3 * spread**2 - 2 * spread + 1 - bend_mean**2
+    both = places * (1 - 2 * spread) - slope_mean * bend_mean
     root = jnp.sqrt(count)
     return (root * slope_mean, root * bend_mean), slope, bend, both

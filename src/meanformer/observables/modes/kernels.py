@@ -4,6 +4,9 @@ import abc
 
 import equinox as eqx
 import numpy as np
+from jaxtyping import Array, Float
+
+from meanformer.errors import as_number, check
 
 # Tokens whose bump is smaller than the nearest by e to the minus this are left out.
 _NEGLIGIBLE = 45.0
@@ -34,6 +37,13 @@ class AbstractBump(eqx.Module):
     def period(self) -> float | None:
         """The length of the circle, or nothing on the line."""
 
+    def wrapped(self, places: np.ndarray) -> np.ndarray:
+        """Places on the first turn of a circle; on the line the places themselves."""
+        if self.period is None:
+            return places
+        turned = np.mod(places, self.period)
+        return np.where(turned == self.period, 0, turned)
+
     @abc.abstractmethod
     def logs(self, gaps: np.ndarray) -> np.ndarray:
         """The logarithm of the bump, zero at the token."""
@@ -61,8 +71,11 @@ class AbstractBump(eqx.Module):
         """
 
     @abc.abstractmethod
-    def rounding(self, exponents: np.ndarray) -> np.ndarray:
-        """Error of exponents as large as these, in units of machine precision."""
+    def rounding(self, heights: np.ndarray, radius: np.ndarray) -> np.ndarray:
+        """Relative error of the derivative of bumps, in units of machine precision.
+
+        The logarithms of the bumps are given, and the radius of the cell.
+        """
 
 
 class LineBump(AbstractBump):
@@ -111,12 +124,12 @@ class LineBump(AbstractBump):
 
     def window(self, nearest: np.ndarray, log_ratio: float) -> np.ndarray:
         """Squares of distances differ by twice the exponent allowed."""
-        depth = 2 * (_NEGLIGIBLE + log_ratio) / self.beta
-        return self.unit + np.sqrt(nearest**2 + depth)
+        depth = np.sqrt(2 * (_NEGLIGIBLE + log_ratio))
+        return self.unit * (1 + np.hypot(nearest / self.unit, depth))
 
-    def rounding(self, exponents: np.ndarray) -> np.ndarray:
-        """A few roundings of the exponent, relative to its size."""
-        return 10 * (1 + exponents)
+    def rounding(self, heights: np.ndarray, radius: np.ndarray) -> np.ndarray:
+        """A few roundings of the logarithm, relative to its size."""
+        return -10 * heights
 
 
 class CircleBump(AbstractBump):
@@ -171,17 +184,33 @@ class CircleBump(AbstractBump):
 
     def window(self, nearest: np.ndarray, log_ratio: float) -> np.ndarray:
         """Squared chords differ by the exponent allowed, up to half the circle."""
-        depth = _NEGLIGIBLE + log_ratio + 0.5 * np.log1p(self.beta)
+        depth = _NEGLIGIBLE + log_ratio + 0.5 * float(np.log1p(self.beta))
         squares = np.sin(nearest / 2) ** 2 + depth / (2 * self.beta)
         angle = 2 * np.arcsin(np.sqrt(np.minimum(squares, 1)))
         return np.minimum(self.unit + angle, np.pi)
 
-    def rounding(self, exponents: np.ndarray) -> np.ndarray:
-        """As on the line, and that of angles, which have an absolute error."""
-        return 10 * (1 + exponents) + 13 * np.sqrt(2 * self.beta * exponents)
+    def rounding(self, heights: np.ndarray, radius: np.ndarray) -> np.ndarray:
+        r"""As on the line, and that of angles, which have an absolute error.
+
+        It moves the logarithm by its multiple with $\beta|\sin x| \le
+        \sqrt{-2\beta\log K}$, and the slope as moving along the cell does.
+        """
+        moves = np.sqrt(-2 * self.beta * heights) + 1 / (self.unit * radius)
+        return 13 * moves - 10 * heights
 
 
-def convex_angle(beta: float) -> float:
+def checked_beta(beta: float | Float[Array, ""]) -> float:
+    """The inverse temperature as a positive number, or raise."""
+    number = as_number("beta", beta, "a positive number")
+    check(
+        number > 0 and np.isfinite(number),
+        f"beta is {number}; it must be positive and finite: without a bandwidth there "
+        "are no modes.",
+    )
+    return number
+
+
+def convex_angle(beta: float | Float[Array, ""]) -> float:
     r"""The angle beyond which a bump on the circle is convex.
 
     The root of $\beta\sin^2 a = \cos a$: two equal tokens at the angles $\pm a$ have
@@ -193,5 +222,6 @@ def convex_angle(beta: float) -> float:
     Returns:
         The angle, below a quarter of the circle.
     """
+    beta = checked_beta(beta)
     cosine = 2 * beta / (1 + np.hypot(1, 2 * beta))
     return float(np.arctan2(np.sqrt(cosine / beta), cosine))

@@ -2,6 +2,7 @@
 
 import functools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
@@ -47,6 +48,12 @@ def poisson_mode_density(rate: ArrayLike) -> Float[Array, "..."]:
     rate = as_float_array("rate", rate)
     if is_concrete(rate):
         check(bool((rate >= 0).all()), f"rate is {rate}; it must not be negative.")
+    return _density(rate)
+
+
+@jax.jit
+def _density(rate: Float[Array, "..."]) -> Float[Array, "..."]:
+    """The interpolant of the table, and its tail."""
     nodes, values, slopes = (jnp.asarray(part, rate.dtype) for part in _interpolant())
     last = nodes[-1]
     index = jnp.searchsorted(nodes, jnp.minimum(rate, last), side="right") - 1
@@ -68,9 +75,13 @@ def _hermite(share: Array, first: Array, second: Array) -> Array:
 
 @functools.cache
 def _interpolant() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Nodes, values and slopes of the monotone cubic of Fritsch and Carlson."""
+    """Nodes, values and slopes of the monotone cubic of Fritsch and Carlson.
+
+    The first slope is known: lone tokens are modes.
+    """
     from scipy.interpolate import PchipInterpolator
 
     table = np.array(sorted((_COUNTED | _INTEGRATED).items()))
     slopes = PchipInterpolator(*table.T).derivative()(table[:, 0])
+    slopes[0] = 1.0
     return table[:, 0], table[:, 1], slopes

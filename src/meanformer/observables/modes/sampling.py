@@ -8,9 +8,14 @@ from jaxtyping import Array, Float, Int
 
 from meanformer.errors import as_integer, as_number, check
 from meanformer.geometry import AbstractSpace
-from meanformer.observables.modes.counting import checked_beta, is_circle
+from meanformer.observables.modes.counting import is_circle
 from meanformer.observables.modes.crossings import Crossings, crossings, sites_of
-from meanformer.observables.modes.kernels import AbstractBump, CircleBump, LineBump
+from meanformer.observables.modes.kernels import (
+    AbstractBump,
+    CircleBump,
+    LineBump,
+    checked_beta,
+)
 from meanformer.typing import Key
 
 _MARGIN = 12.0  # bandwidths beyond which a token does not matter
@@ -85,6 +90,10 @@ def sample_poisson_modes(rate: float, length: float, *, key: Key) -> ModeSample:
     rate = as_number("rate", rate, "a positive number")
     check(rate > 0 and np.isfinite(rate), f"rate is {rate}; it must be positive.")
     length = as_number("length", length, "a positive number")
+    check(
+        length > 0 and np.isfinite(length),
+        f"length is {length}; it must be positive and finite.",
+    )
     stretches = max(2, int(np.ceil(length / _STRETCH)))
     expected = rate * (_STRETCH + 2 * _MARGIN)
     # More gaps than are ever needed, so that all draws have one shape.

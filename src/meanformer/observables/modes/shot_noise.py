@@ -55,12 +55,17 @@ def poisson_mode_integral(
     """
     rates = np.atleast_1d(as_doubles("rates", rates))
     check(
-        rates.ndim == 1 and bool(((rates >= 0.3) & (rates <= 100)).all()),
+        rates.ndim == 1
+        and len(rates) > 0
+        and bool(((rates >= 0.3) & (rates <= 100)).all()),
         f"rates is {rates}; it must be a list of numbers from 0.3 to 100: for fewer "
         "tokens count with sample_poisson_modes.",
     )
     cutoff = as_number("cutoff", cutoff, "a number above 200")
-    check(cutoff > _PLAIN, f"cutoff is {cutoff}; it must be above {_PLAIN:g}.")
+    check(
+        _PLAIN < cutoff < np.inf,
+        f"cutoff is {cutoff}; it must be above {_PLAIN:g} and finite.",
+    )
     total = resolved_part(rates, cutoff) + _smoothed_part(rates, cutoff)
     return 1 / (2 * np.pi) + total / np.pi**2
 
