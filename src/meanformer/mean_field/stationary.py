@@ -61,6 +61,10 @@ class StationaryState(eqx.Module):
     def density(self, heights: ArrayLike) -> Float[np.ndarray, " m"]:
         r"""Return the density at other heights; on the circle $z = \cos\theta$.
 
+        By the polynomial through its logarithms at the nodes. In high dimension these
+        lie about the equator, and digits are lost far from it: in dimension 64 there
+        are eight at height 0.8 and three at 0.9; the nodes themselves keep twelve.
+
         Args:
             heights: the heights, from -1 to 1.
         """
