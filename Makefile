@@ -9,6 +9,9 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 INSTALLED := $(VENV)/installed
 # The tests of a file share compiled programs: they stay in one process.
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+# Tests are small and many: most of their time is compiling, less of it for slower code.
+# `test-all` compiles as users do.
+COMPILE_FAST := --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
@@ -21,6 +24,7 @@ help: ## this list
 atlas: $(INSTALLED)/base ## run every experiment, write atlas/index.html (ARGS="--full")
 	$(BIN)/meanformer atlas $(ARGS)
 
+test: export XLA_FLAGS += $(COMPILE_FAST)
 test: $(INSTALLED)/tests ## the fast tests (ARGS="-k softmax")
 	$(PYTEST) -m "not slow and not browser" $(ARGS)
 

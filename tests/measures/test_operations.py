@@ -130,6 +130,7 @@ def test_mixing_other_measures_makes_a_mixture():
         (lambda: pad(reference_cloud(), 5.5), "count is 5.5; it must be an integer"),
         (lambda: pad(GAUSSIAN, 5), "cloud is a Gaussian; it must be a TokenCloud"),
         (lambda: merge(GAUSSIAN), "cloud is a Gaussian; it must be a TokenCloud"),
+        (lambda: merge(np.eye(2)), "cloud is an array; it must be a TokenCloud"),
         (lambda: batch([GAUSSIAN]), "clouds is a Gaussian; it must be a TokenCloud"),
         (lambda: in_order(GAUSSIAN), "cloud is a Gaussian; it must be a TokenCloud"),
         (

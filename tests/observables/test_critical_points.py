@@ -473,6 +473,12 @@ def test_wrong_options_are_refused(key):
         find_critical_points(block_flow(2.0), [1.0], key=key, depth=-1.0)
     with pytest.raises(InvalidInput, match="it must be a list of masses"):
         find_critical_points(block_flow(2.0), 1.0, key=key)
+    with pytest.raises(InvalidInput, match="masses sum to 10; .* divide them by"):
+        find_critical_points(block_flow(2.0), [5.0, 3.0, 2.0], key=key)
+    with pytest.raises(InvalidInput, match="masses holds -0.5; none may be below 0"):
+        find_critical_points(block_flow(2.0), [1.5, -0.5], key=key)
+    with pytest.raises(InvalidInput, match="dimension 3, and attention is of dimens"):
+        perceptron_flow(identity_attention("unnormalised", 2, 1.0), np.eye(3), 1.0)
     with pytest.raises(InvalidInput, match="dimension 1; it must be 2 or more"):
         find_critical_points(matrix_energy_flow(np.eye(1)), [1.0], key=key)
     with pytest.raises(InvalidInput, match="the cloud of dimension 3"):

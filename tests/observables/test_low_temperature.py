@@ -275,6 +275,8 @@ def test_bad_input_is_told(untyped):
         low_temperature_comparison(mf.Hardmax(*[np.eye(2)] * 3), CLOUD, [1.0], [10.0])
     with pytest.raises(InvalidInput, match="must be a square matrix"):
         low_temperature_flow(mf.Softmax(np.eye(2), np.eye(2), np.ones((1, 2))))
+    with pytest.raises(InvalidInput, match="attention is Linear; it must be Softmax"):
+        low_temperature_flow(mf.identity_attention("linear", 2))
     with pytest.raises(InvalidInput, match="tokens do not follow a single leader"):
         low_temperature_shift(
             softmax(), mf.TokenCloud(np.array([*SQUARE, (0.5, 0)])), [1.0], [10.0]

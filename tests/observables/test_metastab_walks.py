@@ -318,6 +318,19 @@ def test_a_trajectory_without_joins_cannot_be_continued(adaptive):
         predicted_staircase(adaptive)
 
 
+def test_plateaus_and_predictions_are_printed_as_tables(plain):
+    steps = str(plateaus(plain)).splitlines()
+    assert len(steps) == len(plateaus(plain)) + 2
+    assert steps[-1] == "from joins, located by the solver"
+    assert steps[-2].endswith("1  1; open")
+    short = walked(SPACED, 4000.0, log_depths(1e15), kind="unnormalised")
+    merges = str(predicted_staircase(short)).splitlines()
+    assert merges[1].split()[:3] == ["0", "+", "1"]
+    assert not merges[1].endswith("predicted")
+    assert merges[4].split()[-3:] == ["132.05", "1", "predicted"]
+    assert merges[-1].startswith("3 merges predicted")
+
+
 def test_the_saddles_of_a_pentagon_are_a_ladder():
     found = saddles(walked(AROUND, 20.0, log_depths(1e22)))
     assert [step.plateau.count for step in found] == [5, 4, 3, 2, 1]
@@ -340,6 +353,9 @@ def test_on_an_arc_below_a_half_circle_only_the_collapse_is_critical(soft):
         assert step.point is None
         assert "only the collapse is critical" in step.verdict
     assert found[-1].verdict == "maximum, 0 away"
+    lines = str(found).splitlines()
+    assert len(lines) == len(found) + 1
+    assert lines[-1].split()[2:] == ["1", "1", "maximum,", "0", "away"]
 
 
 def test_saddles_take_the_groups_of_the_plateaus_that_are_given():

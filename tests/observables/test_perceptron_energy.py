@@ -332,7 +332,7 @@ def test_the_front_door_checks_what_it_is_given():
         perceptron_flow(attention, [1.0, 0.0], 1.0)
     with pytest.raises(InvalidInput, match="strengths has shape"):
         perceptron_flow(attention, np.eye(2), [1.0, 2.0, 3.0])
-    with pytest.raises(InvalidInput, match="activation is 'swish'"):
+    with pytest.raises(InvalidInput, match="'swish'; .* an IntegratedActivation"):
         perceptron_flow(attention, np.eye(2), 1.0, activation="swish")
     softmax = perceptron_flow(Softmax(np.eye(2), np.eye(2), np.eye(2)), np.eye(2), 1.0)
     assert not is_gradient_flow(softmax.velocity.gamma)

@@ -42,6 +42,9 @@ def test_two_groups_meet_at_barycentre_or_squared_masses():
 def test_ties_are_reported():
     steps = greedy_staircase(SOFTMAX, on_circle([0.0, 0.4, 0.8, 2.5]))
     np.testing.assert_array_equal(steps.is_tied, [True, False, False])
+    lines = str(steps).splitlines()
+    assert lines[1].split()[:4] == ["0", "+", "1", "0.4"]
+    assert [line.endswith("; tied") for line in lines] == [False, True, False, False]
 
 
 def test_ties_in_single_precision_are_reported():

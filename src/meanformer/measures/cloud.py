@@ -4,8 +4,10 @@ import abc
 from collections.abc import Callable
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import jax.random as jr
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
@@ -299,9 +301,9 @@ def check_cloud(name: str, value: object) -> None:
         if isinstance(value, AbstractContext)
         else "TokenCloud(points)"
     )
-    raise InvalidInput(
-        f"{name} is a {type(value).__name__}; it must be a TokenCloud: {how}."
-    )
+    is_array = isinstance(value, jax.Array | np.ndarray)
+    what = "an array" if is_array else f"a {type(value).__name__}"
+    raise InvalidInput(f"{name} is {what}; it must be a TokenCloud: {how}.")
 
 
 def tilt(

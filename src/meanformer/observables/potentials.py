@@ -122,7 +122,8 @@ def activation_named(name: str | Callable[[Array], Array]) -> Callable[[Array], 
         return name
     check(
         name in _NAMES,
-        f"activation is {name!r}; it must be a function or one of {', '.join(_NAMES)}.",
+        f"activation is {name!r}; it must be one of {', '.join(_NAMES)}, a function, "
+        "or an IntegratedActivation, which has an energy too.",
     )
     return _NAMES[name]
 

@@ -308,6 +308,12 @@ def _checked_masses(masses: ArrayLike) -> Float[Array, " n"]:
         f"masses has shape {weights.shape}; it must be a list of masses, such as "
         "[0.5, 0.5].",
     )
+    smallest, total = float(weights.min()), float(weights.sum())
+    check(smallest >= 0, f"masses holds {smallest:g}; none may be below 0.")
+    check(
+        abs(total - 1) <= 1e-6,
+        f"masses sum to {total:g}; they must sum to 1: divide them by their sum.",
+    )
     return weights[np.asarray(weights) != 0]
 
 

@@ -45,6 +45,13 @@ def perceptron_flow(
         rows.ndim == 2 and len(rows) > 0,
         f"directions has shape {rows.shape}; it must hold one vector per row.",
     )
+    if isinstance(attention, AbstractInContextMap):
+        size = attention.input_dimension
+        check(
+            size in (None, rows.shape[1]),
+            f"directions holds vectors of dimension {rows.shape[1]}, and attention is "
+            f"of dimension {size}; they must agree.",
+        )
     factors = as_float_array("strengths", strengths).astype(rows.dtype)
     if factors.ndim == 0:
         factors = jnp.full(len(rows), factors)

@@ -20,6 +20,8 @@ from meanformer.observables.metastability.clocks import flow_of
 
 # Rounding of angles changes depths by this many times beta times the precision.
 ROUNDINGS = 64
+# Of more groups than this, the heaviest are printed.
+SHOWN = 8
 
 
 class Plateau(eqx.Module):
@@ -84,11 +86,31 @@ class Plateaus(eqx.Module):
     def __getitem__(self, index: int) -> Plateau:
         return self.steps[index]
 
+    def __str__(self) -> str:
+        """Return a table, one line for each plateau, and how they were found."""
+        head = (
+            f"{'start':>11}{'end':>12}{'groups':>8}{'energy':>11}{'level':>11}  masses"
+        )
+        return "\n".join([head, *map(_line, self.steps), self.verdict])
+
     @property
     def longest(self) -> Plateau:
         """The longest plateau that ends before the trajectory does, if there is one."""
         closed = [step for step in self.steps if not step.is_open] or self.steps
         return max(closed, key=lambda step: step.end - step.start)
+
+
+def _line(step: Plateau) -> str:
+    """Return a plateau in one line, with the heaviest masses only."""
+    count = "?" if step.count is None else f"{step.count}"
+    heights = ["" if h is None else f"{h:.6g}" for h in (step.energy, step.level)]
+    masses = [f"{mass:.3g}" for mass in np.asarray(step.masses)]
+    shown = ", ".join(masses[:SHOWN]) + ", …" * (len(masses) > SHOWN)
+    notes = "; ends in a tie" * step.is_tied + "; open" * step.is_open
+    return (
+        f"{step.start:>11.5g}{step.end:>12.5g}{count:>8}{heights[0]:>11}"
+        f"{heights[1]:>11}  {shown}{notes}"
+    )
 
 
 def plateaus(

@@ -43,6 +43,20 @@ class PredictedStaircase(eqx.Module):
     levels: Float[Array, " l"]
     is_tied: Bool[Array, " k"]
 
+    def __str__(self) -> str:
+        """Return a table, one line for each merge, and the verdict."""
+        lines = [f"{'merge':>11}{'log10 depth':>13}{'level':>11}"]
+        for k, (leader, token) in enumerate(
+            zip(self.leaders, self.tokens, strict=True)
+        ):
+            lines.append(
+                f"{f'{leader} + {token}':>11}{self.log_depths[k] / np.log(10):>13.6g}"
+                f"{self.levels[k + 1]:>11.6g}"
+                + "  predicted" * bool(self.is_predicted[k])
+                + "; tied" * bool(self.is_tied[k])
+            )
+        return "\n".join([*lines, self.verdict])
+
 
 def predicted_staircase(
     trajectory: Trajectory, flow: Flow | None = None, *, distance: float = 1e-9

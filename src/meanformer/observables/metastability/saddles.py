@@ -76,6 +76,19 @@ class Saddles(eqx.Module):
     def __getitem__(self, index: int) -> Saddle:
         return self.steps[index]
 
+    def __str__(self) -> str:
+        """Return a table, one line for each plateau."""
+        lines = [f"{'start':>11}{'end':>12}{'groups':>8}{'energy':>11}  critical point"]
+        for step in self.steps:
+            plateau = step.plateau
+            count = "?" if plateau.count is None else f"{plateau.count}"
+            height = "" if step.energy is None else f"{step.energy:.6g}"
+            lines.append(
+                f"{plateau.start:>11.5g}{plateau.end:>12.5g}{count:>8}{height:>11}"
+                f"  {step.verdict}"
+            )
+        return "\n".join(lines)
+
 
 def saddles(
     trajectory: Trajectory,

@@ -45,6 +45,22 @@ class Staircase(eqx.Module):
     levels: Float[Array, " l"]
     is_tied: Bool[Array, " k"]
 
+    def __str__(self) -> str:
+        """Return a table, one line for each merge."""
+        head = f"{'merge':>11}{'angle':>11}{'arc length':>12}{'level':>11}  masses"
+        lines = [head]
+        for k, (leader, token) in enumerate(
+            zip(self.leaders, self.tokens, strict=True)
+        ):
+            masses = ", ".join(f"{mass:.3g}" for mass in np.asarray(self.masses[k]))
+            note = "; tied" if self.is_tied[k] else ""
+            lines.append(
+                f"{f'{leader} + {token}':>11}{self.gaps[k]:>11.5g}"
+                f"{self.arc_lengths[k]:>12.6g}{self.levels[k + 1]:>11.6g}"
+                f"  {masses}{note}"
+            )
+        return "\n".join(lines)
+
 
 def greedy_staircase(layer: AbstractInContextMap, cloud: TokenCloud) -> Staircase:
     r"""Predict the merges of groups on the sphere as $\beta \to \infty$.
