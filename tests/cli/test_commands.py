@@ -184,6 +184,15 @@ def test_the_list_names_claims_papers_and_rooms(meanformer):
         assert piece in result.stdout
 
 
+def test_the_list_can_be_of_some(meanformer):
+    result = meanformer("experiments", "--only", "toy-h*")
+    assert result.exit_code == 0
+    assert result.stdout.strip().endswith(
+        "1 experiment; run one with: meanformer run NAME"
+    )
+    assert meanformer("experiments", "--only", "nothing*").exit_code == 2
+
+
 def test_the_list_as_json(meanformer):
     listed = json.loads(meanformer("experiments", "--json").stdout)["experiments"]
     toy = next(one for one in listed if one["name"] == "toy-holds")

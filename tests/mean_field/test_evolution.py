@@ -1,5 +1,6 @@
 """From a density to tokens, through the forming of clusters."""
 
+import jax
 import numpy as np
 import pytest
 
@@ -36,6 +37,22 @@ def test_tokens_take_over_where_modes_lack(evolution):
     assert isinstance(evolution.measure(-1), mf.TokenCloud)
     assert isinstance(evolution.at(1.0), FourierDensity)
     assert isinstance(evolution.at(7.5), mf.TokenCloud)
+
+
+def test_it_tells_where_tokens_took_over(evolution):
+    depth = f"{float(evolution.hand_over):.6g}"
+    assert f"64 modes until {depth}, then" in str(evolution)
+
+
+def test_in_single_precision_steps_are_no_finer_than_rounding():
+    """With its default tolerances it would end without a step to go."""
+    flow, density = jax.tree.map(
+        lambda leaf: leaf.astype(np.float32), (flow_of(), start())
+    )
+    single = evolve(flow, density, 7.0, save=2, most_modes=64)
+    assert single.densities.moments.dtype == np.float32
+    assert float(single.depths[-1]) == 7
+    assert single.tokens is not None
 
 
 def test_moments_go_on_through_the_hand_over(evolution):

@@ -44,6 +44,7 @@ def test_the_energy_rises_by_the_distance_at_every_step(step):
     assert float(rise.min()) > 0
     ends = [mf.observables.energy(LAYER, path.cloud(k)) for k in (0, 12)]
     np.testing.assert_allclose(path.energies[jnp.array([0, 12])], ends, rtol=1e-12)
+    assert str(path).startswith(f"12 steps to depth {12 * step:g}: energy")
 
 
 def test_large_steps_go_on_where_the_density_has_become_three_clusters():

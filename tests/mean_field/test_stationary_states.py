@@ -95,6 +95,14 @@ def test_the_fold_and_the_maxwell_point_of_the_circle(steep):
     assert fold.kappa < steep.maxwell.kappa < steep.critical
 
 
+def test_a_branch_tells_its_fold_and_its_maxwell_point(steep):
+    first, fold, maxwell = str(steep).split("\n")
+    assert "from kappa 0.2054599575" in first
+    assert fold.startswith("fold at kappa 0.184300683: order 0.61419")
+    assert maxwell.startswith("Maxwell point at kappa 0.1879758266")
+    assert maxwell.endswith("stable")
+
+
 def test_the_transition_is_continuous_at_2_3_and_jumps_at_5(smooth, steep):
     assert not smooth.folds
     assert smooth.maxwell is None

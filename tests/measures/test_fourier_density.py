@@ -233,3 +233,13 @@ def test_softmax_at_one_token_of_the_circle_agrees_with_many_tokens(density, key
     x = jnp.array([[0.0, 1.0]])
     sample = TokenCloud(density.sample(100_000, key=key))
     np.testing.assert_allclose(layer(density, x), layer(sample, x), atol=0.02)
+
+
+def test_a_constant_function_is_the_uniform_density():
+    uniform = FourierDensity.from_function(lambda angle: 1 / (2 * np.pi), 3)
+    np.testing.assert_allclose(uniform.moments, 0, atol=1e-15)
+
+
+def test_a_function_that_is_negative_somewhere_is_told_so():
+    with pytest.raises(InvalidInput, match="the function is -0.318"):
+        FourierDensity.from_function(lambda t: (1 + 3 * jnp.cos(t)) / (2 * jnp.pi))

@@ -32,6 +32,14 @@ def test_a_branch_is_dashed_up_to_its_fold_and_solid_beyond(branch):
     assert axes.get_legend_handles_labels()[1] == ["name"]
 
 
+def test_axes_get_labels_unless_they_have_them(branch):
+    _, axes = canvas()
+    axes.set_ylabel("mine")
+    draw_branch(branch, axes)
+    assert "noise" in axes.get_xlabel()
+    assert axes.get_ylabel() == "mine"
+
+
 def test_marks_can_be_left_out(branch):
     _, axes = canvas()
     draw_branch(branch, axes, marks=False)

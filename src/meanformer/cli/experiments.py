@@ -11,12 +11,16 @@ from meanformer.cli.app import EXPERIMENTS, app
 
 @app.command(rich_help_panel=EXPERIMENTS)
 def experiments(
+    only: Annotated[
+        str | None,
+        typer.Option(help="Patterns of names, like 'radius*|sinkhorn*'."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """List the experiments: name, claims, paper, room, run time."""
     from meanformer.experiments.framework import registry
 
-    found = registry.all_experiments()
+    found = registry.select(only)
     if as_json:
         typer.echo(
             json.dumps({"experiments": [_facts(one) for one in found]}, indent=1)
@@ -25,7 +29,8 @@ def experiments(
     out = terminal.console()
     for one in found:
         _print(one, out)
-    typer.echo(f"{len(found)} experiments; run one with: meanformer run NAME")
+    plural = "s" * (len(found) != 1)
+    typer.echo(f"{len(found)} experiment{plural}; run one with: meanformer run NAME")
 
 
 def _print(experiment: Any, out: Any) -> None:

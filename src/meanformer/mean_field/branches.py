@@ -57,6 +57,18 @@ class StationaryBranch(eqx.Module):
     degree: int = eqx.field(static=True)
     dimension: int = eqx.field(static=True)
 
+    def __str__(self) -> str:
+        """Return where it begins, and its folds and Maxwell point."""
+        lines = [
+            f"branch of degree {self.degree} in dimension {self.dimension}: "
+            f"{len(self.kappas)} states from kappa {self.critical:.10g}, "
+            f"{int(self.is_stable.sum())} of them stable"
+        ]
+        lines += [f"fold at {fold}" for fold in self.folds]
+        if self.maxwell is not None:
+            lines.append(f"Maxwell point at {self.maxwell}")
+        return "\n".join(lines)
+
     @property
     def critical(self) -> float:
         r"""The $\kappa$ at which the branch begins."""

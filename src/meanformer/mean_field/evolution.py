@@ -29,6 +29,8 @@ from meanformer.typing import ArrayLike
 
 # Nodes that carry less mass than this are left out.
 LIGHTEST = 1e-18
+# Tolerances finer than so many roundings only cost steps.
+ROUNDINGS = 32
 
 
 class Evolution(eqx.Module):
@@ -41,6 +43,16 @@ class Evolution(eqx.Module):
 
     densities: DensityTrajectory
     tokens: Trajectory | None
+
+    def __str__(self) -> str:
+        """Return what there is, and from where to where."""
+        first, last = float(self.depths[0]), float(self.depths[-1])
+        modes = self.densities.moments.shape[1]
+        text = f"depth {first:g} to {last:g}: a density with {modes} modes"
+        if self.tokens is None:
+            return text
+        count = len(self.tokens.weights)
+        return f"{text} until {float(self.tokens.depths[0]):.6g}, then {count} tokens"
 
     @property
     def hand_over(self) -> Float[Array, ""] | None:
@@ -102,8 +114,8 @@ def evolve(
         save: as for `solve`; the depth of the hand-over is saved too.
         most_modes: modes up to which the density is solved.
         nodes: how many equispaced tokens take over; two for each mode by default.
-        rtol: relative tolerance.
-        atol: absolute tolerance.
+        rtol: relative tolerance; one that rounding does not allow is loosened.
+        atol: absolute tolerance, likewise.
         progress: show a progress bar on standard error.
 
     Returns:
@@ -117,7 +129,8 @@ def evolve(
     most_modes = as_integer("most_modes", most_modes, least=1)
     nodes = 2 * most_modes if nodes is None else as_integer("nodes", nodes, least=1)
     depths = saved_depths(depth, save, density.moments.dtype)
-    options = {"rtol": rtol, "atol": atol}
+    finest = ROUNDINGS * float(jnp.finfo(depths.dtype).eps)
+    options = {"rtol": max(rtol, finest), "atol": max(atol, finest)}
     bar = ProgressBar("following the mean field") if progress else False
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", StoppedEarly)

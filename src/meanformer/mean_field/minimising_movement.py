@@ -46,6 +46,13 @@ class MinimisingMovement(eqx.Module):
     distances: Float[Array, " s"]
     newton_steps: Int[Array, " s"]
 
+    def __str__(self) -> str:
+        """Return how far it went and how much the energy rose."""
+        return (
+            f"{len(self.distances)} steps to depth {float(self.depths[-1]):g}: energy "
+            f"{float(self.energies[0]):.10g} to {float(self.energies[-1]):.10g}"
+        )
+
     def cloud(self, index: int) -> TokenCloud:
         """Return the measure after so many steps."""
         return TokenCloud(self.points[index], self.weights)

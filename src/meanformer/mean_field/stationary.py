@@ -53,6 +53,14 @@ class StationaryState(eqx.Module):
     free_energy: float | None
     growth: float
 
+    def __str__(self) -> str:
+        """Return where it is, how ordered, and whether it is stable."""
+        kind = "stable" if self.is_stable else "unstable"
+        energy = (
+            "" if self.free_energy is None else f", free energy {self.free_energy:.6g}"
+        )
+        return f"kappa {self.kappa:.10g}: order {self.order:.10g}{energy}, {kind}"
+
     @property
     def is_stable(self) -> bool:
         """Whether all perturbations but rotations decay."""

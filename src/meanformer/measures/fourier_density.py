@@ -86,7 +86,7 @@ class FourierDensity(AbstractMeasure):
         r"""Take the moments of a smooth density, given as a function of the angle.
 
         Args:
-            density: takes angles in $[0, 2\pi)$, returns values.
+            density: takes angles in $[0, 2\pi)$, returns values, or one for all.
             modes: how many moments to keep; the function is sampled at four angles for
                 each, and what is beyond is left out.
             normalize: divide by the mass; otherwise it must be one.
@@ -99,8 +99,16 @@ class FourierDensity(AbstractMeasure):
         count = 4 * modes + 4
         values = density(grid_angles(count, jnp.result_type(float)))
         values = as_float_array("density", values)
+        values = jnp.broadcast_to(values, (count,)) if values.ndim == 0 else values
         check_shape("density", values, (count,))
         check_finite("density", values)
+        if is_concrete(values):
+            lowest = float(values.min())
+            check(
+                lowest >= -NEGATIVE * float(values.max()),
+                f"the function is {lowest:.3g} at one of the angles; a density is "
+                "nowhere negative.",
+            )
         series = from_grid(values, modes)
         mass = series[0].real
         if is_concrete(mass) and not normalize:

@@ -23,7 +23,7 @@ def draw_branch(
     r"""Draw the order of a branch against the inverse noise: dashed where unstable.
 
     Folds are dots; the Maxwell point, where its free energy is that of the uniform
-    state, is a diamond.
+    state, is a diamond. Axes without labels get them.
 
     Args:
         branch: the branch.
@@ -58,6 +58,10 @@ def draw_branch(
             state = branch.maxwell
             place = state.kappa / unit, state.moment(branch.degree)
             axes.plot(*place, "D", color=style.GOLD)
+    if not axes.get_xlabel():
+        axes.set_xlabel(r"inverse noise $\kappa$" if unit == 1 else r"$\kappa$, scaled")
+    if not axes.get_ylabel():
+        axes.set_ylabel("order")
     return axes
 
 
