@@ -149,9 +149,11 @@ def test_costs_are_measured_once_and_kept(monkeypatch, tmp_path):
         assert len(calls) == 1
         name = f"costs-{jax.default_backend()}"
         assert kept_numbers(name)["pair"] == 1e-9
-        keep_numbers(name, {"pair": 2.0})
-        costs_module._kept.cache_clear()
-        assert costs_module.costs() == DEFAULTS
+        free = dataclasses.asdict(Costs(pair_product=0.0))
+        for useless in ({"pair": 2.0}, free):
+            keep_numbers(name, useless)
+            costs_module._kept.cache_clear()
+            assert costs_module.costs() == DEFAULTS
     finally:
         for cached in (costs_module._kept, costs_module._measured):
             cached.cache_clear()
@@ -160,9 +162,7 @@ def test_costs_are_measured_once_and_kept(monkeypatch, tmp_path):
 @pytest.mark.slow
 def test_measured_costs_are_positive_and_plausible():
     found = dataclasses.asdict(costs_module.measure())
-    assert all(0 <= value < 1e-5 for value in found.values())
-    assert found["pair"] > 0
-    assert found["mode"] > 0
+    assert all(0 < value < 1e-5 for value in found.values())
 
 
 @pytest.mark.parametrize(
