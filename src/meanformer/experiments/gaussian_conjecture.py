@@ -71,10 +71,10 @@ class Parameters:
     """How many draws of each ensemble, and how far they are followed."""
 
     plane: int = setting(
-        60, full=600, help="generic draws in dimension 2", at_least=20, at_most=100_000
+        30, full=600, help="generic draws in dimension 2", at_least=20, at_most=100_000
     )
     space: int = setting(
-        20, full=400, help="generic draws in dimension 3", at_least=5, at_most=100_000
+        10, full=400, help="generic draws in dimension 3", at_least=5, at_most=100_000
     )
     structured: int = setting(
         3, full=60, help="draws of each structured ensemble", at_least=1, at_most=10_000

@@ -442,6 +442,7 @@ def draw_circle(branches) -> Picture:
     for axes, name in zip(panels, ("circle, smooth", "circle, steep"), strict=True):
         axes.text(branches[name].critical, 1.02, r"$\kappa_c$", ha="center")
     panels[0].set(ylabel=r"order $|\int x\,\mathrm{d}\rho|$", ylim=(-0.04, 1.0))
+    panels[1].set_ylabel("")
     panels[0].legend(loc="lower right", bbox_to_anchor=(1, 0.1))
     return Picture(
         figure,

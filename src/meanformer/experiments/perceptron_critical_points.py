@@ -5,9 +5,7 @@ multiples of its input weights climbs $E(\mu) = \frac1{2\beta}\iint e^{\beta\lan
 x,y\rangle}\,\mathrm{d}\mu\,\mathrm{d}\mu + \int\Phi\,\mathrm{d}\mu$. Its stable states
 are few atoms near peaks of $\Phi$, no longer one point: with two ReLU units at the
 angles $0$ and $2\pi/3$ two atoms rest near them. The largest energy still belongs to
-one atom, since $E$ is convex in $\mu$. All critical points of two atoms are listed with
-their indices, whose alternating sum is the Euler characteristic of the torus, and
-compared with those that a scan of the torus finds.
+one atom, since $E$ is convex in $\mu$.
 """
 
 from dataclasses import dataclass
@@ -15,7 +13,6 @@ from typing import cast
 
 import jax
 import jax.numpy as jnp
-import jax.random as jr
 import numpy as np
 import scipy.integrate
 import scipy.optimize
@@ -26,28 +23,30 @@ from meanformer.experiments import (
     Experiment,
     Outcome,
     Picture,
-    Table,
     closed_form,
     other_method,
     setting,
     tabulated,
-    theory,
 )
-from meanformer.flows import Constant
+from meanformer.experiments.framework.circle_atoms import (
+    angles_of,
+    map_of,
+    on_circle,
+    pull,
+    search_of,
+    table_of,
+    turned,
+)
 from meanformer.observables import (
     CriticalPoint,
-    energy,
     energy_maximiser,
     energy_minimiser,
-    find_critical_points,
     first_variation,
     localisation,
-    matrix_energy_flow,
     newton_critical_point,
     perceptron_flow,
 )
 from meanformer.plotting import draw_basins, draw_potential, style
-from meanformer.plotting.potentials import quarter_ticks
 
 UNIT = 2 * np.pi / 3  # the angle of the second unit
 STRENGTH = 4.0
@@ -56,16 +55,6 @@ ANGLES |= {4: 0.0167890756}
 RATES = (-3.0678405218, -3.9798427505)
 ENERGY, SKEWED = 2.9735753953, 3.1133672934
 LIMITS = ("one atom at $0$", r"one atom at $2\pi/3$", "two atoms", "flat region")
-MARKS = (("^", "maximum"), ("P", "saddle"), ("v", "minimum"))
-# No symmetry, no flat region: the energy of two atoms has isolated critical points.
-GENERIC = {
-    "angles": (0.3, 2.0, 4.1),
-    "strengths": (6.0, 5.0, 4.0),
-    "biases": (0.2, -0.3, 0.1),
-    "masses": (0.7, 0.3),
-}
-LENGTH = 1.5  # of the directions of the generic units
-LEVELS = (1.5, 1.0, 0.5)  # eigenvalues of the matrix on the sphere
 
 
 @dataclass(frozen=True)
@@ -135,40 +124,18 @@ BASINS = Claim(
     r"of the search: one atom, two atoms, or the flat region where $\Phi = 0$.",
     status="observation",
 )
-EULER = Claim(
-    id="euler",
-    statement=r"The critical points of two atoms of masses $0.7, 0.3$ on the circle "
-    r"with three sigmoid units have indices $k$ with $\sum(-1)^k = 0$, the Euler "
-    r"characteristic of the torus: none has been missed that this sum would tell.",
-    status="theorem",
-    reference="Mil63, Theorem 5.2",
-)
-SCANNED = Claim(
-    id="all-found",
-    statement=r"The search finds as many critical points of each index $0, 1, 2$ as "
-    r"there are zeros of both slopes in a scan of the whole torus, and all of them "
-    r"where the scan does.",
-    status="observation",
-)
-AXES = Claim(
-    id="matrix-axes",
-    statement=r"With the matrix $D = $ diag$(1.5, 1, 0.5)$ single atoms on the sphere "
-    r"rest at the axes only, at energies $\frac12e^{\lambda_k}$ with index $k - 1$.",
-    status="observation",
-)
 
 
 def run(parameters: Parameters, *, progress) -> Outcome:
-    """Find critical points, and compare with root finders, closed forms, topology."""
+    """Find critical points, and compare with root finders and closed forms."""
     states = {beta: two_atoms(beta) for beta in progress.over(ANGLES, 0.1)}
     skewed = two_atoms(2.0, masses=(0.7, 0.3))
-    search = search_of(block_flow(2.0), (0.5, 0.5), parameters)
-    generic = search_of(generic_flow(), GENERIC["masses"], parameters)
-    scanned = scan()
+    search = search_of(
+        block_flow(2.0), (0.5, 0.5), starts=parameters.starts, seed=parameters.seed
+    )
     betas = (2.0, 1.0, 0.5, 3.0, 4.0)[: parameters.branches]
     folds = [fold_by_newton(beta) for beta in progress.over(betas, 0.3)]
     labels, ends = basins(parameters)
-    axes = search_of(matrix_energy_flow(np.diag(LEVELS)), (1.0,), parameters)
     return Outcome(
         findings=[
             states_finding(states, skewed),
@@ -182,32 +149,14 @@ def run(parameters: Parameters, *, progress) -> Outcome:
                 source=closed_form("the branch as a function of one angle"),
             ),
             basins_finding(labels, ends, states[2]),
-            EULER.close_to(
-                euler_sum(generic), 0.0, tolerance=0.0, source=theory("Morse theory")
-            ),
-            scan_finding(generic, scanned),
-            axes_finding(axes),
         ],
         pictures=[
             draw_states(states[2], skewed),
             draw_folds(betas, folds),
             draw_basin_picture(labels),
-            draw_landscape(generic, scanned),
         ],
-        tables=[table_of(search), table_of(generic)],
+        tables=[table_of(search)],
     )
-
-
-def on_circle(angles, masses=None) -> mf.TokenCloud:
-    """Atoms at these angles."""
-    angles = np.asarray(angles)
-    return mf.TokenCloud(np.stack([np.cos(angles), np.sin(angles)], axis=1), masses)
-
-
-def angles_of(cloud: mf.TokenCloud) -> np.ndarray:
-    """The angles of atoms, from zero to a full turn."""
-    points = np.asarray(cloud.points)
-    return np.arctan2(points[:, 1], points[:, 0]) % (2 * np.pi)
 
 
 def block_flow(beta: float, strength: float = STRENGTH) -> mf.Flow:
@@ -216,49 +165,15 @@ def block_flow(beta: float, strength: float = STRENGTH) -> mf.Flow:
     return perceptron_flow(attention, on_circle([0.0, UNIT]).points, strength)
 
 
-def generic_flow() -> mf.Flow:
-    """Attention with three sigmoid units without symmetry."""
-    directions = LENGTH * on_circle(GENERIC["angles"]).points
-    return perceptron_flow(
-        mf.identity_attention("unnormalised", 2, 2.0),
-        directions,
-        np.array(GENERIC["strengths"]),
-        np.array(GENERIC["biases"]),
-        activation="sigmoid",
-    )
-
-
-def map_of(flow: mf.Flow) -> mf.AbstractInContextMap:
-    """The map of a flow that does not change with depth."""
-    return cast(Constant, flow.velocity).gamma
-
-
 def two_atoms(beta: float, *, masses=(0.5, 0.5)) -> CriticalPoint:
     """The stable two-atom state."""
     return newton_critical_point(block_flow(beta), on_circle([0.1, 2.0], masses))
-
-
-def search_of(flow: mf.Flow, masses, parameters: Parameters):
-    """All critical points that a search finds, by Newton's method and deflation."""
-    return find_critical_points(
-        flow,
-        np.array(masses),
-        key=jr.key(parameters.seed),
-        starts=parameters.starts,
-        deflations=parameters.starts // 2,
-        depth=0.0,
-    )
 
 
 def lift(angle):
     """The slope of the potential of two ReLU units of strength one, in the angle."""
     units = (np.maximum(np.cos(angle - u), 0) * np.sin(u - angle) for u in (0.0, UNIT))
     return sum(units)
-
-
-def pull(gap, beta: float):
-    """What a token feels of another one ahead of it."""
-    return np.exp(beta * np.cos(gap)) * np.sin(gap)
 
 
 def angles_by_scipy(beta: float, masses=(0.5, 0.5)) -> np.ndarray:
@@ -451,11 +366,6 @@ def basins(parameters: Parameters) -> tuple[np.ndarray, np.ndarray]:
     return labels_of(ends), ends
 
 
-def turned(angles, target) -> np.ndarray:
-    """How far angles are from others, around the circle."""
-    return np.abs((np.asarray(angles) - target + np.pi) % (2 * np.pi) - np.pi)
-
-
 def labels_of(ends: np.ndarray) -> np.ndarray:
     """The limit of each pair of tokens, as a place in the list of limits."""
     apart = turned(ends[..., 0] - ends[..., 1], 0.0)
@@ -476,136 +386,6 @@ def basins_finding(labels: np.ndarray, ends: np.ndarray, state: CriticalPoint):
         tolerance=0.0,
         source=other_method("Newton's method for the states, solves for the flows"),
     )
-
-
-def full_index(point: CriticalPoint) -> int:
-    """The index among two tokens: a joined pair may also part."""
-    splits = point.cloud.count == 1 and float(point.splitting[0]) > 0
-    return int(point.index or 0) + int(splits)
-
-
-def euler_sum(found) -> float:
-    """The alternating sum of the indices."""
-    return float(sum((-1) ** full_index(point) for point in found))
-
-
-def generic_slopes(angles):
-    """The slopes of the energy per mass in both angles, from its formula."""
-    first, second = angles
-    heavy, light = GENERIC["masses"]
-    force = pull(second - first, 2.0)
-    return np.array(
-        [generic_lift(first) + light * force, generic_lift(second) - heavy * force]
-    )
-
-
-def generic_units():
-    """Angle, strength and bias of each sigmoid unit."""
-    return zip(*(GENERIC[n] for n in ("angles", "strengths", "biases")), strict=True)
-
-
-def generic_lift(angle):
-    """The slope of the potential of the sigmoid units in the angle."""
-    return sum(
-        c * LENGTH * np.sin(u - angle) / (1 + np.exp(-LENGTH * np.cos(angle - u) - b))
-        for u, c, b in generic_units()
-    )
-
-
-def generic_energy(first, second):
-    """The energy of two atoms under the sigmoid units, from its formula."""
-    masses = GENERIC["masses"]
-    cross = 2 * masses[0] * masses[1] * np.exp(2 * np.cos(first - second))
-    pairs = (np.exp(2) * np.dot(masses, masses) + cross) / 4
-    heights = sum(
-        c * mass * np.logaddexp(0, LENGTH * np.cos(angle - u) + b)
-        for u, c, b in generic_units()
-        for mass, angle in zip(masses, (first, second), strict=True)
-    )
-    return pairs + heights
-
-
-def scan(count: int = 240) -> list[tuple[np.ndarray, int]]:
-    """All zeros of both slopes on the torus, with their indices.
-
-    Cells of a grid in which both slopes change their sign start a root finder.
-    """
-    turn = 2 * np.pi * (np.arange(count) + 0.123) / count
-    slopes = generic_slopes(np.meshgrid(turn, turn, indexing="ij"))
-    corners = [np.roll(slopes, s, (1, 2)) > 0 for s in ((0, 0), (-1, 0), (0, -1))]
-    corners.append(np.roll(slopes, (-1, -1), (1, 2)) > 0)
-    changes = np.ptp(np.array(corners, int), axis=0).all(axis=0)
-    zeros: list[tuple[np.ndarray, int]] = []
-    for cell in np.argwhere(changes):
-        found = scipy.optimize.root(
-            generic_slopes, turn[cell] + np.pi / count, tol=1e-13
-        )
-        is_zero = np.abs(found.fun).max() < 1e-9
-        if is_zero and all(turned(found.x, old).max() > 1e-6 for old, _ in zeros):
-            zeros.append((found.x % (2 * np.pi), index_at(found.x)))
-    return zeros
-
-
-def index_at(angles) -> int:
-    """How many directions grow, by differences of the slopes."""
-    steps = 1e-5 * np.eye(2)
-    columns = [generic_slopes(angles + s) - generic_slopes(angles - s) for s in steps]
-    return int((np.linalg.eigvals(np.stack(columns, axis=1)).real > 0).sum())
-
-
-def on_torus(point: CriticalPoint) -> np.ndarray:
-    """The angles of the heavy and of the light token."""
-    order = np.argsort(-np.asarray(point.cloud.weights))
-    return np.resize(angles_of(point.cloud)[order], 2)
-
-
-def scan_finding(found, scanned):
-    """Numbers of each index, and how far points are from the nearest of the scan."""
-    indices = [full_index(point) for point in found]
-    others = [index for _, index in scanned]
-    apart = [
-        min(turned(on_torus(point), angles).max() for angles, _ in scanned)
-        for point in found
-    ]
-    return SCANNED.close_to(
-        [*(indices.count(k) for k in range(3)), max(apart, default=np.pi)],
-        [*(others.count(k) for k in range(3)), 0.0],
-        tolerance=1e-8,
-        source=other_method("sign changes on a grid of the torus and SciPy's roots"),
-    )
-
-
-def axes_finding(found):
-    """Energies and indices of single atoms on the sphere."""
-    measured = [(2 * point.energy, point.index) for point in found]
-    # A search that finds fewer or more fails the claim.
-    missing = [(np.nan, -1)] * (len(LEVELS) - len(measured))
-    extra = [(np.nan, -1)] * (len(measured) - len(LEVELS))
-    exact = [(np.exp(level), k) for k, level in enumerate(LEVELS)]
-    return AXES.close_to(
-        np.ravel([*measured, *missing]),
-        np.ravel([*exact, *extra]),
-        tolerance=1e-9,
-        source=closed_form(r"rates $(\lambda_j - \lambda_k)e^{\lambda_k}$"),
-    )
-
-
-def table_of(found) -> Table:
-    """The points of a search."""
-    rows = [
-        [
-            point.kind,
-            point.cloud.count,
-            point.energy,
-            full_index(point),
-            ", ".join(f"{angle:.6f}" for angle in angles_of(point.cloud)),
-            int(visits),
-        ]
-        for point, visits in zip(found, found.visits, strict=True)
-    ]
-    heads = ["kind", "atoms", "energy", "index among two tokens", "angles", "visits"]
-    caption = "Critical points of the search, one of each set of images by symmetries."
-    return Table(heads, rows, caption)
 
 
 def draw_states(equal: CriticalPoint, skewed: CriticalPoint) -> Picture:
@@ -696,83 +476,6 @@ def draw_basin_picture(labels: np.ndarray) -> Picture:
     )
 
 
-def draw_landscape(found, scanned) -> Picture:
-    """The energy over the torus with its critical points; who climbs where."""
-    figure, (left, right) = style.canvas(2, panel=(5.0, 4.2))
-    turn = np.linspace(0, 2 * np.pi, 181)
-    heights = generic_energy(turn[:, None], turn[None, :])
-    image = left.contourf(turn, turn, heights.T, 24, cmap=style.depth_colours())
-    figure.colorbar(image, ax=left, location="top", aspect=40, label="energy")
-    columns = {}
-    for index, (mark, name) in enumerate(MARKS):
-        places = [angles for angles, other in scanned if other == index]
-        left.scatter(*np.transpose(places), marker=mark, s=70, c="white", zorder=3)
-        points = sorted(
-            (point for point in found if full_index(point) == index),
-            key=lambda point: cast(float, point.energy),
-        )
-        # Side by side, so that points of nearly one energy are told apart.
-        shifts = 0.06 * (np.arange(len(points)) - (len(points) - 1) / 2)
-        for point, shift in zip(points, shifts, strict=True):
-            columns[id(point)] = index + shift
-            colour = style.ORANGE if point.cloud.count == 1 else style.BLUE
-            place = (columns[id(point)], point.energy)
-            right.plot(*place, mark, color=colour, markersize=9, zorder=3)
-        right.plot([], [], mark, color=style.GREY, label=name)
-    for source, target in edges(found):
-        ends = (source, target)
-        right.plot(
-            [columns[id(point)] for point in ends],
-            [point.energy for point in ends],
-            color=style.GREY,
-            linewidth=0.9,
-        )
-    for axis in ("x", "y"):
-        quarter_ticks(left, axis)
-    left.grid(visible=False)
-    left.set(xlabel="angle of the heavy token", ylabel="angle of the light token")
-    right.set(xlabel="index among two tokens", ylabel="energy", xticks=[0, 1, 2])
-    right.legend(loc="upper right")
-    return Picture(
-        figure,
-        "Two tokens of masses 0.7 and 0.3 with three sigmoid units. Left: the energy "
-        "over all pairs of angles, with the critical points of a scan. Right: those of "
-        "the search (orange: one atom, blue: two), energy against index; lines join a "
-        "saddle with the states that the flow reaches from it, either way.",
-    )
-
-
-def edges(found):
-    """Pairs of a saddle and a stable state to which the flow goes from it."""
-    stable = [point for point in found if full_index(point) == 0]
-    masses = np.array(GENERIC["masses"])
-    for point in found:
-        if full_index(point) != 1:
-            continue
-        angles = angles_of(point.cloud)
-        angles = np.repeat(angles, 2)[:2] if len(angles) == 1 else angles
-        tangents = np.stack([-np.sin(angles), np.cos(angles)], axis=1)
-        motion = np.sum(tangents * np.asarray(point.direction), axis=1)
-        if point.cloud.count == 1 and float(point.splitting[0]) > 0:
-            motion = np.array([1.0, -1.0]) * np.array([masses[1], masses[0]])
-        order = np.asarray(point.cloud.weights) if point.cloud.count == 2 else masses
-        for sign in (-1, 1):
-            end = climbed(angles + sign * 1e-2 * motion, order)
-            yield point, min(stable, key=lambda one: abs(one.energy - end))
-
-
-def climbed(angles, masses) -> float:
-    """The energy at which the flow ends from these angles, by SciPy."""
-
-    def velocity(_, now):
-        force = pull(now[1] - now[0], 2.0)
-        return generic_lift(now) + force * np.array([masses[1], -masses[0]])
-
-    path = scipy.integrate.solve_ivp(velocity, (0, 60), angles, method="LSODA")
-    layer = map_of(generic_flow())
-    return float(energy(layer, on_circle(path.y[:, -1], masses)))
-
-
 experiment = Experiment(
     name="perceptron-critical-points",
     title="A perceptron block keeps atoms apart",
@@ -787,9 +490,6 @@ experiment = Experiment(
         MINIMUM,
         FOLD,
         BASINS,
-        EULER,
-        SCANNED,
-        AXES,
     ),
     parameters=Parameters,
     run=run,

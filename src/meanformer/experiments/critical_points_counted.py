@@ -1,0 +1,322 @@
+r"""No critical point is missed: topology and a scan of the torus count the same.
+
+Two atoms on the circle are a point of the torus. With attention and three sigmoid units
+without symmetry the energy is a function on it whose critical points are isolated, so
+that by Morse theory their indices have the alternating sum zero, the Euler
+characteristic. The search by Newton's method and deflation is compared with this sum,
+and with all zeros of both slopes that a scan of the torus finds. For the energies with
+a matrix the critical points of one atom on the sphere are the axes.
+"""
+
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+import scipy.integrate
+import scipy.optimize
+
+import meanformer as mf
+from meanformer.experiments import (
+    Claim,
+    Experiment,
+    Outcome,
+    Picture,
+    closed_form,
+    other_method,
+    setting,
+    theory,
+)
+from meanformer.experiments.framework.circle_atoms import (
+    angles_of,
+    full_index,
+    map_of,
+    on_circle,
+    pull,
+    search_of,
+    table_of,
+    turned,
+)
+from meanformer.observables import (
+    CriticalPoint,
+    energy,
+    matrix_energy_flow,
+    perceptron_flow,
+)
+from meanformer.plotting import style
+from meanformer.plotting.potentials import quarter_ticks
+
+MARKS = (("^", "maximum"), ("P", "saddle"), ("v", "minimum"))
+# No symmetry, no flat region: the energy of two atoms has isolated critical points.
+GENERIC = {
+    "angles": (0.3, 2.0, 4.1),
+    "strengths": (6.0, 5.0, 4.0),
+    "biases": (0.2, -0.3, 0.1),
+    "masses": (0.7, 0.3),
+}
+LENGTH = 1.5  # of the directions of the generic units
+LEVELS = (1.5, 1.0, 0.5)  # eigenvalues of the matrix on the sphere
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Sizes."""
+
+    starts: int = setting(12, full=200, help="random starts of a search", at_least=8)
+    cells: int = setting(
+        240, full=960, help="cells of the scan in each angle", at_least=60
+    )
+    seed: int = setting(3, help="seed of all samples", at_least=0)
+
+
+EULER = Claim(
+    id="euler",
+    statement=r"The critical points of two atoms of masses $0.7, 0.3$ on the circle "
+    r"with three sigmoid units have indices $k$ with $\sum(-1)^k = 0$, the Euler "
+    r"characteristic of the torus: none has been missed that this sum would tell.",
+    status="theorem",
+    reference="Mil63, Theorem 5.2",
+)
+SCANNED = Claim(
+    id="all-found",
+    statement=r"The search finds as many critical points of each index $0, 1, 2$ as "
+    r"there are zeros of both slopes in a scan of the whole torus, and all of them "
+    r"where the scan does.",
+    status="observation",
+)
+AXES = Claim(
+    id="matrix-axes",
+    statement=r"With the matrix $D = $ diag$(1.5, 1, 0.5)$ single atoms on the sphere "
+    r"rest at the axes only, at energies $\frac12e^{\lambda_k}$ with index $k - 1$.",
+    status="observation",
+)
+
+
+def run(parameters: Parameters, *, progress) -> Outcome:
+    """Search, scan and count."""
+    searches = [
+        (generic_flow(), GENERIC["masses"]),
+        (matrix_energy_flow(np.diag(LEVELS)), (1.0,)),
+    ]
+    found, axes = [
+        search_of(*one, starts=parameters.starts, seed=parameters.seed)
+        for one in progress.over(searches)
+    ]
+    scanned = scan(parameters.cells)
+    return Outcome(
+        findings=[
+            EULER.close_to(
+                euler_sum(found), 0.0, tolerance=0.0, source=theory("Morse theory")
+            ),
+            scan_finding(found, scanned),
+            axes_finding(axes),
+        ],
+        pictures=[draw_landscape(found, scanned)],
+        tables=[table_of(found)],
+    )
+
+
+def generic_flow() -> mf.Flow:
+    """Attention with three sigmoid units without symmetry."""
+    directions = LENGTH * on_circle(GENERIC["angles"]).points
+    return perceptron_flow(
+        mf.identity_attention("unnormalised", 2, 2.0),
+        directions,
+        np.array(GENERIC["strengths"]),
+        np.array(GENERIC["biases"]),
+        activation="sigmoid",
+    )
+
+
+def euler_sum(found) -> float:
+    """The alternating sum of the indices."""
+    return float(sum((-1) ** full_index(point) for point in found))
+
+
+def generic_slopes(angles):
+    """The slopes of the energy per mass in both angles, from its formula."""
+    first, second = angles
+    heavy, light = GENERIC["masses"]
+    force = pull(second - first, 2.0)
+    return np.array(
+        [generic_lift(first) + light * force, generic_lift(second) - heavy * force]
+    )
+
+
+def generic_units():
+    """Angle, strength and bias of each sigmoid unit."""
+    return zip(*(GENERIC[n] for n in ("angles", "strengths", "biases")), strict=True)
+
+
+def generic_lift(angle):
+    """The slope of the potential of the sigmoid units in the angle."""
+    return sum(
+        c * LENGTH * np.sin(u - angle) / (1 + np.exp(-LENGTH * np.cos(angle - u) - b))
+        for u, c, b in generic_units()
+    )
+
+
+def generic_energy(first, second):
+    """The energy of two atoms under the sigmoid units, from its formula."""
+    masses = GENERIC["masses"]
+    cross = 2 * masses[0] * masses[1] * np.exp(2 * np.cos(first - second))
+    pairs = (np.exp(2) * np.dot(masses, masses) + cross) / 4
+    heights = sum(
+        c * mass * np.logaddexp(0, LENGTH * np.cos(angle - u) + b)
+        for u, c, b in generic_units()
+        for mass, angle in zip(masses, (first, second), strict=True)
+    )
+    return pairs + heights
+
+
+def scan(count: int) -> list[tuple[np.ndarray, int]]:
+    """All zeros of both slopes on the torus, with their indices.
+
+    Cells of a grid in which both slopes change their sign start a root finder.
+    """
+    turn = 2 * np.pi * (np.arange(count) + 0.123) / count
+    slopes = generic_slopes(np.meshgrid(turn, turn, indexing="ij"))
+    corners = [np.roll(slopes, s, (1, 2)) > 0 for s in ((0, 0), (-1, 0), (0, -1))]
+    corners.append(np.roll(slopes, (-1, -1), (1, 2)) > 0)
+    changes = np.ptp(np.array(corners, int), axis=0).all(axis=0)
+    zeros: list[tuple[np.ndarray, int]] = []
+    for cell in np.argwhere(changes):
+        found = scipy.optimize.root(
+            generic_slopes, turn[cell] + np.pi / count, tol=1e-13
+        )
+        is_zero = np.abs(found.fun).max() < 1e-9
+        if is_zero and all(turned(found.x, old).max() > 1e-6 for old, _ in zeros):
+            zeros.append((found.x % (2 * np.pi), index_at(found.x)))
+    return zeros
+
+
+def index_at(angles) -> int:
+    """How many directions grow, by differences of the slopes."""
+    steps = 1e-5 * np.eye(2)
+    columns = [generic_slopes(angles + s) - generic_slopes(angles - s) for s in steps]
+    return int((np.linalg.eigvals(np.stack(columns, axis=1)).real > 0).sum())
+
+
+def on_torus(point: CriticalPoint) -> np.ndarray:
+    """The angles of the heavy and of the light token."""
+    order = np.argsort(-np.asarray(point.cloud.weights))
+    return np.resize(angles_of(point.cloud)[order], 2)
+
+
+def scan_finding(found, scanned):
+    """Numbers of each index, and how far points are from the nearest of the scan."""
+    indices = [full_index(point) for point in found]
+    others = [index for _, index in scanned]
+    apart = [
+        min(turned(on_torus(point), angles).max() for angles, _ in scanned)
+        for point in found
+    ]
+    return SCANNED.close_to(
+        [*(indices.count(k) for k in range(3)), max(apart, default=np.pi)],
+        [*(others.count(k) for k in range(3)), 0.0],
+        tolerance=1e-8,
+        source=other_method("sign changes on a grid of the torus and SciPy's roots"),
+    )
+
+
+def axes_finding(found):
+    """Energies and indices of single atoms on the sphere."""
+    measured = [(2 * point.energy, point.index) for point in found]
+    # A search that finds fewer or more fails the claim.
+    missing = [(np.nan, -1)] * (len(LEVELS) - len(measured))
+    extra = [(np.nan, -1)] * (len(measured) - len(LEVELS))
+    exact = [(np.exp(level), k) for k, level in enumerate(LEVELS)]
+    return AXES.close_to(
+        np.ravel([*measured, *missing]),
+        np.ravel([*exact, *extra]),
+        tolerance=1e-9,
+        source=closed_form(r"rates $(\lambda_j - \lambda_k)e^{\lambda_k}$"),
+    )
+
+
+def draw_landscape(found, scanned) -> Picture:
+    """The energy over the torus with its critical points; who climbs where."""
+    figure, (left, right) = style.canvas(2, panel=(5.0, 4.2))
+    turn = np.linspace(0, 2 * np.pi, 181)
+    heights = generic_energy(turn[:, None], turn[None, :])
+    image = left.contourf(turn, turn, heights.T, 24, cmap=style.depth_colours())
+    figure.colorbar(image, ax=left, location="top", aspect=40, label="energy")
+    columns = {}
+    for index, (mark, name) in enumerate(MARKS):
+        places = [angles for angles, other in scanned if other == index]
+        left.scatter(*np.transpose(places), marker=mark, s=70, c="white", zorder=3)
+        points = sorted(
+            (point for point in found if full_index(point) == index),
+            key=lambda point: cast(float, point.energy),
+        )
+        # Side by side, so that points of nearly one energy are told apart.
+        shifts = 0.06 * (np.arange(len(points)) - (len(points) - 1) / 2)
+        for point, shift in zip(points, shifts, strict=True):
+            columns[id(point)] = index + shift
+            colour = style.ORANGE if point.cloud.count == 1 else style.BLUE
+            place = (columns[id(point)], point.energy)
+            right.plot(*place, mark, color=colour, markersize=9, zorder=3)
+        right.plot([], [], mark, color=style.GREY, label=name)
+    for source, target in edges(found):
+        ends = (source, target)
+        right.plot(
+            [columns[id(point)] for point in ends],
+            [point.energy for point in ends],
+            color=style.GREY,
+            linewidth=0.9,
+        )
+    for axis in ("x", "y"):
+        quarter_ticks(left, axis)
+    left.grid(visible=False)
+    left.set(xlabel="angle of the heavy token", ylabel="angle of the light token")
+    right.set(xlabel="index among two tokens", ylabel="energy", xticks=[0, 1, 2])
+    right.legend(loc="upper right")
+    return Picture(
+        figure,
+        "Two tokens of masses 0.7 and 0.3 with three sigmoid units. Left: the energy "
+        "over all pairs of angles, with the critical points of a scan. Right: those of "
+        "the search (orange: one atom, blue: two), energy against index; lines join a "
+        "saddle with the states that the flow reaches from it, either way.",
+    )
+
+
+def edges(found):
+    """Pairs of a saddle and a stable state to which the flow goes from it."""
+    stable = [point for point in found if full_index(point) == 0]
+    masses = np.array(GENERIC["masses"])
+    for point in found:
+        if full_index(point) != 1:
+            continue
+        angles = angles_of(point.cloud)
+        angles = np.repeat(angles, 2)[:2] if len(angles) == 1 else angles
+        tangents = np.stack([-np.sin(angles), np.cos(angles)], axis=1)
+        motion = np.sum(tangents * np.asarray(point.direction), axis=1)
+        if point.cloud.count == 1 and float(point.splitting[0]) > 0:
+            motion = np.array([1.0, -1.0]) * np.array([masses[1], masses[0]])
+        order = np.asarray(point.cloud.weights) if point.cloud.count == 2 else masses
+        for sign in (-1, 1):
+            end = climbed(angles + sign * 1e-2 * motion, order)
+            yield point, min(stable, key=lambda one: abs(one.energy - end))
+
+
+def climbed(angles, masses) -> float:
+    """The energy at which the flow ends from these angles, by SciPy."""
+
+    def velocity(_, now):
+        force = pull(now[1] - now[0], 2.0)
+        return generic_lift(now) + force * np.array([masses[1], -masses[0]])
+
+    path = scipy.integrate.solve_ivp(velocity, (0, 60), angles, method="LSODA")
+    layer = map_of(generic_flow())
+    return float(energy(layer, on_circle(path.y[:, -1], masses)))
+
+
+experiment = Experiment(
+    name="critical-points-counted",
+    title="No critical point of two atoms is missed",
+    room="observables",
+    about=__doc__,
+    claims=(EULER, SCANNED, AXES),
+    parameters=Parameters,
+    run=run,
+    seconds=12,
+)
