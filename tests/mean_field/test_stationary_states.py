@@ -242,7 +242,7 @@ def test_a_shift_only_changes_the_unit_of_noise():
 def test_the_kernel_of_rings_has_the_harmonics_of_funk_and_hecke():
     model = attraction(identity("unnormalised", 4, 6.0))
     basis = zonal_basis(4, 48)
-    kernel, _ = ring_kernel(model, basis.heights)
+    kernel, _ = ring_kernel(model, basis.heights, basis.heights)
     images = (kernel * basis.masses) @ basis.polynomials[:12].T
     expected = model.ratios(12)[:, None] * basis.polynomials[:12]
     np.testing.assert_allclose(images.T, expected, atol=1e-12)
@@ -319,6 +319,10 @@ def test_states_in_high_dimension_are_found_with_more_nodes():
         kernel = np.exp(1.2 * height * state.heights + rings)
         return kernel @ (state.masses * state.densities)
 
+    # Far from the equator, where there are no nodes, as well.
+    far = np.array([0.8, 0.9, 0.99])
+    steps = kappa / 1.2 * np.diff([seen(height) for height in far])
+    np.testing.assert_allclose(np.diff(np.log(state.density(far))), steps, rtol=1e-9)
     kept = (state.heights > 0.3) & (state.heights < 0.9)
     expected = kappa / 1.2 * np.array([seen(height) for height in state.heights[kept]])
     found = np.log(state.densities[kept])

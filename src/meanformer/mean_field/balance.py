@@ -43,7 +43,7 @@ class Balance:
         self.model = model
         self.basis = zonal_basis(model.dimension, count)
         self.ratios = model.ratios(count)
-        kernel, slopes = ring_kernel(model, self.basis.heights)
+        kernel, slopes = ring_kernel(model, self.basis.heights, self.basis.heights)
         self.kernel = kernel * self.basis.masses
         self.kernel_slopes = slopes * self.kernel
 
@@ -145,9 +145,9 @@ class Balance:
 
 
 def ring_kernel(
-    model: Attraction, heights: Nodes
-) -> tuple[Float[np.ndarray, "n n"], Float[np.ndarray, "n n"]]:
-    r"""Return the kernel averaged over rings, and its logarithmic slope in the height.
+    model: Attraction, queries: Float[np.ndarray, " m"], heights: Nodes
+) -> tuple[Float[np.ndarray, "m n"], Float[np.ndarray, "m n"]]:
+    r"""Return the kernel averaged over rings, and its logarithmic slope in the query.
 
     With the log-Laplace transform $L$ of the uniform law on $\mathbb{S}^{d-2}$,
     $$\log\frac{1}{\kappa_0}\,\mathbb{E}\,e^{\beta\langle x,y\rangle}
@@ -157,18 +157,20 @@ def ring_kernel(
     """
     with jax.enable_x64(True):
         beta = jnp.asarray(model.beta, float)
-        logarithms, slopes = _log_kernel(model.dimension, beta, jnp.asarray(heights))
+        places = jnp.asarray(queries), jnp.asarray(heights)
+        logarithms, slopes = _log_kernel(model.dimension, beta, *places)
         return np.exp(np.asarray(logarithms)), np.asarray(slopes)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _log_kernel(dimension: int, beta, heights):
+def _log_kernel(dimension: int, beta, queries, heights):
     """Return the logarithm of the kernel and its slope, as one program."""
-    radii_squared = (1 - heights) * (1 + heights)
-    squares = beta**2 * radii_squared[:, None] * radii_squared[None, :]
+    # Factored, so that nothing cancels near the poles.
+    seen_from, radii_squared = ((1 - z) * (1 + z) for z in (queries, heights))
+    squares = beta**2 * seen_from[:, None] * radii_squared[None, :]
     around, means, _ = sphere_functions(dimension - 1, squares)
-    score = beta * heights[:, None] * heights[None, :]
-    ring = beta**2 * means * heights[:, None] * radii_squared[None, :]
+    score = beta * queries[:, None] * heights[None, :]
+    ring = beta**2 * means * queries[:, None] * radii_squared[None, :]
     logarithms = score + around - log_zonal_mass(dimension, beta)
     return logarithms, beta * heights[None, :] - ring
 

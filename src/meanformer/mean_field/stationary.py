@@ -13,8 +13,9 @@ from meanformer.mean_field.balance import (
     NoConvergence,
     fixed_coupling,
     newton,
+    ring_kernel,
 )
-from meanformer.mean_field.noise import attraction, checked_kappa
+from meanformer.mean_field.noise import Attraction, attraction, checked_kappa
 from meanformer.mean_field.zonal_basis import orthonormal
 from meanformer.typing import ArrayLike
 
@@ -42,6 +43,7 @@ class StationaryState(eqx.Module):
             free energy.
         growth: largest growth rate of a small perturbation, rotations apart; the state
             is stable if it is negative.
+        model: the attraction that noise balances.
     """
 
     kappa: float
@@ -52,6 +54,7 @@ class StationaryState(eqx.Module):
     order: float
     free_energy: float | None
     growth: float
+    model: Attraction = eqx.field(static=True)
 
     def __str__(self) -> str:
         """Return where it is, how ordered, and whether it is stable."""
@@ -69,9 +72,9 @@ class StationaryState(eqx.Module):
     def density(self, heights: ArrayLike) -> Float[np.ndarray, " m"]:
         r"""Return the density at other heights; on the circle $z = \cos\theta$.
 
-        By the polynomial through its logarithms at the nodes. In high dimension these
-        lie about the equator, and digits are lost far from it: in dimension 64 there
-        are eight at height 0.8 and three at 0.9; the nodes themselves keep twelve.
+        By the balance that it solves, $\log\rho = \tfrac\kappa u\Psi + \text{const}$, with
+        the potential $\Psi$ of the density at the nodes: it is right at all heights,
+        also in high dimension, where the nodes lie about the equator.
 
         Args:
             heights: the heights, from -1 to 1.
@@ -82,11 +85,14 @@ class StationaryState(eqx.Module):
             bool((np.abs(at) <= 1).all()),
             "heights must lie between -1 and 1; on the circle they are cos(angle).",
         )
-        logarithms = np.log(np.maximum(self.densities, np.finfo(float).tiny))
-        table, _ = orthonormal(self.heights, self.dimension, len(self.heights))
-        series = table @ (self.masses * logarithms)
-        there, _ = orthonormal(at, self.dimension, len(self.heights))
-        return np.exp(series @ there)
+        top = int(np.argmax(self.densities))
+        kernel, _ = ring_kernel(
+            self.model, np.append(at, self.heights[top]), self.heights
+        )
+        seen = kernel @ (self.masses * self.densities)
+        potential = np.log(seen) if self.model.is_softmax else seen
+        coupling = self.kappa / self.model.unit
+        return self.densities[top] * np.exp(coupling * (potential[:-1] - potential[-1]))
 
     def moment(self, degree: SupportsIndex) -> float:
         r"""Return the mean of the zonal harmonic of a degree, one at the pole.
@@ -179,6 +185,7 @@ def state_of(
         balance.order(density, 1),
         energy,
         balance.growth(density, coupling) / kappa,
+        model,
     )
 
 
