@@ -72,8 +72,8 @@ class StationaryState(eqx.Module):
     def density(self, heights: ArrayLike) -> Float[np.ndarray, " m"]:
         r"""Return the density at other heights; on the circle $z = \cos\theta$.
 
-        By the balance that it solves, $\log\rho = \tfrac\kappa u\Psi + \text{const}$, with
-        the potential $\Psi$ of the density at the nodes: it is right at all heights,
+        By the balance that it solves, $\log\rho = \tfrac\kappa u\Psi + \text{const}$:
+        with the potential $\Psi$ of the density at the nodes it holds at all heights,
         also in high dimension, where the nodes lie about the equator.
 
         Args:

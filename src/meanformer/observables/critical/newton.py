@@ -41,7 +41,8 @@ class CriticalPoint(eqx.Module):
         is_converged: whether they rest, to the tolerance.
         reason: how the search ended, in words.
         kind: "maximum", "minimum", "saddle of index 2" or "degenerate" for the energy
-            of a gradient flow; "stable" or "unstable of index 2" for others.
+            of a gradient flow; "stable" or "unstable of index 2" for others. Among
+            atoms, rotations apart: two opposite ones on the circle are a minimum.
         energy: the energy, `None` where it has none.
         index: how many directions grow under the flow; `None` if it did not converge.
         index_range: the smallest and largest index of the one-sided Hessians, equal
