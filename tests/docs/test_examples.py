@@ -35,6 +35,7 @@ def test_the_figure_of_the_readme_can_be_drawn_again(tmp_path):
     assert (ROOT / "docs" / "figures" / "sphere-flow.png").exists()
 
 
+@pytest.mark.slow
 def test_the_waiting_groups_are_separated_and_their_meeting_is_predicted():
     names = run("dwell_time")
     assert names["report"].holds
@@ -44,6 +45,7 @@ def test_the_waiting_groups_are_separated_and_their_meeting_is_predicted():
     assert "1 merge predicted" in names["prediction"].verdict
 
 
+@pytest.mark.slow
 def test_the_density_of_the_example_becomes_three_clusters(capsys):
     names = run("circle_density")
     np.testing.assert_allclose(names["path"].moments[-1, 2, 0], 0.3660580605, 1e-8)

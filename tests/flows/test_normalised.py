@@ -53,6 +53,7 @@ def velocity_at(scheme, attention, cloud, depth=0.5):
     )
 
 
+@pytest.mark.slow
 @every_scheme
 def test_eight_orthonormal_tokens_have_the_tabulated_inner_product_at_depth_six(name):
     scheme, expected, _ = SCHEMES[name]

@@ -126,6 +126,7 @@ def test_the_map_at_a_depth_is_the_velocity_there():
     )
 
 
+@pytest.mark.slow
 def test_the_solve_is_differentiable_in_the_value_matrix():
     cloud = mf.TokenCloud(TOKENS)
 

@@ -287,6 +287,7 @@ def test_a_choice_that_will_not_last_is_passed_through():
     assert np.all(np.diff(first.trajectory.accepted_steps) >= 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_verdict_on_a_random_layer_is_wrong(kind):
     for seed in range(4):

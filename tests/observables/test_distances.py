@@ -60,6 +60,7 @@ def test_one_token_is_at_distance_zero_of_itself():
     np.testing.assert_array_equal(found.quantiles, 0)
 
 
+@pytest.mark.slow
 def test_many_tokens_are_visited_in_blocks():
     count = 3000
     points = RANDOM.normal(size=(count, 2))
