@@ -317,10 +317,10 @@ def particle_growth(parameters: Parameters, progress) -> Growth:
     gains = np.real(waves * np.conj(start)).sum(axis=0) / (np.abs(start) ** 2).sum(
         axis=0
     )
-    # What the gains leave unexplained, in any phase, of all modes together.
+    # What the gains leave unexplained, in any phase: waves act on each other, on some
+    # ten times more than on others.
     apart = waves[:, -1] - gains[-1] * waves[:, 0]
-    freedom = 2 * apart.size - len(MODES)
-    scatter = np.sqrt((np.abs(apart) ** 2).sum() / freedom)
+    scatter = np.sqrt((np.abs(apart) ** 2).sum(axis=0) / (2 * len(apart) - 1))
     sizes = np.sqrt((np.abs(waves[:, 0]) ** 2).sum(axis=0))
     return Growth(depths, gains, np.log(gains[-1]), scatter / (sizes * gains[-1]))
 
