@@ -31,6 +31,7 @@ from meanformer.experiments import (
     tabulated,
     theory,
 )
+from meanformer.experiments.framework.long_walks import on_circle
 from meanformer.mean_field import (
     Axisymmetric,
     circle_nodes,
@@ -323,11 +324,6 @@ def particle_growth(parameters: Parameters, progress) -> Growth:
     scatter = np.sqrt((np.abs(apart) ** 2).sum(axis=0) / (2 * len(apart) - 1))
     sizes = np.sqrt((np.abs(waves[:, 0]) ** 2).sum(axis=0))
     return Growth(depths, gains, np.log(gains[-1]), scatter / (sizes * gains[-1]))
-
-
-def on_circle(angles) -> np.ndarray:
-    """Points of the plane at these angles."""
-    return np.stack([np.cos(angles), np.sin(angles)], axis=1)
 
 
 def smooth_start(beta: float) -> mf.Trajectory:
