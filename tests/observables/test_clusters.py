@@ -168,10 +168,12 @@ def test_the_default_threshold_is_a_share_of_the_scale():
     [
         ((0, 1e-4, 1e-4, 2e-4), 1, "one cluster"),
         ((0, 1e-4, 1.0, 1.0001, 3.0), 3, "a gap"),
-        ((0, 0, 1.0, 3.0), None, "undecided"),
+        ((0, 1e-12, 1.0, 3.0), 3, "a gap"),
+        ((0, 0, 1.0, 3.0), 3, "a gap"),
+        ((0, 1.0, 3.0), 3, "a gap"),
         ((0, 0, 0), 1, "one cluster"),
         ((0, 0.1, 0.25, 0.45), None, "undecided"),
-        ((0, 1.0), None, "undecided"),
+        ((0, 1.0), 2, "a gap"),
         ((0.7,), 1, "one cluster"),
     ],
 )
@@ -182,20 +184,43 @@ def test_the_automatic_rule_looks_for_a_ratio_of_ten(places, count, word):
 
 
 def test_the_automatic_rule_takes_the_largest_ratio_above_the_floor():
-    # Ratios 50 (below the floor of 3e-4), 20 and 40: the last one decides.
-    heights = np.array([2e-6, 1e-4, 2e-3, 0.08])
+    # Ratios 50 (below the floor of 1.5e-2), 20 and 40: the last one decides.
+    heights = np.array([2e-4, 1e-2, 0.2, 8.0])
     places = np.append(0.0, np.cumsum(heights))
     found = count_clusters(on_line(*places), threshold="auto", scale=3.0)
     assert found.count == 2
-    np.testing.assert_allclose(found.interval, (2e-3, 0.08), rtol=1e-10)
+    np.testing.assert_allclose(found.interval, (0.2, 8.0), rtol=1e-10)
     # On the sphere the floor is measured in beta^(-1/2).
     cold, hot = (
         count_clusters(
-            on_circle(places), space=Sphere(), threshold="auto", beta=beta
+            on_circle(places / 4), space=Sphere(), threshold="auto", beta=beta
         ).count
-        for beta in (1.0, 1e-6)
+        for beta in (400.0, 1e-4)
     )
     assert (cold, hot) == (2, 1)
+
+
+@pytest.mark.slow
+def test_the_automatic_rule_does_not_jump_as_tokens_meet_and_merge():
+    angles = np.array([0.0, 0.02, 0.04, 1.2, 2.45])
+    flow = Flow(identity_attention("softmax", 2, 100.0), space=Sphere())
+    for merge in (None, 1e-9):
+        path = solve(flow, on_circle(angles), 40.0, save=5, merge=merge)
+        found = cluster_profile(path, space=Sphere(), beta=100.0, threshold="auto")
+        np.testing.assert_array_equal(found.counts, 3)
+
+
+@pytest.mark.parametrize("rest", [(1.0, 3.0), (0.1, 0.25), (1.0, 1.02, 2.5), (0.014,)])
+def test_the_automatic_rule_does_not_change_as_a_distance_goes_to_zero(rest):
+    verdicts = {
+        count_clusters(
+            on_line(0.0, distance, *rest), threshold="auto", scale=3.0
+        ).verdict
+        for distance in (0.0, 1e-300, 1e-12, 1e-6, 1e-3)
+    }
+    alone = count_clusters(on_line(0.0, *rest), threshold="auto", scale=3.0)
+    # The first step of the rest is shorter by the last distance.
+    assert len({word.split(" factor")[0] for word in verdicts | {alone.verdict}}) == 1
 
 
 def test_light_clusters_are_dropped_on_request():

@@ -18,9 +18,9 @@ from meanformer.numerics.linkage import (
 
 MOST_FOR_TREE = 20_000
 GAP_RATIO = 10.0
-# In units of beta^(-1/2) on the sphere, of the diameter elsewhere.
-SPHERE_SHARES = (0.5, 1e-3)
-EUCLIDEAN_SHARES = (0.05, 1e-4)
+# The default threshold in units of beta^(-1/2) on the sphere, of the diameter elsewhere.
+SPHERE_SHARE = 0.5
+EUCLIDEAN_SHARE = 0.05
 
 
 class Tokens(NamedTuple):
@@ -79,12 +79,12 @@ def cut_of(space, threshold, beta, scale) -> Cut:
         f'threshold is {threshold!r}; it must be a distance, "auto", or None for the '
         "default.",
     )
-    unit, (share, floor) = _unit(space, beta, scale)
-    return Cut(None if threshold == "auto" else share * unit, floor * unit)
+    default = _default_threshold(space, beta, scale)
+    return Cut(None if threshold == "auto" else default, default / GAP_RATIO)
 
 
-def _unit(space, beta, scale) -> tuple[float, tuple[float, float]]:
-    """Return what thresholds are measured in: 1/sqrt(beta), or the diameter."""
+def _default_threshold(space, beta, scale) -> float:
+    """Return a share of 1/sqrt(beta) on the sphere, of the diameter elsewhere."""
     if isinstance(space, Sphere):
         if beta is None:
             raise InvalidInput(
@@ -97,7 +97,7 @@ def _unit(space, beta, scale) -> tuple[float, tuple[float, float]]:
             f"beta is {beta}; the threshold beta^(-1/2) needs it to be positive: pass "
             "threshold=… as an angle.",
         )
-        return 1 / math.sqrt(beta), SPHERE_SHARES
+        return SPHERE_SHARE / math.sqrt(beta)
     if scale is None:
         raise InvalidInput(
             "in Euclidean() the threshold is a share of the diameter at the start; "
@@ -109,7 +109,7 @@ def _unit(space, beta, scale) -> tuple[float, tuple[float, float]]:
         scale >= 0 and math.isfinite(scale),
         f"scale is {scale}; it must be a diameter, zero or more.",
     )
-    return scale, EUCLIDEAN_SHARES
+    return EUCLIDEAN_SHARE * scale
 
 
 def groups_of(tokens: Tokens, cut: Cut) -> Groups:
@@ -159,16 +159,14 @@ def _groups_without_tree(tokens: Tokens, cut: Cut) -> Groups:
 
 def _automatic(heights: np.ndarray, floor: float) -> tuple[bool, float, str]:
     """Return whether the heights have a gap, where to cut, and why."""
-    # Tokens at one point are one: how often it is listed is no evidence.
-    heights = heights[heights > 0]
-    if len(heights) == 0 or heights[-1] <= floor:
+    # Steps below the floor count as the floor: how short they are is no evidence, and
+    # a step of length zero, which only splits an atom, is one of them.
+    steps = np.append(floor, np.maximum(heights, floor))
+    if steps[-1] <= floor:
         return True, floor, "one cluster: no step is longer than the floor"
-    below = np.append(0.0, heights[:-1])
-    apart = np.full_like(heights, np.inf)
-    ratios = np.divide(heights, below, out=apart, where=below > 0)
-    # The shortest step has none below it: tokens that are all apart show no gap.
-    ratios[0] = 0.0
-    ratios[heights <= floor] = 0.0
+    below, apart = steps[:-1], np.where(heights > 0, np.inf, 0.0)
+    # A cloud that began at one point has a floor of zero: all tokens apart are far.
+    ratios = np.divide(steps[1:], below, out=apart, where=below > 0)
     best = int(ratios.argmax())
     if ratios[best] < GAP_RATIO:
         return False, floor, f"undecided: no ratio of steps reaches {GAP_RATIO:g}"

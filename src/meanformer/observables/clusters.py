@@ -82,13 +82,15 @@ def count_clusters(
     |---|---|---|
     | a number | that angle | that distance |
     | `None` | $\tfrac12\beta^{-1/2}$ | 0.05 `scale` |
-    | `"auto"` | floor $10^{-3}\beta^{-1/2}$ | floor $10^{-4}$ `scale` |
+    | `"auto"` | floor $\tfrac1{20}\beta^{-1/2}$ | floor 0.005 `scale` |
 
-    The automatic rule looks for a gap of scales: if no height passes the floor, there
-    is one cluster; else the largest ratio $h_{k+1}/h_k$ with $h_{k+1}$ above the floor
-    decides if it is 10 or more; else the count is undecided. Tokens at exactly one
-    point count as one there, so that splitting a token changes nothing. Both rules are
-    conventions, not theorems: report the `interval` beside the count.
+    The automatic rule looks for a gap of scales. Steps up to the floor, a tenth of the
+    default threshold, count as the floor, and a step of that length stands below all:
+    how close tokens of one place are, and how often it is listed, decides nothing. If
+    no height passes the floor, there is one cluster; else the largest ratio
+    $h_{k+1}/h_k$ decides if it is 10 or more, so that a gap reaches the default
+    threshold; else the count is undecided. Both rules are conventions, not theorems:
+    report the `interval` beside the count.
 
     Args:
         cloud: the tokens; those of weight zero are absent.
