@@ -28,7 +28,7 @@ from meanformer.observables import (
     is_gradient_flow,
 )
 from meanformer.storage.config import build
-from meanformer.storage.fingerprint import _hash
+from meanformer.storage.fingerprint import short_hash
 from reference import KEY, POINTS, QUERY, VALUE, WEIGHTS
 
 CLOUD = TokenCloud(POINTS, WEIGHTS)
@@ -94,8 +94,8 @@ def test_runs_from_before_there_was_a_shift_keep_their_fingerprint():
 
     old = Old(PLAIN.query, PLAIN.key, PLAIN.value, PLAIN.beta)
     Old.__module__, Old.__qualname__ = "meanformer", "Unnormalised"
-    assert _hash(PLAIN) == _hash(old)
-    assert _hash(SHIFTED) != _hash(PLAIN)
+    assert short_hash(PLAIN) == short_hash(old)
+    assert short_hash(SHIFTED) != short_hash(PLAIN)
 
 
 def test_the_energy_with_its_rate_has_the_same_factor():

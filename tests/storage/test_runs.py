@@ -404,6 +404,11 @@ def test_an_edited_record_is_refused_rather_than_mixed(config, tmp_path):
     storage.simulate(edited(config, depth=0.2), folder)
     record = folder / "run.json"
     record.write_text(record.read_text().replace('"beta": 4.0', '"beta": 2.0'))
+    with pytest.raises(mf.InvalidInput, match="checksum does not match"):
+        storage.resume(folder)
+    unsealed = json.loads(record.read_text())
+    del unsealed["crc32"]
+    record.write_text(json.dumps(unsealed))
     with pytest.raises(mf.InvalidInput, match="a run with other flow"):
         storage.resume(folder)
 

@@ -1,6 +1,7 @@
 """How a solve is told: cut off where it ended, with a warning if it ended early."""
 
 import abc
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from meanformer.errors import StoppedEarly, check, is_concrete, warn
+from meanformer.files import sealed, write_atomically
 from meanformer.flows.status import Status, status_code
 
 
@@ -41,11 +43,31 @@ class AbstractTrajectory(eqx.Module):
         """Return the arrays that have one entry for every saved depth."""
 
     def save(self, path: str | Path) -> None:
-        """Write the trajectory to a zarr folder, for `open_run` and xarray to read."""
-        check(not Path(path).exists(), f"{path} exists; give a new folder.")
-        self.to_xarray().to_zarr(
-            Path(path), mode="w-", zarr_format=2, consolidated=True
+        """Write the trajectory to a zarr folder, for `open_run` and xarray to read.
+
+        Every file has a checksum, so that `open_run` tells if a byte has changed.
+        """
+        from numcodecs import CRC32, Blosc
+
+        path, dataset = Path(path), self.to_xarray()
+        check(not path.exists(), f"{path} exists; give a new folder.")
+        # The checksum is that of the compressed bytes, so that it is looked at first.
+        codecs = {"filters": [Blosc()], "compressors": CRC32()}
+        dataset.to_zarr(
+            path,
+            mode="w-",
+            zarr_format=2,
+            consolidated=False,
+            encoding=dict.fromkeys(dataset.variables, codecs),
+            write_empty_chunks=True,
         )
+        parts = [*path.rglob(".zgroup"), *path.rglob(".zattrs"), *path.rglob(".zarray")]
+        metadata = {
+            part.relative_to(path).as_posix(): json.loads(part.read_text())
+            for part in parts
+        }
+        document = {"zarr_consolidated_format": 1, "metadata": metadata}
+        write_atomically(path / ".zmetadata", sealed(document))
 
 
 def cut_off(trajectory: Any) -> Any:

@@ -39,7 +39,8 @@ class Trajectory(AbstractTrajectory):
         atoms: which tokens had joined at each saved depth; `None` without `merge`.
         sums: how accurate fast sums were at each saved depth; `None` without them.
         flow: the flow that made it, where its numbers are known here and now; `None`
-            under `jit` and for a trajectory read from a file.
+            under `jit` and for a trajectory read from a file, unless from a run that
+            a configuration describes.
     """
 
     depths: Float[Array, " t"]

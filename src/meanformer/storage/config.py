@@ -106,15 +106,9 @@ def build(config: dict[str, Any], folder: Path) -> Run:
         config: its tables `tokens`, `attention`, `perceptron`, `flow`, `solve`, `stop`.
         folder: where files named in it are looked for.
     """
-    top = Section("config", config)
-    tables = {
-        name: Section(name, top.take(name, default={}))
-        for name in ("tokens", "attention", "perceptron", "flow", "solve", "stop")
-    }
-    top.finish()
+    tables = _tables(config)
     cloud = _tokens(tables["tokens"], folder)
-    velocity = _velocity(tables["attention"], tables["perceptron"], cloud)
-    flow, key = _flow(tables["flow"], velocity)
+    flow, key = _flow(tables, cloud)
     depths, options = _solve(tables["solve"], cloud.points.dtype)
     check(
         key is None or isinstance(options["solver"], FixedStep),
@@ -124,6 +118,19 @@ def build(config: dict[str, Any], folder: Path) -> Run:
     for section in tables.values():
         section.finish()
     return Run(flow, cloud, depths, options)
+
+
+def build_flow(config: dict[str, Any], cloud: TokenCloud) -> Flow:
+    """Build the flow alone, for tokens that are known already."""
+    return _flow(_tables(config), cloud)[0]
+
+
+def _tables(config: dict[str, Any]) -> dict[str, Section]:
+    top = Section("config", config)
+    names = ("tokens", "attention", "perceptron", "flow", "solve", "stop")
+    tables = {name: Section(name, top.take(name, default={})) for name in names}
+    top.finish()
+    return tables
 
 
 def _tokens(section: Section, folder: Path) -> TokenCloud:
@@ -289,7 +296,9 @@ def _perceptron(section: Section) -> Perceptron | None:
     return Perceptron(*arrays, activation=ACTIVATIONS[activation])
 
 
-def _flow(section: Section, velocity: AbstractInContextMap):
+def _flow(tables: dict[str, Section], cloud: TokenCloud):
+    velocity = _velocity(tables["attention"], tables["perceptron"], cloud)
+    section = tables["flow"]
     scheme, is_rescaled = _scheme(section), section.take("rescaled", bool, False)
     has_space = section.has("space")
     space = SPACES[section.choose("space", SPACES, "euclidean")]()

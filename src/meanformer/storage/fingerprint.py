@@ -20,6 +20,8 @@ import numpy as np
 from meanformer.flows import State
 from meanformer.flows.integrate import Problem
 
+LARGEST_SHOWN = 64  # entries of an array
+
 
 def fingerprint(problem: Problem, start: State) -> dict[str, str]:
     """Return a hash of each part of a run, the saved depths left out.
@@ -28,6 +30,20 @@ def fingerprint(problem: Problem, start: State) -> dict[str, str]:
         problem: what stays the same along depth.
         start: the state at the first depth.
     """
+    return {name: short_hash(part) for name, part in _parts(problem, start).items()}
+
+
+def parameters(problem: Problem, start: State) -> dict[str, Any]:
+    """Return each part of a run for people to read: names, numbers, small arrays.
+
+    Args:
+        problem: what stays the same along depth.
+        start: the state at the first depth.
+    """
+    return {name: _shown(part) for name, part in _parts(problem, start).items()}
+
+
+def _parts(problem: Problem, start: State) -> dict[str, Any]:
     cloud = problem.cloud
     parts = {
         "flow": problem.flow,
@@ -43,10 +59,11 @@ def fingerprint(problem: Problem, start: State) -> dict[str, str]:
         problem.merge is not None
     ):  # runs from before there was a choice have no such line
         parts["merging"] = problem.merge
-    return {name: _hash(part) for name, part in parts.items()}
+    return parts
 
 
-def _hash(part: Any) -> str:
+def short_hash(part: Any) -> str:
+    """Return a hash of what a value says, the same on every machine."""
     digest = hashlib.sha256()
     for piece in _pieces(part):
         digest.update(len(piece).to_bytes(8, "little") + piece)
@@ -74,15 +91,50 @@ def _pieces(value: Any, inside: tuple = ()) -> Iterator[bytes]:
             yield from _pieces(contents[key], inside)
 
 
+def _shown(value: Any, inside: tuple = ()) -> Any:
+    """Return a value as JSON can hold it; `inside` holds what is being shown."""
+    if any(value is other for other in inside):
+        return "itself"
+    inside = (*inside, value)
+    if isinstance(value, jax.Array | np.ndarray | np.generic):
+        array = _plain(value)
+        is_small = array.size <= LARGEST_SHOWN
+        return _shown(array.tolist()) if is_small else f"{array.dtype} {array.shape}"
+    if isinstance(value, tuple | list):
+        return [_shown(item, inside) for item in value]
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if np.isfinite(value) else repr(value)
+    if isinstance(value, complex | bytes):
+        return repr(value)
+    name, contents = _named_contents(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = dataclasses.fields(value)
+        contents = {one.name: getattr(value, one.name) for one in fields}
+    given = {key: item for key, item in contents.items() if item is not None}
+    shown = {key: _shown(item, inside) for key, item in given.items()}
+    kind = name.partition(":")[2] or name
+    return {"kind": kind, **shown} if shown else kind
+
+
 def _array_pieces(array: Any) -> Iterator[bytes]:
-    if isinstance(array, jax.Array) and jnp.issubdtype(
-        array.dtype, jax.dtypes.prng_key
-    ):
+    if _is_key(array):
         yield str(jr.key_impl(array)).encode()
-        array = jr.key_data(array)
-    array = np.asarray(array)
+    array = _plain(array)
     yield f"{array.dtype.str} {array.shape}".encode()
     yield array.tobytes()
+
+
+def _is_key(array: Any) -> bool:
+    return isinstance(array, jax.Array) and jnp.issubdtype(
+        array.dtype, jax.dtypes.prng_key
+    )
+
+
+def _plain(array: Any) -> np.ndarray:
+    """Return an array, or the numbers of a random key, as numpy holds them."""
+    return np.asarray(jr.key_data(array) if _is_key(array) else array)
 
 
 def _named_contents(value: Any) -> tuple[str, Mapping[str, Any]]:
@@ -123,7 +175,7 @@ def _changed_fields(value: Any) -> dict[str, Any]:
     return {
         name: held
         for name, (held, default) in contents.items()
-        if held is not default and _hash(held) != _hash(default)
+        if held is not default and short_hash(held) != short_hash(default)
     }
 
 

@@ -1,23 +1,29 @@
 """The file format of a run: zarr arrays of which only finished rows are visible.
 
-Every array that grows with depth has its full planned length on disk, one chunk for
-each depth. What a reader sees is the shape in the consolidated metadata, one small
-file that is replaced in a single step after all chunks of a depth have reached the
-disk. A crash at any moment, of the program or of the machine, therefore leaves a
-shorter trajectory, never a broken one.
+There is one chunk for each depth, with a checksum of its own. What a reader sees is the
+shape in the consolidated metadata, one small sealed file that is replaced in a single
+step after all chunks of a depth have reached the disk. A crash at any moment, of the
+program or of the machine, therefore leaves a shorter trajectory, never a broken one.
+What is changed later, be it a single byte, is told.
 """
 
+import itertools
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from meanformer.errors import InvalidInput, check
+from meanformer.files import read_sealed, sealed
+
 METADATA = ".zmetadata"
+_CHECKED = {"id": "crc32"}
+_WHOLE_FOLDER = (".zgroup", ".zattrs")
 
 
 def replace_file(path: Path, text: str) -> None:
@@ -47,159 +53,227 @@ def _flush(path: Path) -> None:
 
 
 class GrowingArrays:
-    """Named arrays along depth in one zarr folder, grown one depth at a time."""
+    """Named arrays along depth in one zarr folder, grown one depth at a time.
 
-    def __init__(self, path: Path):
-        import zarr
+    Args:
+        path: the folder.
+        metadata: what its consolidated metadata say already.
+    """
 
+    def __init__(self, path: Path, metadata: dict[str, Any]):
         self.path = path
-        self._group = zarr.open_group(
-            path, mode="a", zarr_format=2, use_consolidated=False
-        )
+        self._metadata = metadata
 
-    def describe(self, attributes: Mapping[str, Any]) -> None:
-        """Attach attributes to the whole, before the first `commit`."""
-        self._group.attrs.update(attributes)
+    @classmethod
+    def create(cls, path: Path, attributes: Mapping[str, Any]) -> "GrowingArrays":
+        """Return no arrays yet, in a new folder with these attributes."""
+        whole = ({"zarr_format": 2}, dict(attributes))
+        arrays = cls(path, dict(zip(_WHOLE_FOLDER, whole, strict=True)))
+        path.mkdir()
+        for name, entry in arrays._metadata.items():
+            (path / name).write_text(json.dumps(entry, indent=1))
+        return arrays
 
     def create_fixed(self, name: str, array: np.ndarray, axes: tuple[str, ...]) -> None:
         """Write an array that does not grow."""
-        self._create(name, array.shape, array.shape, array.dtype, axes)
-        self._write(name, ..., array)
+        self._create(name, array.shape, array.shape, array.dtype, axes, {})
+        self._write(name, array, (0,) * array.ndim)
 
     def create_growing(
         self,
         name: str,
-        planned: int,
         row: np.ndarray,
         axes: tuple[str, ...],
         attributes: dict[str, str],
     ) -> None:
-        """Plan an array with one row like this for each depth."""
-        shape, chunk = (planned, *row.shape), (1, *row.shape)
-        array = self._create(name, shape, chunk, row.dtype, ("depth", *axes))
-        array.attrs.update(attributes)
-
-    def plan(self, planned: int) -> None:
-        """Change the planned number of depths of every growing array."""
-        for array in self._growing():
-            array.resize((planned, *array.shape[1:]))
+        """Make an array that will have one row like this for each depth."""
+        shape, chunk, axes = (0, *row.shape), (1, *row.shape), ("depth", *axes)
+        self._create(name, shape, chunk, row.dtype, axes, attributes)
 
     def write_row(self, index: int, rows: dict[str, np.ndarray]) -> None:
         """Write one depth to the disk; it is not visible before `commit`."""
-        written = []
-        for name, row in rows.items():
-            self._write(name, index, row)
-            folder = self.path / name
-            chunks = [folder / _chunk_name(index, row.ndim)] if row.size > 0 else []
-            written += [*chunks, folder]
-        flush(*written)
-
-    def read(self, name: str, rows: int) -> np.ndarray:
-        """Return the first rows of a growing array, or all of a fixed one."""
-        array = self._array(name)
-        return np.asarray(array[:rows] if self._grows(array) else array[...])
-
-    def names(self) -> set[str]:
-        """Return the names of all arrays."""
-        return set(self._group.array_keys())
+        places = {name: (index, *(0,) * row.ndim) for name, row in rows.items()}
+        written = (self._write(name, row, places[name]) for name, row in rows.items())
+        flush(*itertools.chain(*written))
 
     def commit(self, count: int) -> None:
         """Make the first `count` depths visible."""
-        entries: dict[str, Any] = {".zgroup": {"zarr_format": 2}}
-        entries[".zattrs"] = dict(self._group.attrs)
-        for array in self._group.array_values():
-            folder = self.path / array.basename
-            for part in (".zarray", ".zattrs"):
-                entries[f"{array.basename}/{part}"] = json.loads(
-                    (folder / part).read_text()
-                )
-            if self._grows(array):
-                entries[f"{array.basename}/.zarray"]["shape"][0] = count
-        document = {"zarr_consolidated_format": 1, "metadata": entries}
-        replace_file(self.path / METADATA, json.dumps(document, indent=1))
+        for name, entry in arrays_in(self._metadata):
+            if grows(self._metadata, name):
+                entry["shape"][0] = count
+        document = {"zarr_consolidated_format": 1, "metadata": self._metadata}
+        replace_file(self.path / METADATA, sealed(document))
 
     def flush_all(self) -> None:
         """Wait until everything in the folder has reached the disk."""
         flush(*self.path.rglob("*"), self.path, self.path.parent)
 
-    def _create(self, name, shape, chunks, dtype, axes) -> Any:
-        return self._group.create_array(
-            name,
-            shape=shape,
-            chunks=tuple(max(size, 1) for size in chunks),
-            dtype=dtype,
-            compressors=None,
-            fill_value=np.nan if np.issubdtype(dtype, np.floating) else None,
-            attributes={"_ARRAY_DIMENSIONS": list(axes)},
-        )
+    def _create(self, name, shape, chunks, dtype, axes, attributes) -> None:
+        (self.path / name).mkdir()
+        self._metadata[f"{name}/.zattrs"] = {
+            "_ARRAY_DIMENSIONS": list(axes),
+            **attributes,
+        }
+        self._metadata[f"{name}/.zarray"] = {
+            "zarr_format": 2,
+            "shape": list(shape),
+            "chunks": [max(size, 1) for size in chunks],
+            "dtype": dtype.str,
+            "fill_value": "NaN" if np.issubdtype(dtype, np.floating) else None,
+            "order": "C",
+            "filters": None,
+            "compressor": _CHECKED,
+            "dimension_separator": ".",
+        }
 
-    def _write(self, name: str, where: Any, values: np.ndarray) -> None:
-        import zarr
+    def _write(
+        self, name: str, values: np.ndarray, place: tuple[int, ...]
+    ) -> list[Path]:
+        """Write one chunk; return what must reach the disk."""
+        from numcodecs import CRC32
 
-        # Also chunks of zeros are written: one that is missing was lost.
-        with zarr.config.set({"array.write_empty_chunks": True}):
-            self._array(name)[where] = values
-
-    def _array(self, name: str) -> Any:
-        return self._group[name]
-
-    def _growing(self):
-        return [array for array in self._group.array_values() if self._grows(array)]
-
-    @staticmethod
-    def _grows(array) -> bool:
-        return array.attrs["_ARRAY_DIMENSIONS"][0] == "depth"
+        folder, content = self.path / name, values.tobytes()
+        if not content:
+            return [folder]
+        if self._metadata[f"{name}/.zarray"]["compressor"] == _CHECKED:
+            content = CRC32().encode(content)
+        chunk = folder / _chunk_name(place)
+        chunk.write_bytes(content)
+        return [chunk, folder]
 
 
 def read_metadata(folder: Path) -> dict[str, Any]:
-    """Return the consolidated metadata of a folder, empty if there are none."""
+    """Return the consolidated metadata of a folder, empty if nothing was written."""
     try:
-        return json.loads((folder / METADATA).read_text())["metadata"]
+        document = read_sealed(
+            folder / METADATA, {"zarr_consolidated_format", "metadata"}
+        )
+        metadata = dict(document["metadata"])
+        for name, array in arrays_in(metadata):
+            _check_described(array, metadata[f"{name}/.zattrs"])
     except FileNotFoundError:
+        if _holds_rows(folder):
+            raise damaged(folder / METADATA, "it is missing") from None
         return {}
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise damaged(folder / METADATA, error) from error
+    _check_copies(folder, metadata)
+    return metadata
 
 
-def whole_rows(folder: Path) -> int:
+def _check_described(array: dict[str, Any], attributes: dict[str, Any]) -> None:
+    """Raise unless the metadata of an array can be read as such."""
+    np.dtype(array["dtype"])
+    shape, chunks = array["shape"], array["chunks"]
+    sizes = zip(shape, chunks, attributes["_ARRAY_DIMENSIONS"], strict=True)
+    if "compressor" not in array or not all(
+        isinstance(length, int) and isinstance(chunk, int) and length >= 0 < chunk
+        for length, chunk, _ in sizes
+    ):
+        raise ValueError("an array in it has no shape")
+
+
+def _holds_rows(folder: Path) -> bool:
+    """Whether a folder holds more than a run killed before its first depth leaves."""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    unmoved = ("weights", "position")
+    return any(
+        not path.name.startswith(".") and path.parent.name not in unmoved
+        for path in files
+    )
+
+
+def _check_copies(folder: Path, metadata: dict[str, Any]) -> None:
+    """Raise unless the small files beside the metadata say the same.
+
+    In runs without checksums, those of single arrays say how long it is to be instead.
+    """
+    checked = any(_is_checked(array) for _, array in arrays_in(metadata))
+    beside = [key for key in metadata if checked and (folder / key).exists()]
+    for key in {*beside, *_WHOLE_FOLDER}:
+        try:
+            same = json.loads((folder / key).read_bytes().decode()) == metadata[key]
+            check(same, "it does not agree with the metadata")
+        except (LookupError, OSError, RecursionError, ValueError) as error:
+            raise damaged(folder / key, error) from error
+
+
+def damaged(path: Path, reason: object) -> InvalidInput:
+    """Return what to raise for a file that is not as it was written."""
+    return InvalidInput(
+        f"{path} is damaged ({reason}); restore it from a copy, or compute the run "
+        "anew in another folder."
+    )
+
+
+def whole_rows(folder: Path, metadata: dict[str, Any]) -> int:
     """Return how many depths are visible with every chunk in place and complete.
 
     A disk that lost what it had confirmed shortens the run; it does not add a NaN.
     """
-    metadata = read_metadata(folder)
     rows = metadata["depth/.zarray"]["shape"][0] if metadata else 0
-    for name, array in _arrays(metadata):
+    for name, array in arrays_in(metadata):
         size = math.prod(array["chunks"]) * np.dtype(array["dtype"]).itemsize
-        grows = metadata[f"{name}/.zattrs"]["_ARRAY_DIMENSIONS"][0] == "depth"
-        inner = array["shape"][1:] if grows else array["shape"]
-        if 0 in inner:
-            continue
-        wanted = range(rows) if grows else range(1)
-        chunks = (folder / name / _chunk_name(i, len(inner), grows) for i in wanted)
-        present = _leading(_has_size(chunk, size) for chunk in chunks)
-        rows = min(rows, present) if grows else rows * present
+        size += 4 * _is_checked(array)
+        is_growing = grows(metadata, name)
+        present = itertools.takewhile(
+            lambda path, size=size: path.is_file() and path.stat().st_size == size,
+            _chunks(folder / name, array, rows if is_growing else None),
+        )
+        count = sum(1 for _ in present)
+        if 0 not in array["shape"][is_growing:]:
+            rows = min(rows, count) if is_growing else rows * count
     return rows
 
 
-def _arrays(metadata: dict[str, Any]) -> Iterable[tuple[str, dict[str, Any]]]:
+def check_chunks(
+    folder: Path, metadata: dict[str, Any], rows: int | None = None
+) -> None:
+    """Raise if a chunk with a checksum is missing or was changed.
+
+    Args:
+        folder: where the arrays are.
+        metadata: what describes them.
+        rows: how many depths to look at; all of them by default.
+    """
+    from numcodecs import CRC32
+
+    for name, array in arrays_in(metadata):
+        count = rows if grows(metadata, name) else None
+        for path in _chunks(folder / name, array, count) if _is_checked(array) else ():
+            try:
+                CRC32().decode(path.read_bytes())
+            except FileNotFoundError:
+                raise damaged(path, "it is missing") from None
+            except (RuntimeError, ValueError):
+                raise damaged(path, "its checksum does not match") from None
+
+
+def arrays_in(metadata: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Return the arrays of a folder by their names."""
     for key, entry in metadata.items():
         name, _, part = key.rpartition("/")
         if part == ".zarray":
             yield name, entry
 
 
-def _has_size(path: Path, size: int) -> bool:
-    return path.is_file() and path.stat().st_size == size
+def grows(metadata: dict[str, Any], name: str) -> bool:
+    """Return whether an array has one row for each depth."""
+    attributes = metadata.get(f"{name}/.zattrs", {})
+    return attributes.get("_ARRAY_DIMENSIONS", [])[:1] == ["depth"]
 
 
-def _leading(conditions: Iterable[bool]) -> int:
-    """Return how many conditions hold before the first that does not."""
-    count = 0
-    for holds in conditions:
-        if not holds:
-            break
-        count += 1
-    return count
+def _is_checked(array: dict[str, Any]) -> bool:
+    return array["compressor"] == _CHECKED
 
 
-def _chunk_name(index: int, inner: int, grows: bool = True) -> str:
-    places = [index] * grows + [0] * inner
-    return ".".join(map(str, places))
+def _chunks(folder: Path, array: dict[str, Any], rows: int | None) -> Iterator[Path]:
+    """Return the files of an array, or of its first rows."""
+    shape = [*array["shape"]] if rows is None else [rows, *array["shape"][1:]]
+    lengths = zip(shape, array["chunks"], strict=True)
+    grid = (range(-(-length // chunk)) for length, chunk in lengths)
+    return (folder / _chunk_name(place) for place in itertools.product(*grid))
+
+
+def _chunk_name(place: tuple[int, ...]) -> str:
+    return ".".join(map(str, place))

@@ -1,17 +1,22 @@
 """A run on disk: the trajectory while it is computed, and all it takes to redo it."""
 
+import contextlib
 import fcntl
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, cast
 
+import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from meanformer.errors import InvalidInput, as_float_array, check
+from meanformer.errors import InvalidInput, as_float_array, check, check_finite
 from meanformer.flows import (
     AbstractRecorder,
+    Flow,
     GaussianTrajectory,
     State,
     Status,
@@ -22,12 +27,22 @@ from meanformer.flows.merging import ATOM_AXES, atom_arrays, atoms_from
 from meanformer.flows.recorder import Snapshot
 from meanformer.flows.status import STATUS_FLAGS, status_code, status_from
 from meanformer.flows.sums import SUM_NAMES, sum_arrays, sums_from
-from meanformer.storage.fingerprint import fingerprint
-from meanformer.storage.format import GrowingArrays, read_metadata, whole_rows
+from meanformer.storage.config import build_flow
+from meanformer.storage.fingerprint import fingerprint, parameters, short_hash
+from meanformer.storage.format import (
+    METADATA,
+    GrowingArrays,
+    check_chunks,
+    grows,
+    read_metadata,
+    whole_rows,
+)
+from meanformer.storage.record import RECORD, read_record
 
 TRAJECTORY = "trajectory.zarr"
 LOCK = ".lock"
 FINGERPRINT = "fingerprint"
+PARAMETERS = "parameters"
 
 
 class RunStore(AbstractRecorder):
@@ -59,16 +74,21 @@ class RunStore(AbstractRecorder):
         """Prepare the folder; return what it holds already of these depths."""
         self._acquire()
         self._depths, self._cloud = depths, problem.cloud
-        self._fingerprint = fingerprint(problem, start)
+        self._attributes = {
+            FINGERPRINT: fingerprint(problem, start),
+            PARAMETERS: parameters(problem, start),
+        }
         folder = self.path / TRAJECTORY
-        rows = self._rows_of_this_run(folder)
-        snapshots = read_snapshots(GrowingArrays(folder), rows) if rows else []
+        metadata = read_metadata(folder)
+        self._check_is_this_run(folder, metadata)
+        rows = whole_rows(folder, metadata)
+        with _reading(self.path):
+            snapshots = _snapshots(read_columns(folder, metadata, rows)) if rows else []
         self._check_depths(snapshots)
         self._on_begin()
         self._arrays = None
         if rows > 0:
-            self._arrays = GrowingArrays(folder)
-            self._arrays.plan(len(depths))
+            self._arrays = GrowingArrays(folder, metadata)
             self._arrays.commit(rows)
         else:
             # Killed before the first depth was whole: nothing is lost.
@@ -90,11 +110,10 @@ class RunStore(AbstractRecorder):
             self._lock = None
 
     def _create(self, rows: dict[str, np.ndarray]) -> GrowingArrays:
-        arrays = GrowingArrays(self.path / TRAJECTORY)
-        arrays.describe({FINGERPRINT: self._fingerprint})
+        arrays = GrowingArrays.create(self.path / TRAJECTORY, self._attributes)
         for name, row in rows.items():
             attributes = STATUS_FLAGS if name == "status" else {}
-            arrays.create_growing(name, len(self._depths), row, _AXES[name], attributes)
+            arrays.create_growing(name, row, _AXES[name], attributes)
         fixed = {"weights": self._cloud.weights, "position": self._cloud.positions}
         for name, array in fixed.items():
             if array is not None:
@@ -120,24 +139,22 @@ class RunStore(AbstractRecorder):
                 "choose another folder."
             ) from error
 
-    def _rows_of_this_run(self, folder: Path) -> int:
-        """Return how many depths are there; raise if they are of another run."""
-        metadata = read_metadata(folder)
+    def _check_is_this_run(self, folder: Path, metadata: dict[str, Any]) -> None:
+        """Raise if what is there is of another run."""
         if not metadata:
-            return 0
+            return
         then = metadata.get(".zattrs", {}).get(FINGERPRINT)
         if then is None:
             raise InvalidInput(
                 f"{folder} was not written by a run; choose another folder."
             )
-        now = self._fingerprint
+        now = self._attributes[FINGERPRINT]
         other = [name for name in now | then if now.get(name) != then.get(name)]
         check(
             not other,
             f"{self.path} holds a run with other {', '.join(other)}; ask for the same, "
             "or choose another folder.",
         )
-        return whole_rows(folder)
 
     def _check_depths(self, snapshots: Sequence[Snapshot]) -> None:
         check(
@@ -184,16 +201,14 @@ def _rows(state: State, velocities: Float[Array, "n d"]) -> dict[str, np.ndarray
     return {name: np.asarray(row) for name, row in rows.items() if row is not None}
 
 
-def read_snapshots(arrays: GrowingArrays, rows: int) -> list[Snapshot]:
-    """Return the first states of a store, bit for bit as they were computed."""
-    names = arrays.names()
-    columns = {name: arrays.read(name, rows) for name in _AXES if name in names}
+def _snapshots(columns: Mapping[str, np.ndarray]) -> list[Snapshot]:
+    """Return the states of a store, bit for bit as they were computed."""
     return [
         (
             State(
                 jnp.asarray(columns["depth"][index]),
                 jnp.asarray(columns["points"][index]),
-                jnp.asarray(columns["probes"][index]) if "probes" in names else None,
+                jnp.asarray(columns["probes"][index]) if "probes" in columns else None,
                 status_from(int(columns["status"][index])),
                 jnp.asarray(columns["accepted_steps"][index]),
                 jnp.asarray(columns["rejected_steps"][index]),
@@ -203,7 +218,7 @@ def read_snapshots(arrays: GrowingArrays, rows: int) -> list[Snapshot]:
             ),
             jnp.asarray(columns["velocities"][index]),
         )
-        for index in range(rows)
+        for index in range(len(columns["depth"]))
     ]
 
 
@@ -216,63 +231,110 @@ def _row(
     }
 
 
+def read_columns(
+    folder: Path, metadata: dict[str, Any], rows: int | None
+) -> dict[str, np.ndarray]:
+    """Return the arrays of a zarr folder, all of them or their first rows.
+
+    Raises if a byte of them has changed since it was written.
+    """
+    import zarr
+
+    check_chunks(folder, metadata, rows)
+    group = cast(Any, zarr.open_group(folder, mode="r"))
+    return {
+        name: np.asarray(array[:rows] if grows(metadata, name) else array[...])
+        for name, array in group.arrays()
+    }
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Tell in one sentence what zarr raises for a folder that is none of its own."""
+    try:
+        yield
+    except InvalidInput:
+        raise
+    except Exception as error:
+        raise InvalidInput(f"{path} holds no trajectory: {error}") from error
+
+
 def open_run(path: str | Path) -> Trajectory | GaussianTrajectory:
     """Read a trajectory from a run's folder, or from what its `save` wrote.
+
+    A file that is not as it was written, be it by one byte, is told. The `flow` of a
+    run that came from a configuration is there again.
 
     Args:
         path: the folder of a run, finished or not, or a zarr folder.
     """
-    import xarray
-
     path = Path(path)
     folder = path / TRAJECTORY if (path / TRAJECTORY).exists() else path
     check(
         folder.exists(),
         f"{path} does not exist; give the folder of a run or of a saved trajectory.",
     )
-    try:
-        dataset = xarray.open_zarr(folder)
-        if FINGERPRINT in dataset.attrs:  # a run, of which the end may be missing
-            dataset = dataset.isel(depth=slice(0, whole_rows(folder)))
-        check(
-            dataset.sizes["depth"] > 0,
-            f"{path} holds no finished depth yet; resume the run first.",
-        )
-        is_gaussian = "covariances" in dataset
-        return _gaussian_from(dataset) if is_gaussian else _from_xarray(dataset)
-    except InvalidInput:
-        raise
-    except (KeyError, OSError, ValueError) as error:
-        raise InvalidInput(f"{path} holds no trajectory: {error}") from error
-
-
-def _gaussian_from(dataset) -> GaussianTrajectory:
-    def array(name: str) -> Array:
-        return jnp.asarray(dataset[name].values)
-
-    names = ("depth", "means", "linear", "log_volumes", "drifts", "slopes", "root")
-    return GaussianTrajectory(
-        *map(array, names),
-        status_from(int(dataset["status"].values[-1])),
-        array("accepted_steps"),
-        array("rejected_steps"),
+    with _reading(path):
+        is_ours = any((folder / name).exists() for name in (METADATA, ".zgroup"))
+        metadata = read_metadata(folder) if is_ours else {}
+        asked = metadata.get(".zattrs", {}).get(FINGERPRINT)
+        # Of a run the end may be missing.
+        rows = None if asked is None else whole_rows(folder, metadata)
+        check(rows != 0, f"{path} holds no finished depth yet; resume the run first.")
+        columns = read_columns(folder, metadata, rows)
+        if "covariances" in columns:
+            return _gaussian_from(columns)
+        trajectory = _from_columns(columns)
+    if asked is None or not (path / RECORD).exists():
+        return trajectory
+    flow = _described_flow(path, trajectory, asked)
+    return eqx.tree_at(
+        lambda t: t.flow, trajectory, flow, is_leaf=lambda leaf: leaf is None
     )
 
 
-def _from_xarray(dataset) -> Trajectory:
-    def array(name: str) -> Array | None:
-        return jnp.asarray(dataset[name].values) if name in dataset else None
+def _described_flow(
+    path: Path, trajectory: Trajectory, asked: dict[str, str]
+) -> Flow | None:
+    """Return the flow of a run's configuration; none if it made another run."""
+    record, cloud = read_record(path), trajectory.cloud(0)
+    is_double = trajectory.points.dtype == jnp.float64
+    flows = []
+    for bits in (record["double_precision"], is_double):
+        with jax.enable_x64(bits):
+            flows.append(build_flow(record["config"], cloud))
+    return flows[1] if short_hash(flows[0]) == asked.get("flow") else None
 
+
+def _gaussian_from(columns: Mapping[str, np.ndarray]) -> GaussianTrajectory:
+    names = ("depth", "means", "linear", "log_volumes", "drifts", "slopes", "root")
+    return GaussianTrajectory(
+        *(jnp.asarray(columns[name]) for name in names),
+        status_from(int(columns["status"][-1])),
+        jnp.asarray(columns["accepted_steps"]),
+        jnp.asarray(columns["rejected_steps"]),
+    )
+
+
+def _from_columns(columns: Mapping[str, np.ndarray]) -> Trajectory:
+    def array(name: str) -> Array | None:
+        return jnp.asarray(columns[name]) if name in columns else None
+
+    points, velocities = (
+        as_float_array(name, columns[name]) for name in ("points", "velocities")
+    )
+    check_finite("points", points)
+    check_finite("velocities", velocities)
     return Trajectory(
         array("depth"),
-        as_float_array("points", dataset["points"].values),
-        array("velocities"),
+        points,
+        velocities,
         array("weights"),
         array("position"),
         array("probes"),
-        status_from(int(dataset["status"].values[-1])),
+        status_from(int(columns["status"][-1])),
         array("accepted_steps"),
         array("rejected_steps"),
-        atoms_from({name: array(name) for name in ATOM_AXES if name in dataset}),
-        sums_from({name: array(name) for name in SUM_NAMES if name in dataset}),
+        atoms_from({name: array(name) for name in ATOM_AXES if name in columns}),
+        sums_from({name: array(name) for name in SUM_NAMES if name in columns}),
     )

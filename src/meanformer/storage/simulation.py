@@ -1,6 +1,5 @@
 """Simulations from a configuration: started, resumed, extended, always restartable."""
 
-import json
 import platform
 import shutil
 from collections.abc import Callable
@@ -13,14 +12,12 @@ import jax
 from meanformer.errors import InvalidInput, check
 from meanformer.flows import AbstractProgress, Trajectory, solve
 from meanformer.storage.config import Run, build, depth_grid, read_config
-from meanformer.storage.format import flush, replace_file
+from meanformer.storage.format import flush
+from meanformer.storage.record import RECORD, TOKENS, read_record, write_record
 from meanformer.storage.run import LOCK, RunStore
 from meanformer.storage.words import mistakes_of_a_file
 
-RECORD = "run.json"
-TOKENS = "tokens.npy"
 _PACKAGES = ("meanformer", "jax", "jaxlib", "equinox", "diffrax", "numpy")
-_KEYS = {"config": dict, "versions": dict, "double_precision": bool, "history": list}
 
 
 @mistakes_of_a_file()
@@ -55,7 +52,7 @@ def simulate(
             shutil.copy(config.parent / tables["tokens"]["file"], folder / TOKENS)
             flush(folder / TOKENS)
             tables["tokens"]["file"] = TOKENS
-        _write_record(folder, record)
+        write_record(folder, record)
 
     return _carry_out(folder, run, write, progress)
 
@@ -74,7 +71,7 @@ def resume(folder: Path, *, progress: bool | AbstractProgress = False) -> Trajec
 
     def write() -> None:
         if changed_versions(folder):
-            _write_record(folder, _continued(record, "resume"))
+            write_record(folder, _continued(record, "resume"))
 
     with jax.enable_x64(record["double_precision"]):
         run = build(record["config"], folder)
@@ -105,25 +102,7 @@ def extend(
         table.update(depth=depth)
         longer = _continued(record, "extend", depth=depth)
         run = build(record["config"], folder)
-        return _carry_out(folder, run, lambda: _write_record(folder, longer), progress)
-
-
-def read_record(folder: Path) -> dict[str, Any]:
-    """Return what a run's folder says: configuration, versions, precision, history."""
-    try:
-        record = json.loads((folder / RECORD).read_text())
-    except (OSError, ValueError) as error:
-        raise InvalidInput(
-            f"{folder} holds no run that can be resumed ({RECORD}: {error}); start one "
-            "with simulate."
-        ) from error
-    for key, kind in _KEYS.items():
-        is_there = isinstance(record, dict) and isinstance(record.get(key), kind)
-        check(
-            is_there,
-            f"{folder} holds no run that can be resumed ({RECORD} has no {key}).",
-        )
-    return record
+        return _carry_out(folder, run, lambda: write_record(folder, longer), progress)
 
 
 def changed_versions(folder: Path) -> dict[str, tuple[str, str]]:
@@ -172,10 +151,6 @@ def _continued(record: dict[str, Any], action: str, **facts: Any) -> dict[str, A
     """Return the record with one line more in its history."""
     line = {"action": action, **facts, "versions": _versions()}
     return record | {"history": [*record["history"], line]}
-
-
-def _write_record(folder: Path, record: dict[str, Any]) -> None:
-    replace_file(folder / RECORD, json.dumps(record, indent=2))
 
 
 def _versions() -> dict[str, str]:
