@@ -135,7 +135,7 @@ def test_what_is_read_from_a_damaged_folder_is_right_or_told(
 ):
     folder, path = (saved if kind == "saved" else whole[0]), whole[1]
     rng, names = random.Random(1), files_of(folder)
-    for _ in range(60):
+    for _ in range(40):
         name = rng.choice(names)
         content = (folder / name).read_bytes()
         lost = not content or rng.random() < 0.2
@@ -197,6 +197,8 @@ def without_checksums(folder):
             planned = entry | {"shape": [9, *entry["shape"][1:]]}
             (folder / TRAJECTORY / key).write_text(json.dumps(planned))
     metadata.write_text(json.dumps(document))
+    attributes = json.dumps(document["metadata"][".zattrs"])
+    (folder / TRAJECTORY / ".zattrs").write_text(attributes)
     record = json.loads((folder / "run.json").read_text())
     for key in [key for key in record if key.startswith("crc32")]:
         del record[key]
