@@ -160,6 +160,22 @@ def check_finite(name: str, array: Array) -> None:
         )
 
 
+def check_range(what: str, rows: Array, advice: str) -> None:
+    """Raise if a concrete result is not finite, naming the first such query.
+
+    Minus infinity, the logarithm of nothing, is let through in a single column.
+    """
+    if not is_concrete(rows):
+        return
+    known = np.asarray(rows, np.float64)
+    is_right = np.isfinite(known).all(axis=1) if known.ndim > 1 else known < np.inf
+    if not is_right.all():
+        raise Overflow(
+            f"{what} overflows {rows.dtype} at query {int(is_right.argmin())}; "
+            f"{advice}, or use a wider floating-point type."
+        )
+
+
 def check_shape(name: str, array: Array, shape: tuple[int | None, ...]) -> None:
     """Raise unless the array has this shape; `None` stands for any length."""
     matches = len(array.shape) == len(shape) and all(

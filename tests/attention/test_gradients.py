@@ -26,11 +26,13 @@ from meanformer.attention import (
     L2,
     Hardmax,
     Linear,
+    Masked,
     Residual,
     Sigmoid,
     Sinkhorn,
     Softmax,
     Unnormalised,
+    in_order,
 )
 from meanformer.measures import TokenCloud, batch
 from reference import reference_attention, reference_cloud
@@ -282,3 +284,46 @@ def test_sinkhorn_attention_is_the_gradient_of_the_entropic_energy():
     np.testing.assert_allclose(value, 0.13647165486171767, atol=1e-10)
     ascent = gradient / (2 * cloud.weights[:, None])
     np.testing.assert_allclose(ascent, attention(cloud, cloud.points), atol=1e-9)
+
+
+# Accuracy far from the origin
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("kind", ["softmax", "few keys", "causal"])
+def test_the_derivative_of_softmax_is_as_accurate_as_a_covariance_far_off(kind, dtype):
+    random = np.random.default_rng(4)
+    points = (random.normal(size=(50, 3)) + 1e4 * np.array([0.6, -0.8, 0.3])).astype(
+        dtype
+    )
+    query = random.normal(size=3).astype(dtype)
+    key = np.eye(3, dtype=dtype)[: 1 if kind == "few keys" else 3]
+    attention = Softmax(key, key, np.eye(3, dtype=dtype))
+    gamma = Masked(attention) if kind == "causal" else attention
+    cloud = in_order(TokenCloud(points))
+
+    def value(x):
+        return gamma(cloud, x[None])[0]
+
+    centred = points.astype(np.longdouble) - points.astype(np.longdouble).mean(axis=0)
+    shares = np.exp(centred @ key.T @ (key @ query.astype(np.longdouble)))
+    shares /= shares.sum()
+    centred -= shares @ centred
+    expected = centred.T @ (shares[:, None] * centred) @ key.T @ key
+    for jacobian in (jax.jacfwd(value), jax.jacrev(value)):
+        found = jacobian(jnp.asarray(query))
+        error = np.abs(np.asarray(found) - expected).max() / np.abs(expected).max()
+        assert error < 200 * np.finfo(dtype).eps
+
+
+@every_map(["softmax", "l2"])
+def test_a_token_far_away_takes_no_digits_from_the_others(name):
+    gamma, plain = cast((MAPS[name], cloud_of()), jnp.float32)
+    far = np.array([-1e9, 2e9])
+    weights = np.append(0.8 * MASSES, 0.2)
+    cloud = cloud_of(np.append(TOKENS, [far], axis=0), weights, None, jnp.float32)
+    # Softmax repels these queries from the far token, L2 repels all.
+    queries = QUERIES[np.asarray(MAPS["softmax"].tilts(jnp.asarray(QUERIES))) @ far < 0]
+    queries = cast(queries, jnp.float32)
+    found, expected = gamma(cloud, queries), gamma(plain, queries)
+    np.testing.assert_allclose(found, expected, atol=1e-6)

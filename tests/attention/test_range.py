@@ -1,5 +1,6 @@
 """The ends of the floating-point range, and no queries at all."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from meanformer.attention import (
     Sinkhorn,
     Softmax,
     Unnormalised,
+    identity_attention,
 )
 from meanformer.errors import Overflow
 from meanformer.measures import TokenCloud
@@ -57,3 +59,39 @@ def test_scores_beyond_the_range_raise(kind):
     cloud = cloud_of(100 * TOKENS, dtype=jnp.float32)
     with pytest.raises(Overflow, match="overflows float32 at query 0; lower beta"):
         attention(cloud, cloud.points)
+
+
+@pytest.mark.parametrize("count", [4, 300])
+@pytest.mark.parametrize("dimension", [1, 2])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+def test_scores_of_any_size_are_right_up_to_overflow(dtype, dimension, count):
+    line = np.concatenate([[2.3, 3.1, 2.9, 2.2], np.full(count - 4, 2.5)])
+    points = np.zeros((count, dimension))
+    points[:, 0] = line
+    cloud = TokenCloud(jnp.asarray(points, dtype))
+    largest = np.log10(float(jnp.finfo(dtype).max))
+    exponents = np.linspace(0.1, 1, count) * (largest - 1)
+    heights = np.append(10**exponents[2:], [3e9, 1.1e10]).astype(dtype)
+    queries = jnp.zeros((count, dimension), dtype).at[:, 0].set(heights)
+    attention = identity_attention("softmax", dimension, 1.0)
+    attention = jax.tree.map(lambda leaf: leaf.astype(dtype), attention)
+    top = cloud.points[1]
+    ends = np.concatenate([attention(cloud, queries), cloud.tilted_mean(queries)])
+    np.testing.assert_array_equal(ends[:, 0], np.full(2 * count, top[0]))
+    rounding = 4 * float(jnp.finfo(dtype).eps)
+    log_mass = np.asarray(cloud.log_laplace(queries), np.float64)
+    expected = np.float64(heights) * float(top[0]) - np.log(count)
+    np.testing.assert_allclose(log_mass, expected, rtol=rounding)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+def test_log_laplace_and_tilted_mean_beyond_the_range_raise(dtype, sign):
+    cloud = TokenCloud(jnp.array([[-3.0, 2.0], [2.0, -3.0], [9.0, 9.0]], dtype))
+    far = jnp.full((1, 2), sign * float(jnp.finfo(dtype).max) / 2, dtype)
+    queries = jnp.concatenate([jnp.ones((1, 2), dtype), far])
+    message = f"overflows {jnp.dtype(dtype).name} at query 1; lower u"
+    with pytest.raises(Overflow, match=f"log_laplace {message}"):
+        cloud.log_laplace(queries)
+    with pytest.raises(Overflow, match=f"tilted_mean {message}"):
+        cloud.tilted_mean(queries)

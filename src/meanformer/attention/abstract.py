@@ -6,16 +6,15 @@ from typing import ClassVar
 
 import equinox as eqx
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float
 
 from meanformer.errors import (
     InvalidInput,
-    Overflow,
     as_float_array,
     as_number,
     check,
     check_finite,
+    check_range,
     is_concrete,
 )
 from meanformer.measures import AbstractContext
@@ -242,14 +241,7 @@ def checked_range(
     gamma: AbstractInContextMap, rows: Float[Array, "m c"]
 ) -> Float[Array, "m c"]:
     """Return what was computed for each query, or raise if it is known to overflow."""
-    if is_concrete(rows):
-        finite = np.isfinite(np.asarray(rows, np.float64)).all(axis=1)
-        if not finite.all():
-            raise Overflow(
-                f"{type(gamma).__name__} overflows {rows.dtype} at query "
-                f"{int(finite.argmin())}; lower beta, rescale the tokens, or use a "
-                "wider floating-point type."
-            )
+    check_range(type(gamma).__name__, rows, "lower beta, rescale the tokens")
     return rows
 
 

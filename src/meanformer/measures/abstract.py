@@ -7,7 +7,7 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from meanformer.errors import Unsupported
+from meanformer.errors import Unsupported, check_range
 from meanformer.numerics.matrices import matmul
 from meanformer.typing import Key
 
@@ -44,11 +44,15 @@ class AbstractContext(eqx.Module):
 
     def log_laplace(self, u: Float[Array, "m d"]) -> Float[Array, " m"]:
         r"""Return $\Lambda_\mu(u)$ for each row of `u`."""
-        return self.tilted_mass_and_mean(u)[0]
+        log_mass = self.tilted_mass_and_mean(u)[0]
+        check_range("log_laplace", log_mass, "lower u, rescale the measure")
+        return log_mass
 
     def tilted_mean(self, u: Float[Array, "m d"]) -> Float[Array, "m d"]:
         r"""Return $\nabla\Lambda_\mu(u)$, the mean under $e^{\langle u,y\rangle}$."""
-        return self.tilted_mass_and_mean(u)[1]
+        mean = self.tilted_mass_and_mean(u)[1]
+        check_range("tilted_mean", mean, "lower u, rescale the measure")
+        return mean
 
     @abc.abstractmethod
     def linear_mean(

@@ -57,6 +57,10 @@ class AbstractCloud(AbstractContext):
         """Return log-mass and mean of the points under these scores."""
 
     @abc.abstractmethod
+    def centred(self) -> tuple[Float[Array, " d"], "AbstractCloud"]:
+        """Return an origin amid the tokens, and the cloud as seen from there."""
+
+    @abc.abstractmethod
     def kernel_pairs(
         self, u: Float[Array, "m k"], features: Float[Array, "n k"]
     ) -> Pairs:
@@ -88,7 +92,7 @@ class AbstractCloud(AbstractContext):
         self, u: Float[Array, "m d"]
     ) -> tuple[Float[Array, " m"], Float[Array, "m d"]]:
         """Return the log-Laplace transform and the tilted mean from one pass."""
-        return self.averaged(self.pairs(checked_tilts(self.dimension, u)))
+        return self._tilted(checked_tilts(self.dimension, u), None)
 
     def tilted_through(
         self, queries: Float[Array, "m k"], key: Float[Array, "k d"]
@@ -96,7 +100,24 @@ class AbstractCloud(AbstractContext):
         """Return the same with scores between queries and keys, if that is cheaper."""
         if len(key) >= self.dimension:
             return self.tilted_mass_and_mean(matmul(queries, key))
-        return self.averaged(self.pairs(queries, matmul(self.points, key.T)))
+        return self._tilted(queries, key)
+
+    def _tilted(
+        self, queries: Float[Array, "m k"], key: Float[Array, "k d"] | None
+    ) -> tuple[Float[Array, " m"], Float[Array, "m d"]]:
+        r"""Return log-mass and mean at the tilts $K^\top q$, seen from amid the tokens.
+
+        Derivatives are covariances: as differences of second moments about a far
+        origin they would lose digits with the square of its distance.
+        """
+        origin, near = self.centred()
+        keys, end = near.points, origin
+        if key is not None:
+            keys, end = matmul(keys, key.T), matmul(key, origin)
+        log_mass, mean = near.averaged(near.pairs(queries, keys))
+        sees = log_mass != -jnp.inf
+        log_mass = jnp.where(sees, log_mass + matmul(queries, end), -jnp.inf)
+        return log_mass, jnp.where(sees[:, None], mean + origin[None, :], 0)
 
     def kernel_mean(
         self, u: Float[Array, "m d"], profile: Callable[[Array], Array]
@@ -229,8 +250,18 @@ class TokenCloud(AbstractWeightedCloud):
         return Pairs(u, features, self.weights)
 
     def centred(self) -> tuple[Float[Array, " d"], "TokenCloud"]:
-        """Return the mean, held fixed by derivatives, and the cloud seen from it."""
-        origin = lax.stop_gradient(self.mean())
+        """Return a point amid the tokens, and the cloud as seen from there.
+
+        It is the mean, but in no coordinate further from zero than twice the nearest
+        token: from there, no token loses digits to one far away. Derivatives hold it
+        fixed.
+        """
+        points, present = lax.stop_gradient(self.points), (self.weights > 0)[:, None]
+        low = jnp.where(present, points, jnp.inf).min(axis=0)
+        high = jnp.where(present, points, -jnp.inf).max(axis=0)
+        twice = 2 * (jnp.maximum(low, 0) + jnp.minimum(high, 0))
+        mean = matmul(lax.stop_gradient(self.weights), points)
+        origin = jnp.clip(mean, jnp.minimum(twice, 0), jnp.maximum(twice, 0))
         return origin, self.moved(self.points - origin[None, :])
 
     def moved(self, points: Float[Array, "n e"]) -> "TokenCloud":
@@ -277,6 +308,11 @@ class TiltedCloud(AbstractWeightedCloud):
     def sums(self) -> AbstractPairSums:
         """How sums over pairs are computed: as for the cloud."""
         return self.base.sums
+
+    def centred(self) -> tuple[Float[Array, " d"], "TiltedCloud"]:
+        """Return a point amid the tokens, and the cloud as seen from there."""
+        origin, near = self.base.centred()
+        return origin, TiltedCloud(near, self.log_density)
 
     def pairs(
         self, u: Float[Array, "m k"], keys: Float[Array, "n k"] | None = None

@@ -105,7 +105,7 @@ class MaskedCloud(AbstractCloud):
         return shares / self._divisor()[:, None]
 
     def centred(self) -> tuple[Float[Array, " d"], "MaskedCloud"]:
-        """Return the mean of the whole cloud, and what is seen as seen from there."""
+        """Return a point amid the whole cloud, and what is seen as seen from there."""
         origin, near = self.base.centred()
         return origin, eqx.tree_at(lambda cloud: cloud.base, self, near)
 

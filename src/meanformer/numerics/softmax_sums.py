@@ -4,10 +4,9 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Float
 
-from meanformer.numerics.exponential import exponent_scale, scaled_exp
+from meanformer.numerics.exponential import exponent_scale
 from meanformer.numerics.matrices import matmul
 from meanformer.numerics.moving import only_moving
 from meanformer.numerics.pairs import Pairs
@@ -22,7 +21,12 @@ from meanformer.numerics.terms import (
     summed,
 )
 from meanformer.numerics.tiles import fold_tiles
-from meanformer.numerics.tilted_masses import Shifted, sum_tilted_masses
+from meanformer.numerics.tilted_masses import (
+    Shifted,
+    exponent_caps,
+    sum_tilted_masses,
+    tilted_factors,
+)
 
 
 @partial(jax.jit, static_argnames="block_size")
@@ -87,9 +91,8 @@ def moved_masses(
 
         def step(total, columns, seen):
             tokens, moving, caps = columns
-            exponents = scores_of_tile(tilts, tokens) - shift[:, None]
-            factors = scaled_exp(jnp.minimum(exponents, caps[None, :]))
-            factors = jnp.where(seen, factors, 0)
+            scores = scores_of_tile(tilts, tokens)
+            factors = tilted_factors(scores, shift, caps, seen)
             slopes = slopes_of_tile(tilts, tokens, moving_tilts, moving)
             if slopes is not None:
                 total += summed(factors * slopes, tokens.masses / scale)
@@ -119,17 +122,3 @@ def slopes_of_tile(
         )
     return sum(parts[1:], start=parts[0]) if parts else None
 
-
-def exponent_caps(weights: Float[Array, " n"]) -> Float[Array, " n"]:
-    """Bound the exponents so that no product with their exponential overflows.
-
-    A token that is present never reaches its bound; an absent one may, since its score
-    takes no part in the shift.
-    """
-    half = jnp.log(jnp.finfo(weights.dtype).max) / 2
-    present = weights > 0
-    caps = 1 - jnp.log(jnp.where(present, weights, 1))
-    return lax.stop_gradient(
-        exponent_scale(weights.dtype)
-        * jnp.where(present, jnp.maximum(caps, half), half)
-    )

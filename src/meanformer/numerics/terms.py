@@ -54,7 +54,22 @@ def as_terms(pairs: Pairs, values: Float[Array, "n v"]) -> Terms:
     points = _within_range(pairs.points.T, weights > 0)
     first, last = pairs.first, pairs.last
     seen = None if first is None or last is None else (first, last)
-    return Terms(pairs.tilts, Tokens(points, pairs.offsets, masses), seen)
+    tilts, points = _never_one_product(pairs.tilts, points)
+    return Terms(tilts, Tokens(points, pairs.offsets, masses), seen)
+
+
+def _never_one_product(
+    tilts: Float[Array, "m k"], points: Float[Array, "k n"]
+) -> tuple[Float[Array, "m k2"], Float[Array, "k2 n"]]:
+    """Add a coordinate of zeros to a single one.
+
+    Compilers merge a single product into everything that uses it, and round it
+    differently there. The exponential of large scores sees that: a score must be the
+    same number wherever it is used.
+    """
+    if tilts.shape[1] != 1:
+        return tilts, points
+    return jnp.pad(tilts, ((0, 0), (0, 1))), jnp.pad(points, ((0, 1), (0, 0)))
 
 
 def _within_range(points: Float[Array, "k n"], present: Array) -> Float[Array, "k n"]:

@@ -22,6 +22,8 @@ from meanformer.numerics.tiles import fold_tiles
 
 # Below this many pairs a second sweep costs less than compiling the branch around it.
 FEW_PAIRS = 256 * 256
+# Rounding of an exponent, beyond which it could change a sum by many times its size.
+ROUGH = 1.0
 
 Shifted = tuple[Float[Array, " m"], Float[Array, "m c"]]
 
@@ -78,12 +80,17 @@ def score_bounds(terms: Terms) -> Float[Array, " m"]:
     distances = jnp.linalg.norm(points - centre[:, None], axis=0)
     radius = jnp.where(weights > 0, distances, 0).max()
     bounds = matmul(terms.tilts, centre)
-    bounds += radius * jnp.linalg.norm(terms.tilts, axis=1)
+    reach = radius * jnp.linalg.norm(terms.tilts, axis=1)
+    sizes = jnp.abs(bounds) + reach
+    bounds += reach
     if offsets is not None:
         highest = jnp.where(weights > 0, offsets, -jnp.inf).max()
         bounds += jnp.where(mass > 0, highest, 0)
-    # Norms overflow before scores do; an infinite bound finds no mass.
-    return jnp.where(jnp.isnan(bounds), jnp.inf, bounds)
+        sizes += jnp.where(weights > 0, jnp.abs(offsets), 0).max()
+    # Norms overflow before scores do, and a bound whose rounding the exponential sees
+    # is none; an infinite bound finds no mass.
+    is_rough = ~(jnp.finfo(sizes.dtype).eps * sizes < ROUGH)
+    return jnp.where(is_rough, jnp.inf, bounds)
 
 
 def smallest_mass(weights: Float[Array, " n"]) -> Float[Array, ""]:
@@ -102,7 +109,10 @@ def add_tile(
 def relative_to_largest(tilts: Array, start: Array, fold: Callable) -> Shifted:
     """Sum relative to the largest term so far, rescaling when it grows."""
     unknown = jnp.full(len(tilts), -jnp.inf, tilts.dtype)
-    return fold(partial(add_tile_rescaling, tilts), (unknown, start))
+    top, total = fold(partial(add_tile_rescaling, tilts), (unknown, start))
+    # Scores that all overflow downwards leave no mass, although tokens are seen.
+    is_spoilt = (top > -jnp.inf) & (total[:, 0] == 0)
+    return jnp.where(is_spoilt, jnp.nan, top), total
 
 
 def add_tile_rescaling(
@@ -114,9 +124,30 @@ def add_tile_rescaling(
     # The weight counts: a tiny one on a large score must not hide the other terms.
     visible = is_visible(tokens, seen)
     log_weights = exponent_scale(top.dtype) * jnp.log(tokens.masses[0])
-    terms = jnp.where(visible, scores + log_weights[None, :], -jnp.inf)
+    terms = jnp.maximum(scores + log_weights[None, :], jnp.finfo(top.dtype).min)
+    terms = jnp.where(visible, terms, -jnp.inf)
     new_top = jnp.maximum(top, terms.max(axis=1))
     shift = jnp.where(new_top == -jnp.inf, 0, new_top)
-    factors = jnp.where(seen, scaled_exp(scores - shift[:, None]), 0)
+    factors = tilted_factors(scores, shift, exponent_caps(tokens.masses[0]), seen)
     total = total * scaled_exp(top - shift)[:, None]
     return new_top, total + summed(factors, tokens.masses)
+
+
+def tilted_factors(
+    scores: Array, shift: Array, caps: Array, seen: Array | bool
+) -> Float[Array, "m n"]:
+    """Exponentials of scores less the shifts, within the caps of the tokens."""
+    exponents = jnp.minimum(scores - shift[:, None], caps[None, :])
+    return jnp.where(seen, scaled_exp(exponents), 0)
+
+
+def exponent_caps(weights: Float[Array, " n"]) -> Float[Array, " n"]:
+    """Bound the exponents so that no product with their exponential overflows.
+
+    A token that is present reaches its bound by rounding at most; an absent one may
+    pass it, since its score takes no part in the shift.
+    """
+    half = jnp.log(jnp.finfo(weights.dtype).max) / 2
+    present = weights > 0
+    caps = jnp.where(present, 1 - jnp.log(jnp.where(present, weights, 1)), half)
+    return lax.stop_gradient(exponent_scale(weights.dtype) * caps)
