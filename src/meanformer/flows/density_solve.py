@@ -89,10 +89,10 @@ def density_set_up(
     flow: Flow, mu: FourierDensity, depth, save, solver, rtol, atol, stop
 ) -> tuple[DensityProblem, DensityState, Float[Array, " t"], Spectral]:
     """Return problem, first state, depths and choice of modes of a solve, or raise."""
-    _check_flow(flow)
+    check_circle_flow(flow)
     check_tolerances(rtol, atol)
     dtype = mu.moments.dtype
-    depths = saved_depths(depth, save, dtype)
+    depths = saved_depths(depth, save, dtype, flow.velocity.jumps)
     if flow.noise is not None and is_concrete(depths):
         check(
             bool(depths[-1] > depths[0]),
@@ -208,7 +208,8 @@ def _resumed(state: DensityState) -> DensityState:
 DENSITIES = Way(advance_density, density_snapshot, _resumed)
 
 
-def _check_flow(flow: Any) -> None:
+def check_circle_flow(flow: Any) -> None:
+    """Raise unless this is a flow on the circle."""
     check(
         isinstance(flow, Flow),
         f"flow is {type(flow).__name__}; it must be Flow(velocity).",

@@ -22,6 +22,7 @@ from meanformer.flows.inputs import (
     check_dimensions,
     check_tolerances,
     checked_solver,
+    layer_depths,
     saved_depths,
     sorted_stops,
 )
@@ -71,7 +72,7 @@ def gaussian_set_up(flow, mu: Gaussian, depth, save, solver, rtol, atol, stop):
     check_gaussian_flow(flow, mu)
     check_tolerances(rtol, atol)
     dtype = mu.mean().dtype
-    depths = saved_depths(depth, save, dtype)
+    depths = saved_depths(depth, save, dtype, flow.velocity.jumps)
     integrator = (
         Adaptive(diffrax.Dopri8()) if solver is None else checked_solver(solver)
     )
@@ -128,26 +129,27 @@ def gaussian_layers(flow: Flow, mu: Gaussian, count: int, size: Float[Array, ""]
     problem, and the states with slopes and drifts, all stacked.
     """
     check_gaussian_flow(flow, mu)
-    start = jnp.zeros_like(size)
+    depths = layer_depths(flow, count, size)
     problem = GaussianProblem(
-        flow, mu.root(), start, _radius(mu), FixedStep(1.0), (), 1.0, 1.0, 1
+        flow, mu.root(), depths[0], _radius(mu), FixedStep(1.0), (), 1.0, 1.0, 1
     )
-    first = first_state(start, mu)
-    return problem, _run(problem, first, size, count)
+    return problem, _run(problem, first_state(depths[0], mu), size, depths)
 
 
 @eqx.filter_jit
 def _run(
-    problem: GaussianProblem, first: GaussianState, size: Float[Array, ""], count: int
+    problem: GaussianProblem,
+    first: GaussianState,
+    size: Float[Array, ""],
+    depths: Float[Array, " t"],
 ):
-    def layer(state: GaussianState, index: Array):
+    def layer(state: GaussianState, depth: Float[Array, ""]):
         found = problem.slope_and_drift(
             problem.flow.velocity, state.depth, state.carried
         )
-        depth = size * (index + 1).astype(size.dtype)
         return _step(problem, state, *found, depth, size), (state, _finite(found))
 
-    last, saved = jax.lax.scan(eqx.filter_checkpoint(layer), first, jnp.arange(count))
+    last, saved = jax.lax.scan(eqx.filter_checkpoint(layer), first, depths[1:])
     final = _snapshot(problem, last)
     return jax.tree.map(lambda a, b: jnp.concatenate([a, b[None]]), saved, final)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
@@ -20,6 +21,9 @@ from meanformer.flows.solvers import AbstractIntegrator
 from meanformer.flows.status import AbstractStop, EscapeRadius, StepBudget
 from meanformer.measures import TokenCloud
 from meanformer.typing import ArrayLike
+
+# A solver goes to the end of a stretch from 100 roundings before it, across a jump.
+ROUNDINGS = 128
 
 
 def check_flow(flow: Flow, mu: TokenCloud) -> None:
@@ -65,8 +69,15 @@ def checked_solver(solver: object) -> AbstractIntegrator:
     return solver
 
 
-def saved_depths(depth, save, dtype) -> Float[Array, " t"]:
-    """Return the depths to save, first and last included, or raise."""
+def saved_depths(depth, save, dtype, jumps) -> Float[Array, " t"]:
+    """Return the depths to save, first and last included, or raise.
+
+    Args:
+        depth: the last depth, or the first and the last.
+        save: how many, or which ones.
+        dtype: the type of what moves.
+        jumps: where the velocity jumps, or `None`.
+    """
     ends = depth if isinstance(depth, tuple) else (0.0, depth)
     check(len(ends) == 2, f"depth is {depth}; it must be a number or a pair.")
     start, end = (as_float_array("depth", value).astype(dtype) for value in ends)
@@ -77,25 +88,65 @@ def saved_depths(depth, save, dtype) -> Float[Array, " t"]:
     if isinstance(save, int):
         check(save >= 2, f"save is {save}; at least both ends are saved: 2 or more.")
         share = jnp.linspace(0, 1, save, dtype=dtype)
-        return ((1 - share) * start + share * end).at[-1].set(end)
-    return _given_depths(start, end, as_float_array("save", save).astype(dtype))
+        depths = ((1 - share) * start + share * end).at[-1].set(end)
+    else:
+        given = as_float_array("save", save).astype(dtype)
+        depths = _given_depths(start, end, given)
+    return put_on_jumps(depths, jumps)
 
 
 def _given_depths(start, end, depths: Float[Array, " t"]) -> Float[Array, " t"]:
-    check(depths.ndim == 1 and len(depths) >= 2, "save must list two depths or more.")
+    check(depths.ndim == 1, "save must be a number of depths, or a list of them.")
     if not (is_concrete(depths) and is_concrete(start) and is_concrete(end)):
+        check(len(depths) >= 2, "under jit save must list both ends.")
         return depths
-    known = np.asarray(depths)
-    steps = np.diff(known)
+    known, first, last = (np.asarray(part) for part in (depths, start, end))
+    low, high = sorted((first, last))
     check(
-        bool((steps > 0).all() or (steps < 0).all()),
-        f"save is {known}; its depths must be in order, without repetition.",
+        bool(((known >= low) & (known <= high)).all()),
+        f"save is {known}; its depths must lie between {first} and {last}.",
     )
+    before, after = ([one] if one not in known else [] for one in (first, last))
+    known = np.concatenate([before, known, after]).astype(known.dtype)
     check(
-        bool(known[0] == float(start) and known[-1] == float(end)),
-        f"save runs from {known[0]} to {known[-1]}; it must run from {start} to {end}.",
+        bool((np.diff(known) * np.sign(last - first) > 0).all()),
+        f"save is {np.asarray(depths)}; its depths must be in order from {first} to "
+        f"{last}, without repetition.",
     )
-    return depths
+    return jnp.asarray(known)
+
+
+def layer_depths(flow: Flow, count: int, step: Float[Array, ""]) -> Float[Array, " t"]:
+    """Return the depths before the first of so many layers, and after each one."""
+    depths = step * jnp.arange(count + 1).astype(step.dtype)
+    return put_on_jumps(depths, flow.velocity.jumps)
+
+
+def put_on_jumps(
+    depths: Float[Array, " t"], jumps: Float[Array, " j"] | None
+) -> Float[Array, " t"]:
+    """Return depths in order, those that meet a jump to rounding exactly on it.
+
+    Computed in another way, a depth differs by roundings of itself, or of as many
+    equal gaps as there are: it may have been counted from the other end.
+    """
+    if jumps is None or jnp.size(jumps) == 0:
+        return depths
+    return _put_on(depths, jnp.asarray(jumps, depths.dtype))
+
+
+@jax.jit
+def _put_on(
+    depths: Float[Array, " t"], jumps: Float[Array, " j"]
+) -> Float[Array, " t"]:
+    known, jumps = jax.lax.stop_gradient((depths, jumps))
+    nearest = jumps[jnp.argmin(jnp.abs(known[:, None] - jumps[None]), axis=1)]
+    gaps = jnp.abs(jnp.diff(known))
+    narrow = jnp.minimum(jnp.append(gaps[:1], gaps), jnp.append(gaps, gaps[-1:]))
+    size = jnp.maximum(jnp.abs(known), len(gaps) * narrow)
+    meets = jnp.abs(nearest - known) <= ROUNDINGS * jnp.finfo(known.dtype).eps * size
+    # The derivative in a depth is kept.
+    return depths + jnp.where(meets, nearest - known, 0)
 
 
 def checked_probes(

@@ -15,7 +15,7 @@ from meanformer.flows.gaussian_trajectory import (
     GaussianTrajectory,
     as_gaussian_trajectory,
 )
-from meanformer.flows.inputs import check_flow, checked_probes
+from meanformer.flows.inputs import check_flow, checked_probes, layer_depths
 from meanformer.flows.integrate import Problem
 from meanformer.flows.solvers import FixedStep
 from meanformer.flows.state import State, initial_state, kept_if_finite
@@ -84,8 +84,9 @@ def run_layers(
     size = checked_step(step, count, mu.points.dtype)
     passive, places = checked_probes(flow, mu, probes)
     problem = Problem(flow, mu, places, FixedStep(1.0), (), 1.0, 1.0, 1)
-    first = initial_state(jnp.zeros((), mu.points.dtype), mu.points, passive)
-    return as_trajectory(flow, mu, *_run(problem, first, size, count))
+    depths = layer_depths(flow, count, size)
+    first = initial_state(depths[0], mu.points, passive)
+    return as_trajectory(flow, mu, *_run(problem, first, size, depths))
 
 
 def checked_step(step, count: int, dtype: jnp.dtype) -> Float[Array, ""]:
@@ -98,17 +99,18 @@ def checked_step(step, count: int, dtype: jnp.dtype) -> Float[Array, ""]:
 
 
 @eqx.filter_jit
-def _run(problem: Problem, first: State, size: Float[Array, ""], count: int):
-    def layer(state: State, index: Array):
+def _run(
+    problem: Problem, first: State, size: Float[Array, ""], depths: Float[Array, " t"]
+):
+    def layer(state: State, depth: Float[Array, ""]):
         velocity = problem.velocity(problem.flow.velocity, state.depth, state.moving)
         state = _stopped(problem, state, velocity)
         # Depths are labels: their differences are not the step, but for rounding.
-        depth = size * (index + 1).astype(size.dtype)
         moved = _step(problem, state, velocity, depth, size)
         return moved, (state, velocity[0])
 
     last, (states, velocities) = jax.lax.scan(
-        eqx.filter_checkpoint(layer), first, jnp.arange(count)
+        eqx.filter_checkpoint(layer), first, depths[1:]
     )
     final = problem.velocity(problem.flow.velocity, last.depth, last.moving)[0]
     states, velocities = jax.tree.map(

@@ -180,9 +180,9 @@ class Increments(AbstractSchedule):
         return (self,)
 
     @property
-    def jumps(self) -> None:
-        """There are none: layers are discrete."""
-        return
+    def jumps(self) -> Float[Array, " j"] | None:
+        """Where the next layers take over."""
+        return self.layers.jumps
 
 
 def run_normalised_layers(

@@ -24,6 +24,7 @@ from meanformer.flows.schedule import (
     Constant,
     Schedule,
     as_schedule,
+    piece_at,
 )
 from meanformer.flows.status import AbstractStop, Moment, Status
 from meanformer.measures import TokenCloud
@@ -187,8 +188,7 @@ class Rescaled(AbstractSchedule):
 
     def _index(self, depth: Float[Array, ""]) -> Array:
         starts = jnp.stack([piece.start for piece in self.pieces])
-        index = jnp.searchsorted(starts, depth, side="right") - 1
-        return jnp.clip(index, 0, len(self.pieces) - 1)
+        return piece_at(starts, depth)
 
     def _as_depth(self, depth) -> Float[Array, ""]:
         return jnp.asarray(depth, self.pieces[0].value.dtype)

@@ -197,13 +197,13 @@ class Schedule(AbstractSchedule):
         return None if self.interpolate or len(self.maps) == 1 else self.depths[1:]
 
     def _index(self, depth: Float[Array, ""]) -> Array:
-        index = jnp.searchsorted(self.depths, depth, side="right") - 1
-        return jnp.clip(index, 0, len(self.maps) - 1)
+        return piece_at(self.depths, depth)
 
     def _interpolated(self, depth: Float[Array, ""]) -> AbstractInContextMap:
         index = jnp.clip(self._index(depth), 0, max(len(self.maps) - 2, 0))
         after = jnp.minimum(index + 1, len(self.maps) - 1)
-        start, end = self.depths[index], self.depths[after]
+        depths = self.depths.astype(jnp.result_type(depth))
+        start, end = depths[index], depths[after]
         width = jnp.where(end > start, end - start, 1)
         share = jnp.clip((depth - start) / width, 0, 1)
 
@@ -217,6 +217,14 @@ class Schedule(AbstractSchedule):
             strict=True,
         )
         return eqx.combine(jax.tree.map(blend, *arrays), rest[0])
+
+
+def piece_at(starts: Float[Array, " k"], depth: Float[Array, ""]) -> Array:
+    """Return the index of the piece in force at a depth, given where pieces start."""
+    # A depth of the tokens' type is compared with the starts rounded to it.
+    starts = starts.astype(jnp.result_type(depth))
+    index = jnp.searchsorted(starts, depth, side="right") - 1
+    return jnp.clip(index, 0, len(starts) - 1)
 
 
 def summands(gamma: AbstractInContextMap) -> tuple[AbstractInContextMap, ...]:

@@ -184,10 +184,7 @@ class MixNorm(AbstractScheme):
         """Return the two layers with the depths at which they begin."""
         kinds = (PostNorm(), PreNorm())
         maps = [scheme.layer(attention, 0.0, step) for scheme in kinds]
-        dtype = as_float_array("step", step).dtype
-        # Depth is a multiple of the step, rounded: one just below is the switch.
-        switch = self.switch * (1 - 4 * jnp.finfo(dtype).eps)
-        return Schedule(maps, jnp.array([0.0, switch], dtype))
+        return Schedule(maps, [0.0, self.switch])
 
 
 class CustomScheme(AbstractScheme):

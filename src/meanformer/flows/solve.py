@@ -226,7 +226,7 @@ TOKENS = Way(advance, _snapshot, _resumed)
 def _set_up(flow, mu, depth, save, solver, rtol, atol, probes, merge, stop, key):
     check_flow(flow, mu)
     check_tolerances(rtol, atol)
-    depths = saved_depths(depth, save, mu.points.dtype)
+    depths = saved_depths(depth, save, mu.points.dtype, flow.velocity.jumps)
     integrator = Adaptive() if solver is None else checked_solver(solver)
     if (flow.noise is None) != (key is None):
         raise InvalidInput(

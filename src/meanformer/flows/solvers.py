@@ -66,6 +66,56 @@ class StepSettings(eqx.Module):
     jumps: Float[Array, " j"] | None
 
 
+class NoSmaller(diffrax.AbstractAdaptiveStepSizeController):
+    """A controller that gives up when a refused step would have to be too small.
+
+    A step that was taken is no reason, however small: it may only have made up for
+    rounding, before a jump of the velocity or at the end of a stretch.
+
+    Args:
+        controller: the controller that decides.
+        smallest: the smallest step to try after a refusal.
+    """
+
+    controller: diffrax.AbstractAdaptiveStepSizeController
+    smallest: Float[Array, ""]
+
+    @property
+    def rtol(self):
+        """That of the controller."""
+        return self.controller.rtol
+
+    @property
+    def atol(self):
+        """That of the controller."""
+        return self.controller.atol
+
+    @property
+    def norm(self):
+        """That of the controller."""
+        return self.controller.norm
+
+    def wrap(self, direction):
+        """Wrap the controller."""
+        return NoSmaller(self.controller.wrap(direction), self.smallest)
+
+    def init(self, terms, t0, t1, y0, dt0, args, func, error_order):
+        """Begin as the controller does, with no smaller step."""
+        end, state = self.controller.init(
+            terms, t0, t1, y0, dt0, args, func, error_order
+        )
+        return jnp.maximum(end, t0 + self.smallest), state
+
+    def adapt_step_size(self, *arguments):
+        """Let the controller decide; fail if it wants a smaller step after all."""
+        is_kept, start, end, made_jump, state, result = self.controller.adapt_step_size(
+            *arguments
+        )
+        gives_up = jnp.logical_not(is_kept) & (end - start < self.smallest)
+        result = diffrax.RESULTS.where(gives_up, diffrax.RESULTS.dt_min_reached, result)
+        return is_kept, start, end, made_jump, state, result
+
+
 class RescaledErrors(diffrax.AbstractAdaptiveStepSizeController):
     """A controller that sees errors in other units than the solver's.
 
@@ -148,16 +198,16 @@ class AbstractAdaptive(AbstractIntegrator):
 
     def controller(self, settings: StepSettings) -> diffrax.AbstractStepSizeController:
         """Return a proportional-integral controller on the largest error."""
-        controller = diffrax.PIDController(
-            rtol=settings.rtol,
-            atol=settings.atol,
-            norm=settings.norm,
-            dtmin=settings.smallest,
-            force_dtmin=False,
+        controller = NoSmaller(
+            diffrax.PIDController(
+                rtol=settings.rtol, atol=settings.atol, norm=settings.norm
+            ),
+            settings.smallest,
         )
         if settings.jumps is None:
             return controller
-        return diffrax.ClipStepSizeController(controller, jump_ts=settings.jumps)
+        jumps = jnp.asarray(settings.jumps, settings.smallest.dtype)
+        return diffrax.ClipStepSizeController(controller, jump_ts=jumps)
 
     def watching_gaps(self, controller, settings, cloud_of):
         """Keep also the errors of the gaps between tokens small against the gaps.

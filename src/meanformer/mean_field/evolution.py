@@ -17,6 +17,7 @@ from meanformer.flows import (
     Trajectory,
     solve,
 )
+from meanformer.flows.density_solve import check_circle_flow
 from meanformer.flows.inputs import saved_depths
 from meanformer.flows.interpolation import check_in_range
 from meanformer.measures import (
@@ -126,9 +127,10 @@ def evolve(
         f"density is {type(density).__name__}; it must be a FourierDensity: make one "
         "by FourierDensity.from_function, or move tokens by solve.",
     )
+    check_circle_flow(flow)
     most_modes = as_integer("most_modes", most_modes, least=1)
     nodes = 2 * most_modes if nodes is None else as_integer("nodes", nodes, least=1)
-    depths = saved_depths(depth, save, density.moments.dtype)
+    depths = saved_depths(depth, save, density.moments.dtype, flow.velocity.jumps)
     finest = ROUNDINGS * float(jnp.finfo(depths.dtype).eps)
     options = {"rtol": max(rtol, finest), "atol": max(atol, finest)}
     bar = ProgressBar("following the mean field") if progress else False
