@@ -18,6 +18,9 @@ IDENTITY, TURN = np.eye(2), np.array([[0.0, -1.0], [1.0, 0.0]])
 DIRECTION = np.array([1.0, 2.0]) / np.sqrt(5)
 LIMIT = np.array([[0.44347826, -0.22173913], [-0.22173913, 0.11086957]])
 CENTRED = gaussian(np.zeros(2))
+# A turn inside the kernel of the symmetric part, which cancels in the covariance.
+HELD = np.array([[0.0, 1.0, 0.0], [-1.0, 0.0, 0.0], [0.0, 0.0, -1.0]])
+SPREAD = np.array([[1.0, 0.3, -0.2], [0.3, 0.6, 0.1], [-0.2, 0.1, 0.8]])
 PERIODIC = ["rotation, periodic, L2", "rotation, periodic, Sinkhorn"]
 
 
@@ -232,8 +235,9 @@ def test_a_resting_covariance_needs_no_run():
 
 @pytest.mark.slow
 def test_too_few_steps_leave_it_undecided():
-    gamma = attention("softmax", 1.0, one_direction())
-    found = classify(gamma, gaussian(), max_steps=16)
+    # The kernel of distances turns this covariance for ever, while it decays.
+    gamma = mf.L2(HELD, np.eye(3), np.eye(3))
+    found = classify(gamma, gaussian(np.zeros(3), SPREAD), max_steps=16)
     assert found.kind == "undecided"
     assert "steps were used up" in found.reason
 
@@ -253,3 +257,39 @@ def test_what_cannot_be_followed_is_refused(untyped):
         limit_of(gamma, gaussian(np.zeros(2), np.zeros((2, 2))))
     with pytest.raises(InvalidInput, match="it must be a Gaussian"):
         classify(gamma, mf.TokenCloud(np.zeros((2, 2))))
+
+
+@pytest.mark.parametrize("depth", [1e7, 1e12])
+def test_a_turn_that_moves_nothing_is_followed_as_far_as_asked_for(depth):
+    gamma = mf.Softmax(HELD, np.eye(3), 1e3 * np.eye(3))
+    run = limit_of(gamma, gaussian(np.zeros(3), SPREAD), depth=depth)
+    assert run.ending in ("reached", "unresolved")
+    assert len(run.depths) < 200
+    assert run.is_settled
+    np.testing.assert_allclose(run.exponents, [0, 0, -1], atol=1e-4)
+    np.testing.assert_allclose(run.covariances[-1], run.limit, atol=1e-5)
+
+
+def test_with_values_i_the_limit_is_that_of_the_closed_form():
+    found = classify(mf.Softmax(HELD, np.eye(3), np.eye(3)),
+                     gaussian(np.zeros(3), SPREAD), depth=1e7)  # fmt: skip
+    # (Pi S^-1 Pi)^+ for the projection Pi onto the first two coordinates.
+    exact = np.zeros((3, 3))
+    exact[:2, :2] = np.linalg.inv(np.linalg.inv(SPREAD)[:2, :2])
+    assert (found.kind, found.rank, found.normalised_rank) == ("converges", 2, 2)
+    assert "closed form" in found.reason
+    np.testing.assert_allclose(found.limit, exact, atol=1e-14)
+
+
+def test_a_limit_that_is_not_known_has_an_error_that_covers_it():
+    # Positive definite values, for which the run's own limit at ten times the depth
+    # is ten times closer.
+    query, key, _ = one_direction()
+    gamma = attention("softmax", 1.0, (query, key, np.array([[1.4, 0.5], [0.5, 0.9]])))
+    early, late = (limit_of(gamma, gaussian(), depth=depth) for depth in (1e4, 1e6))
+    away = np.linalg.norm(early.limit - late.limit)
+    assert early.limit_factor is None
+    assert 0 < away < early.limit_error < 100 * away
+    known = limit_of(attention("softmax", 1.0, one_direction()), gaussian())
+    assert known.limit_error == 0
+    np.testing.assert_allclose(known.limit, LIMIT, atol=5e-9)

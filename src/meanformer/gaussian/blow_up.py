@@ -16,7 +16,12 @@ from meanformer.attention import (
 )
 from meanformer.errors import check
 from meanformer.flows import LongDepth, Status
-from meanformer.gaussian.explicit import riccati_clock, riccati_matrix
+from meanformer.gaussian.explicit import (
+    obeys_riccati,
+    riccati_clock,
+    riccati_matrix,
+    riccati_rates,
+)
 from meanformer.gaussian.exponents import BLEW_UP, REACHED
 from meanformer.gaussian.heads import (
     Parts,
@@ -36,7 +41,7 @@ from meanformer.gaussian.long_run import (
 from meanformer.gaussian.quiet import quiet_solve
 from meanformer.gaussian.velocity import check_gaussian, check_map
 from meanformer.measures import Gaussian
-from meanformer.numerics.proportions import agree, multiple_of, multiple_of_identity
+from meanformer.numerics.proportions import agree, multiple_of
 
 STEPS = 20_000
 # Least depth of a long run, in units of the time in which it moves.
@@ -117,7 +122,7 @@ def proved(gamma: AbstractInContextMap, mu: Gaussian) -> BlowUp:
         return BlowUp(None, None, None, NEVER, reason)
     lower = lower_bound(parts, mu)
     head = parts.only_head
-    if head is not None and _is_riccati(head):
+    if head is not None and obeys_riccati(head):
         return _exact(head, mu, lower)
     upper = None if head is None else upper_bound(head, mu)
     return BlowUp(None, lower, upper, OPEN, "no theorem decides it")
@@ -226,27 +231,17 @@ def upper_bound(head: AbstractAttention, mu: Gaussian) -> float | None:
     return float(len(value) / rate)
 
 
-def _is_riccati(head: AbstractAttention) -> bool:
-    """Whether the covariance, or the second moment, obeys the explicit law."""
-    is_plain = isinstance(head, Softmax | Linear) and peculiarity(head) is None
-    return is_plain and multiple_of_identity(head.value) is not None
-
-
 def _exact(head: AbstractAttention, mu: Gaussian, lower: float | None) -> BlowUp:
     root = np.asarray(mu.root(), np.float64)
     if isinstance(head, Linear):
         mean = np.asarray(mu.mean(), np.float64)
         root = np.concatenate([root, mean[:, None]], axis=1)
-    vectors, sizes, _ = np.linalg.svd(root, full_matrices=False)
-    basis = vectors[:, sizes > rounding_of(head) * sizes.max(initial=0)]
-    clock = riccati_clock(head, 1.0)
-    signs = clock * np.linalg.eigvalsh(riccati_matrix(head, basis))
-    scale = abs(clock) * spectral_norm(head.query) * spectral_norm(head.key)
-    if signs.max(initial=0) <= rounding_of(head) * scale:
+    _, signs, rounding = riccati_rates(head, root)
+    if signs.max(initial=0) <= rounding:
         reason = "V = vI, and v A_s is negative semi-definite on the range of S"
         return BlowUp(None, None, None, NEVER, reason)
     # Signs of the clock: blow-up where it meets an inverse eigenvalue.
-    rates = clock * np.linalg.eigvalsh(riccati_matrix(head, root))
+    rates = riccati_clock(head, 1.0) * np.linalg.eigvalsh(riccati_matrix(head, root))
     fastest = float(rates.max(initial=0))
     if fastest <= UNSURE * np.abs(rates).max(initial=0):
         reason = "V = vI: it blows up, but so late that rounding hides when"

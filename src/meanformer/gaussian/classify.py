@@ -39,7 +39,9 @@ class Outcome:
         normalised_rank: the rank of the limit of the covariance over its trace; it
             differs from `rank` where eigenvalues tend to zero together. `None` where
             there is no such limit.
-        limit: the limit of the covariance, of one that converges; else `None`.
+        limit: the limit of the covariance, of one that converges; else `None`. Where
+            the reason does not say that it is known in closed form, it is the last
+            covariance without the eigenvalues that tend to zero.
         eigenvalues: of the last covariance, largest first.
         exponents: the power of depth that each follows; `None` where none was found.
         period: that of a periodic one; else `None`.
@@ -143,16 +145,17 @@ def outcome_of(
         return dataclasses.replace(found, reason=reason)
     powers = ", ".join("gone" if p < FAST else f"{p:+.3f}" for p in run.exponents)
     found = dataclasses.replace(found, normalised_rank=run.normalised_rank)
+    is_known = run.limit_factor is not None
+    reason = f"eigenvalues go with the powers {powers} of depth"
     if run.grows:
-        reason = f"eigenvalues go with the powers {powers} of depth"
         return dataclasses.replace(found, kind=GROWS, reason=reason)
-    if not run.is_settled:
+    if not (run.is_settled or is_known):
         reason = f"powers {powers} of depth are neither those of a limit nor of a decay"
         return dataclasses.replace(found, reason=reason)
     return dataclasses.replace(
         found,
         kind=CONVERGES,
-        reason=f"eigenvalues go with the powers {powers} of depth",
+        reason=reason + ("; the limit is known in closed form" if is_known else ""),
         rank=run.rank,
         limit=run.limit,
     )

@@ -21,7 +21,13 @@ from meanformer.attention import (
 )
 from meanformer.errors import InvalidInput, Overflow, Unsupported, as_number
 from meanformer.flows import AbstractSchedule, Flow
-from meanformer.gaussian.heads import only_head, peculiarity, score_of
+from meanformer.gaussian.heads import (
+    only_head,
+    peculiarity,
+    rounding_of,
+    score_of,
+    spectral_norm,
+)
 from meanformer.gaussian.velocity import check_gaussian
 from meanformer.measures import Gaussian
 from meanformer.numerics.proportions import agree, multiple_of_identity
@@ -112,6 +118,32 @@ def _pull(schedule: AbstractSchedule, mu: Gaussian, depth: float) -> np.ndarray:
         raise Unsupported("under a schedule a closed form is known for softmax only.")
     score = score_of(head)
     return _identity_values(head) * float(head.temperature) * (score + score.T) / 2
+
+
+def explicit_limit(gamma: AbstractInContextMap, mu: Gaussian) -> np.ndarray | None:
+    r"""Return a factor of the limit of the covariance, where that is known.
+
+    Softmax, or linear attention of a mean zero, with $V = vI$ and $vA_s$ negative
+    semi-definite on the range of $S_0$: with the projection $\Pi$ onto the kernel of
+    $A_s$ there the limit is $(\Pi S_0^+\Pi)^+$.
+
+    Returns:
+        A factor of as many columns as the limit's rank; `None` elsewhere.
+    """
+    try:
+        head = only_head(gamma, mu)
+    except Unsupported:
+        return None
+    is_shifted = isinstance(head, Linear) and bool(jnp.any(mu.mean() != 0))
+    if head is None or is_shifted or not obeys_riccati(head):
+        return None
+    root = np.asarray(mu.root(), np.float64)
+    directions, rates, rounding = riccati_rates(head, root)
+    if rates.max(initial=0) > rounding:
+        return None
+    kept = directions[:, rates >= -rounding]
+    upper = np.linalg.qr(np.linalg.pinv(root) @ kept)[1]
+    return np.linalg.solve(upper.T, kept.T).T
 
 
 @functools.singledispatch
@@ -224,6 +256,28 @@ def riccati_matrix(head: AbstractAttention, root) -> np.ndarray:
     r"""Return $F^\top A_sF$, whose largest eigenvalue sets the blow-up."""
     score, root = np.asarray(head.score, np.float64), np.asarray(root, np.float64)
     return root.T @ (score + score.T) @ root / 2
+
+
+def obeys_riccati(head: AbstractAttention) -> bool:
+    """Whether the covariance, or the second moment, obeys the explicit law."""
+    is_plain = isinstance(head, Softmax | Linear) and peculiarity(head) is None
+    return is_plain and multiple_of_identity(head.value) is not None
+
+
+def riccati_rates(
+    head: AbstractAttention, root: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, float]:
+    r"""Return what $2v\beta A_s$ is on the range of a factor.
+
+    Returns:
+        Orthonormal eigenvectors as columns, the eigenvalues, and the rounding of these.
+    """
+    vectors, sizes, _ = np.linalg.svd(root, full_matrices=False)
+    basis = vectors[:, sizes > rounding_of(head) * sizes.max(initial=0)]
+    clock = riccati_clock(head, 1.0)
+    rates, turn = np.linalg.eigh(clock * riccati_matrix(head, basis))
+    size = abs(clock) * spectral_norm(head.query) * spectral_norm(head.key)
+    return basis @ turn, rates, rounding_of(head) * size
 
 
 def _law(head, root, mean, depth: float, *, needs_map: bool = False):

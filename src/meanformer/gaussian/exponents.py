@@ -50,6 +50,8 @@ class LongRun:
             steps were used up).
         exponents: those of the last eigenvalues over the last decade of depth.
         previous_exponents: those over the decade before, to see if they have settled.
+        limit_factor: a factor of the limit of the covariance, of as many columns as its
+            rank, where it is known in closed form; else `None`.
     """
 
     depths: np.ndarray
@@ -58,6 +60,7 @@ class LongRun:
     ending: str
     exponents: np.ndarray
     previous_exponents: np.ndarray
+    limit_factor: np.ndarray | None = None
 
     @property
     def eigenvalues(self) -> np.ndarray:
@@ -101,18 +104,40 @@ class LongRun:
     @property
     def rank(self) -> int:
         """How many eigenvalues do not tend to zero."""
+        if self.limit_factor is not None:
+            return self.limit_factor.shape[1]
         return int(np.sum(self.exponents > DECAY))
 
     @property
     def normalised_rank(self) -> int:
         """How many stay comparable to the largest: the rank of the limit of S/tr S."""
+        if self.limit_factor is not None and self.rank > 0:
+            return self.rank
         return int(np.sum(self.exponents > self.exponents.max() - COMPARABLE))
 
     @property
     def limit(self) -> np.ndarray:
-        """The last covariance without the eigenvalues that tend to zero."""
+        """The limit where it is known in closed form; else the last covariance.
+
+        The latter without the eigenvalues that tend to zero. `limit_error` tells how
+        far from the limit it is.
+        """
+        if self.limit_factor is not None:
+            return self.limit_factor @ self.limit_factor.T
         values = np.where(self.exponents > DECAY, self.eigenvalues, 0)
         return (self.vectors * values) @ self.vectors.T
+
+    @property
+    def limit_error(self) -> float:
+        """About how far `limit` is from the limit; zero where this is known.
+
+        Else how far the covariance went in the last decade of depth: nine times what is
+        left, if it tends to its limit like one over depth.
+        """
+        if self.limit_factor is not None:
+            return 0.0
+        earlier = _decades_before(self.depths)[1]
+        return float(np.linalg.norm(self.covariances[-1] - self.covariances[earlier]))
 
     @property
     def growth_rates(self) -> tuple[float, float]:
@@ -189,13 +214,8 @@ def completed(spectrum: Spectrum, log_det: float) -> Spectrum:
 
 def run_of(depths: np.ndarray, ending: str, spectra: list[Spectrum]) -> LongRun:
     """Read the exponents off the eigenvalues, at three depths a decade apart."""
-    last = len(depths) - 1
-    places = [last]
-    for decade in (10, 100):
-        early = np.searchsorted(depths, depths[last] / decade, side="right") - 1
-        places.append(max(int(early), min(1, last)))
     kept, exponents = np.arange(len(spectra[0].logs)), []
-    for later, earlier in itertools.pairwise(places):
+    for later, earlier in itertools.pairwise(_decades_before(depths)):
         now, then = spectra[later], spectra[earlier]
         order = _matched(Spectrum(now.logs[kept], now.vectors[:, kept]), then)
         span = np.log(depths[later] / depths[earlier]) if later > earlier else np.inf
@@ -211,6 +231,19 @@ def run_of(depths: np.ndarray, ending: str, spectra: list[Spectrum]) -> LongRun:
         exponents[0],
         exponents[1],
     )
+
+
+def _decades_before(depths: np.ndarray) -> list[int]:
+    """Return the number of the last depth, and of those one and two decades before.
+
+    One step may pass over decades: then they are further apart.
+    """
+    places = [len(depths) - 1]
+    for decade in (10, 100):
+        early = np.searchsorted(depths, depths[-1] / decade, side="right") - 1
+        # Not depth zero, whose logarithm is infinite.
+        places.append(max(min(int(early), places[-1] - 1), min(1, places[0])))
+    return places
 
 
 def _matched(later: Spectrum, earlier: Spectrum) -> np.ndarray:

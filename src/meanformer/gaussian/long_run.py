@@ -1,5 +1,6 @@
 """Following a covariance over many decades of depth."""
 
+import dataclasses
 from typing import Any, NamedTuple
 from typing import cast as typed
 
@@ -18,6 +19,7 @@ from meanformer.attention.affine import slope_and_drift
 from meanformer.errors import PrecisionWarning, check, warn
 from meanformer.flows import GaussianTrajectory, LongDepth, Status
 from meanformer.flows.solvers import RescaledErrors
+from meanformer.gaussian.explicit import explicit_limit
 from meanformer.gaussian.exponents import (
     BLEW_UP,
     ENDINGS,
@@ -50,8 +52,9 @@ ROUNDINGS = 16
 COARSE = 1e-5
 # Logarithm of the largest trace.
 LARGEST = 175.0
-# Newton's method converges quadratically: what is left is rounding.
-NEWTON = 1e-10
+# Newton's method ends with an update so small: it converges quadratically, so that what
+# is left is rounding. Rounding in the slope, which may be nearly COARSE, stays below.
+NEWTON = 3e-6
 
 
 def limit_of(
@@ -73,7 +76,8 @@ def limit_of(
     $\log\Delta$: neither a limit that is reached exponentially, nor one that is
     reached like $1/t$, nor a blow-up takes many steps. A covariance that turns for ever
     does. It is done twice, first with the eigenvectors at depth zero as axes, then
-    with those at the end. The run ends where the slope cancels down to rounding.
+    with those at the end. The run ends where the slope cancels down to rounding. The
+    limit is that of the closed form where there is one: softmax with $V = vI$.
 
     Where the covariance depends on the mean (linear attention) the flow of `solve` is
     taken instead, which follows every turn.
@@ -83,13 +87,19 @@ def limit_of(
         mu: the Gaussian at depth zero.
         depth: how far, in units of the time in which it moves at first.
         rtol: tolerance of the integration, of every eigenvalue.
-        max_steps: most steps.
+        max_steps: most steps; where they are used up, the flow of `solve` goes on.
     """
     check_map(gamma)
     check_gaussian(mu)
     check(depth >= 1e3, f"depth is {depth}; it must be at least 1000.")
     check(bool(jnp.any(mu.covariance() != 0)), "the covariance is zero, and stays so.")
-    gamma, mu = in_double(gamma, mu)
+    run = _followed(*in_double(gamma, mu), depth, rtol, max_steps)
+    return dataclasses.replace(run, limit_factor=explicit_limit(gamma, mu))
+
+
+def _followed(
+    gamma: AbstractInContextMap, mu: Gaussian, depth: float, rtol: float, max_steps: int
+) -> LongRun:
     unit = first_time(gamma, mu)
     if mean_matters(gamma, mu):
         return growth_along(long_flow(gamma, mu, depth * unit, rtol))
