@@ -128,6 +128,28 @@ def test_kinds_that_bend_gaussians_say_why(kind, reason):
             push_forward(gamma, GAUSSIAN)
 
 
+def test_behind_a_mask_linear_attention_keeps_the_gaussian_of_each_position():
+    masked = Masked(reference_attention(Linear))
+    with pytest.raises(
+        Unsupported, match="linear attention a Gaussian at each position"
+    ):
+        push_forward(masked, GAUSSIAN)
+    later = Gaussian([0.5, 0.2], [[0.4, -0.1], [-0.1, 0.9]])
+    nodes = [quadrature(mu, 3) for mu in (GAUSSIAN, later)]
+    points = jnp.concatenate([one.points for one in nodes])
+    weights = jnp.concatenate([0.3 * nodes[0].weights, 0.7 * nodes[1].weights])
+    places = jnp.repeat(jnp.array([0.4, 0.8]), len(nodes[0].points))
+    found = masked(
+        TokenCloud(points, weights, positions=places), points, positions=places
+    )
+    linear = masked.attention
+    seen = 0.3 * GAUSSIAN.second_moment()
+    for place, moment in [(0.4, seen), (0.8, seen + 0.7 * later.second_moment())]:
+        slope = linear.temperature * linear.value @ moment @ linear.score
+        here = places == place
+        np.testing.assert_allclose(found[here], points[here] @ slope.T, atol=1e-14)
+
+
 def test_a_perceptron_without_activation_is_affine():
     perceptron = Perceptron(
         SOFTMAX.query, [0.1, 0.2], SOFTMAX.value, [1.0, 0.0], activation=lambda x: 2 * x

@@ -17,6 +17,7 @@ from gaussian_reference import (
 )
 from meanformer.errors import InvalidInput, Unsupported
 from meanformer.gaussian import affine_velocity, blowup_time, explicit_solution
+from meanformer.gaussian.blow_up import proved
 
 IDENTITY = np.eye(2)
 CENTRED = gaussian(np.zeros(2))
@@ -39,6 +40,15 @@ def test_values_in_proportion_to_the_identity_have_an_exact_blow_up():
         for depth in ((1 - 1e-3) * found.depth, (1 - 1e-4) * found.depth)
     ]
     np.testing.assert_allclose(traces, [1090.41, 10900.41], atol=5e-3)
+
+
+def test_a_blow_up_is_the_number_of_its_depth():
+    gamma = mf.Softmax([[1.0, 0.3], [0.0, -0.5]], IDENTITY, IDENTITY)
+    assert float(blowup_time(gamma, CENTRED)) == blowup_time(gamma, CENTRED).depth
+    never = blowup_time(mf.Sinkhorn(QUERY, KEY, VALUE), CENTRED)
+    assert float(never) == np.inf
+    with pytest.raises(InvalidInput, match="not known .*no theorem decides it"):
+        float(proved(mf.Softmax(QUERY, KEY, VALUE), CENTRED))
 
 
 def test_on_the_line_the_blow_up_is_the_lower_bound():

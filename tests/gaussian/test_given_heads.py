@@ -8,6 +8,7 @@ import meanformer as mf
 from gaussian_reference import COVARIANCE, KEY, QUERY, VALUE
 from meanformer.errors import InvalidInput, Unsupported
 from meanformer.gaussian import Ensemble, GivenHeads, explicit_solution
+from meanformer.gaussian.heads import terms_of
 
 IDENTITY = np.eye(2)
 SCORE = np.array([[-0.4, 0.3], [0.1, 0.2]])
@@ -57,6 +58,15 @@ def test_held_layers_add_up_exactly():
     np.testing.assert_allclose(found.covariance(), expected, rtol=1e-13)
 
 
+def test_beyond_its_blow_up_a_schedule_has_no_solution():
+    # s = s_0 / (1 - 2 s_0 (t + t^2/2)) on the line: it is infinite at t = sqrt(3) - 1.
+    def line(depth):
+        return mf.Softmax([[1.0]], [[1.0]], [[1.0 + depth]])
+
+    with pytest.raises(InvalidInput, match=r"before depth 0\.8, about 0\.75"):
+        explicit_solution(line, mf.Gaussian([0.0], [[0.5]]), 0.8)
+
+
 def test_schedules_without_a_closed_form_are_refused():
     start = mf.Gaussian(np.zeros(2), COVARIANCE)
     with pytest.raises(InvalidInput, match="blows up before depth 20"):
@@ -94,3 +104,17 @@ def test_a_huge_transient_is_no_blow_up():
     case = Ensemble("normal", 3).draw(14)
     outcome = mf.gaussian.classify(case.gamma(), case.gaussian(), depth=1e5)
     assert outcome.kind in ("undecided", "converges")
+
+
+@pytest.mark.parametrize("kind", ["Softmax", "L2", "Sinkhorn", "Linear"])
+def test_heads_taken_apart_add_up_to_the_whole(kind):
+    def head(bias):
+        return getattr(mf, kind)(QUERY, KEY, VALUE, beta=0.7, value_bias=bias)
+
+    outputs = np.stack([[[0.3, -1.0], [0.8, 0.2]], [[1.5, 0.4], [-0.6, 0.9]]])
+    heads = mf.MultiHead([head([0.5, -0.2]), head(None)], outputs=outputs)
+    perceptron = mf.Perceptron(QUERY, [0.1, 0.2], VALUE, activation=lambda x: x)
+    whole, mu = mf.Sum([heads, perceptron]), mf.Gaussian([0.3, -0.4], COVARIANCE)
+    points = jnp.asarray([[0.0, 0.0], [1.0, -2.0], [0.4, 0.7]])
+    parts = sum(term(mu, points) for term in terms_of(whole))
+    np.testing.assert_allclose(parts, whole(mu, points), rtol=1e-12)

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 import meanformer as mf
-from gaussian_reference import attention, slope_and_constant
+from gaussian_reference import attention, gaussian, slope_and_constant
 from meanformer.errors import InvalidInput
-from meanformer.gaussian import stationary_points
+from meanformer.gaussian import is_stationary, stationary_points
 from meanformer.gaussian.stationary import (
     certified,
     covariance_velocity,
@@ -38,6 +38,26 @@ def test_a_rotation_has_centres_of_full_rank(key):
         # dZ = 4 beta a J Z for traceless Z, where S = a I and a = 1/2.
         np.testing.assert_allclose(point.stability.real, 0, atol=1e-7)
         np.testing.assert_allclose(np.sort(point.stability.imag), [-2, 0, 2], atol=1e-7)
+
+
+def test_a_gaussian_is_stationary_if_neither_covariance_nor_mean_move():
+    turning = mf.Softmax(IDENTITY, IDENTITY, TURN)
+    assert is_stationary(turning, gaussian(np.zeros(2), 0.8 * IDENTITY))
+    assert not is_stationary(turning, gaussian(np.zeros(2), np.diag([1.0, 0.6])))
+    assert not is_stationary(turning, gaussian(np.array([0.1, 0.0]), 0.8 * IDENTITY))
+    near = np.diag([0.8, 0.8 * (1 + 1e-5)])
+    assert not is_stationary(turning, gaussian(np.zeros(2), near))
+    assert is_stationary(turning, gaussian(np.zeros(2), near), tolerance=1e-4)
+    # The range lies in the kernel of the score, so that the slope is zero.
+    inside = mf.Softmax(np.diag([0.0, -1.0]), IDENTITY, IDENTITY)
+    assert is_stationary(inside, gaussian(np.zeros(2), np.diag([2.0, 0.0])))
+    # dm = V (I + S A) m, where S A = -I on the mean.
+    balanced = mf.Softmax(np.diag([0.0, -1.0]), IDENTITY, np.diag([1.0, 0.0]))
+    assert is_stationary(balanced, gaussian(np.array([0.0, 3.0]), IDENTITY))
+    assert is_stationary(
+        mf.Softmax(*np.float32([IDENTITY, IDENTITY, TURN])),
+        gaussian(np.zeros(2), 0.8 * IDENTITY, dtype=np.float32),
+    )
 
 
 @pytest.mark.parametrize(

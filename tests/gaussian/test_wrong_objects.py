@@ -26,6 +26,7 @@ QUESTIONS = {
     "stationary_points": lambda gamma: gaussian.stationary_points(
         gamma, 2, 1, key=jax.random.key(0)
     ),
+    "is_stationary": lambda gamma: gaussian.is_stationary(gamma, START),
     "blowup_time": lambda gamma: gaussian.blowup_time(gamma, START),
 }
 WRONG = {

@@ -43,7 +43,10 @@ class Masked(AbstractInContextMap):
     """
 
     bends_gaussians: ClassVar[str | None] = (
-        "each place sees a mixture of Gaussians, which is not one"
+        "it has a map for each position, and a Gaussian has no positions. Under plain "
+        "linear attention a Gaussian at each position stays one, under other kinds it "
+        "does not, since it sees a mixture of Gaussians; compute either with tokens, "
+        "TokenCloud(points, positions=s), a quadrature of the Gaussian at each position"
     )
 
     attention: AbstractInContextMap

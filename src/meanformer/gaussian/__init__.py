@@ -33,6 +33,7 @@ from meanformer.gaussian.search import NearMiss as NearMiss
 from meanformer.gaussian.search import nearest_cycle as nearest_cycle
 from meanformer.gaussian.search import nearest_stationary as nearest_stationary
 from meanformer.gaussian.stationary import StationaryPoint as StationaryPoint
+from meanformer.gaussian.stationary import is_stationary as is_stationary
 from meanformer.gaussian.stationary import stationary_points as stationary_points
 from meanformer.gaussian.velocity import ClosureResidual as ClosureResidual
 from meanformer.gaussian.velocity import affine_velocity as affine_velocity

@@ -14,7 +14,7 @@ from meanformer.attention import (
     Sinkhorn,
     Softmax,
 )
-from meanformer.errors import check
+from meanformer.errors import InvalidInput, check
 from meanformer.flows import LongDepth, Status
 from meanformer.gaussian.explicit import (
     obeys_riccati,
@@ -53,7 +53,9 @@ NEVER, OPEN = "never", "open"
 
 @dataclasses.dataclass(frozen=True)
 class BlowUp:
-    """When a flow blows up, and how that is known.
+    """When a flow blows up, and how that is known; `float` of it is the depth.
+
+    That is infinite where there is never a blow-up, and an error where it is open.
 
     Attributes:
         depth: the depth of the blow-up; `None` if there is none, as far as is known.
@@ -71,6 +73,14 @@ class BlowUp:
     upper: float | None
     certainty: str
     reason: str
+
+    def __float__(self) -> float:
+        if self.depth is None and self.certainty != NEVER:
+            raise InvalidInput(
+                f"the depth of a blow-up is not known ({self.reason}); look at depth, "
+                "lower and upper."
+            )
+        return math.inf if self.depth is None else self.depth
 
 
 def blowup_time(

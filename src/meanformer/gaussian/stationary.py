@@ -14,7 +14,13 @@ from jaxtyping import Array, Float
 from meanformer.attention import AbstractInContextMap
 from meanformer.errors import as_integer, check
 from meanformer.gaussian.heads import only_head, score_of
-from meanformer.gaussian.velocity import affine_velocity, centred, check_map
+from meanformer.gaussian.velocity import (
+    affine_velocity,
+    centred,
+    check_gaussian,
+    check_map,
+)
+from meanformer.measures import Gaussian
 from meanformer.numerics.matrices import matmul
 from meanformer.typing import Key
 
@@ -84,6 +90,49 @@ def stationary_points(
     return sorted(sure, key=lambda point: -point.smallest)
 
 
+def is_stationary(
+    gamma: AbstractInContextMap, mu: Gaussian, *, tolerance: float | None = None
+) -> bool:
+    r"""Tell whether a Gaussian does not move: neither its covariance nor its mean.
+
+    That is $LS + SL^\top = 0$, relative to $|L||S|$ as in `StationaryPoint`, and
+    $Lm + c = 0$, relative to $|Lm| + |c|$.
+
+    Args:
+        gamma: the velocity.
+        mu: the Gaussian.
+        tolerance: largest of both that counts as zero; by default the square root of
+            the rounding of the Gaussian's numbers.
+    """
+    check_gaussian(mu)
+    if tolerance is None:
+        tolerance = float(np.sqrt(jnp.finfo(mu.mean().dtype).eps))
+    mean, spread = mu.mean(), mu.covariance()
+    slope, constant = affine_velocity(gamma, mu)
+    even = affine_velocity(gamma, Gaussian(mean, _evened(spread)))[0]
+    moved, carried = matmul(slope, spread), matmul(slope, mean)
+    sizes = jnp.linalg.norm(carried) + jnp.linalg.norm(constant)
+    rests = jnp.linalg.norm(carried + constant) <= tolerance * sizes
+    residual = _residual(spread, moved + moved.T, jnp.stack([slope, even]))
+    return bool(rests) and residual <= tolerance
+
+
+def _residual(spread: Array, change: Array, slopes: Float[Array, "2 d d"]) -> float:
+    """Return the velocity of a covariance over its size and that of a slope.
+
+    At a range in the kernel of the score the slope itself is zero, so that a second one
+    is needed.
+    """
+    steepest = jnp.linalg.norm(slopes, axis=(1, 2)).max()
+    size = float(steepest * jnp.linalg.norm(spread))
+    return float(jnp.linalg.norm(change)) / size if size > 0 else 0.0
+
+
+def _evened(spread: Float[Array, "d d"]) -> Float[Array, "d d"]:
+    """Return the multiple of the identity of the same trace."""
+    return jnp.trace(spread) / len(spread) * jnp.eye(len(spread), dtype=spread.dtype)
+
+
 @eqx.filter_jit
 def _descend(
     gamma: AbstractInContextMap,
@@ -126,23 +175,18 @@ def covariance_velocity(
 
 def certified(gamma: AbstractInContextMap, root: np.ndarray) -> StationaryPoint:
     """Measure how stationary a covariance is, how sure its rank, and how stable."""
-    spread, change, slopes, jacobian = map(
-        np.asarray, _measured(gamma, jnp.asarray(root))
-    )
-    # At a range in the kernel of the score the slope itself is zero.
-    steepest = np.linalg.norm(slopes, axis=(1, 2)).max()
-    size = float(steepest * np.linalg.norm(spread))
+    spread, change, slopes, jacobian = _measured(gamma, jnp.asarray(root))
     vectors, singular, _ = np.linalg.svd(root, full_matrices=False)
     head, isotropy = only_head(gamma, centred(factor=root)), None
     if head is not None:
         score = score_of(head)
         inner = np.linalg.norm(vectors.T @ score @ vectors, 2)
         isotropy = float(inner / (np.linalg.norm(score, 2) or 1.0))
-    stability = np.linalg.eigvals(jacobian)
+    stability = np.linalg.eigvals(np.asarray(jacobian))
     return StationaryPoint(
-        spread,
+        np.asarray(spread),
         root.shape[1],
-        float(np.linalg.norm(change)) / size if size > 0 else 0.0,
+        _residual(spread, change, slopes),
         float((singular[-1] / singular[0]) ** 2),
         isotropy,
         stability[np.argsort(-stability.real, kind="stable")],
@@ -158,8 +202,7 @@ def _measured(
     The slopes are that at the covariance, and at the multiple of the identity.
     """
     spread = matmul(root, root.T)
-    even = jnp.trace(spread) / len(root) * jnp.eye(len(root), dtype=root.dtype)
-    measures = (centred(factor=root), centred(even))
+    measures = (centred(factor=root), centred(_evened(spread)))
     slopes = jnp.stack([affine_velocity(gamma, mu)[0] for mu in measures])
     change = covariance_velocity(gamma, spread, root)
     return spread, change, slopes, linearised_flow(gamma, spread)

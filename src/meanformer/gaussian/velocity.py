@@ -60,8 +60,8 @@ def affine_velocity(
     - linear: $L = \beta V(S + mm^\top)A$ and $c = 0$;
     - heads and sums add, a perceptron $Ux + b$ without activation adds $U$ and $b$.
 
-    Nothing is inverted that may be singular. Unnormalised, sigmoid, hardmax and masked
-    attention bend Gaussians, and are refused with the reason.
+    Nothing is inverted that may be singular. Unnormalised, sigmoid and hardmax bend
+    Gaussians, and masks need positions: they are refused with the reason.
 
     Args:
         gamma: the map; for parameters that change with depth, that at one depth.
