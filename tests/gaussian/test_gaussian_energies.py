@@ -7,6 +7,7 @@ import pytest
 import scipy.linalg
 
 import meanformer as mf
+import meanformer.observables as tokens
 from gaussian_reference import (
     COVARIANCE,
     KEY,
@@ -62,12 +63,14 @@ def gradient_of(function, spread):
     return found
 
 
-def energy_at(gamma):
-    return lambda spread: energy(gamma, gaussian(np.zeros(2), spread))
+def climbed_at(gamma):
+    """What the flow climbs: the energy times the factor that the values set."""
+    factor = gradient_structure(gamma).factor
+    return lambda spread: factor * energy(gamma, gaussian(np.zeros(2), spread))
 
 
 @pytest.mark.parametrize("name", STRUCTURED)
-def test_the_slope_is_twice_the_gradient_of_the_energy(name):
+def test_the_slope_is_twice_the_gradient_of_the_climbed_energy(name):
     kind, matrices = STRUCTURED[name]
     gamma = attention(kind, 1.1, matrices)
     structure = gradient_structure(gamma)
@@ -75,7 +78,7 @@ def test_the_slope_is_twice_the_gradient_of_the_energy(name):
     assert structure.metric == "Bures-Wasserstein"
     assert structure.mobility is None
     slope = slope_and_constant(kind, matrices, 1.1, np.zeros(2), COVARIANCE)[0]
-    found = gradient_of(energy_at(gamma), COVARIANCE)
+    found = gradient_of(climbed_at(gamma), COVARIANCE)
     np.testing.assert_allclose(found, slope / 2, atol=1e-9)
 
 
@@ -87,8 +90,9 @@ def test_automatic_gradients_of_the_energy_are_the_same():
             jnp.asarray(COVARIANCE)
         )
     )
+    found = gradient_structure(gamma).factor * (found + found.T) / 2
     slope = slope_and_constant(kind, matrices, 1.1, np.zeros(2), COVARIANCE)[0]
-    np.testing.assert_allclose((found + found.T) / 2, slope / 2, atol=1e-12)
+    np.testing.assert_allclose(found, slope / 2, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", TWISTED)
@@ -100,9 +104,9 @@ def test_a_mobility_turns_the_gradient_into_the_slope(name):
     mobility = np.asarray(structure.mobility)
     assert np.linalg.eigvalsh(mobility)[0] > 0
     slope = slope_and_constant(kind, matrices, 1.1, np.zeros(2), COVARIANCE)[0]
-    found = gradient_of(energy_at(gamma), COVARIANCE)
+    found = gradient_of(climbed_at(gamma), COVARIANCE)
     np.testing.assert_allclose(2 * mobility @ found, slope, atol=1e-9)
-    assert structure.factor in (1.0, -1.0)
+    assert abs(structure.factor) == (0.5 if kind == "sinkhorn" else 1.0)
 
 
 def test_with_values_i_softmax_climbs_in_the_metric_of_fisher_and_rao():
@@ -111,10 +115,11 @@ def test_with_values_i_softmax_climbs_in_the_metric_of_fisher_and_rao():
     assert structure.metric == "Fisher-Rao"
     slope = -0.6 * 1.1 * COVARIANCE @ SCORE
     change = slope @ COVARIANCE + COVARIANCE @ slope.T
-    found = gradient_of(energy_at(gamma), COVARIANCE)
+    found = gradient_of(climbed_at(gamma), COVARIANCE)
     np.testing.assert_allclose(2 * COVARIANCE @ found @ COVARIANCE, change, atol=1e-9)
     rate = np.trace(found @ change)
-    assert float(dissipation(gamma, CENTRED)) == pytest.approx(rate, rel=1e-8)
+    climbed = -0.6 * float(dissipation(gamma, CENTRED))
+    assert climbed == pytest.approx(rate, rel=1e-8)
     inner = np.linalg.solve(COVARIANCE, change)
     assert rate == pytest.approx(np.trace(inner @ inner) / 2, rel=1e-8)
 
@@ -125,8 +130,8 @@ def test_the_dissipation_is_the_rate_of_the_energy(table):
         gamma = attention(kind, 1.1, matrices)
         slope = slope_and_constant(kind, matrices, 1.1, np.zeros(2), COVARIANCE)[0]
         change = slope @ COVARIANCE + COVARIANCE @ slope.T
-        rate = np.sum(gradient_of(energy_at(gamma), COVARIANCE) * change)
-        found = float(dissipation(gamma, CENTRED))
+        rate = np.sum(gradient_of(climbed_at(gamma), COVARIANCE) * change)
+        found = gradient_structure(gamma).factor * float(dissipation(gamma, CENTRED))
         assert found == pytest.approx(rate, rel=1e-7)
         assert found > 0
 
@@ -254,7 +259,7 @@ def test_along_a_flow_the_energy_grows_by_its_dissipation(name):
     profile = energy_profile(gamma, path)
     risen = float(profile.energies[-1] - profile.energies[0])
     assert risen == pytest.approx(0.4 * weights @ np.asarray(profile.rates), rel=1e-8)
-    assert risen > 1e-3
+    assert gradient_structure(gamma).factor * risen > 1e-3
     assert float(profile.worst_violation) == 0
     np.testing.assert_array_equal(profile.depths, path.depths)
     for index in (0, 7):
@@ -262,14 +267,37 @@ def test_along_a_flow_the_energy_grows_by_its_dissipation(name):
         assert float(profile.energies[index]) == pytest.approx(float(energy(gamma, mu)))
 
 
-def test_an_energy_that_falls_is_reported():
-    kind, matrices = STRUCTURED["linear, even"]
-    gamma = attention(kind, 1.0, matrices)
-    back = mf.run_layers(mf.Flow(gamma), CENTRED, 4, step=-0.05)
-    profile = energy_profile(gamma, back)
-    falls = -np.diff(profile.energies)
-    assert falls.max() > 0
-    assert float(profile.worst_violation) == pytest.approx(falls.max(), rel=1e-12)
+def test_an_energy_that_goes_the_wrong_way_is_reported():
+    # Under values of the other sign; and backwards, where that is right.
+    up, down = (mf.Linear(EVEN, IDENTITY, sign * EVEN) for sign in (1, -1))
+    for gamma, other in ((up, down), (down, up)):
+        alien = mf.run_layers(mf.Flow(other), CENTRED, 4, step=0.05)
+        profile = energy_profile(gamma, alien)
+        steps = np.abs(np.diff(profile.energies))
+        assert float(profile.worst_violation) == pytest.approx(steps.max(), rel=1e-12)
+        back = mf.run_layers(mf.Flow(gamma), CENTRED, 4, step=-0.05)
+        assert float(energy_profile(gamma, back).worst_violation) == 0
+
+
+def test_energies_of_a_gaussian_and_of_its_quadrature_are_one():
+    small = gaussian(np.zeros(2), 0.3 * COVARIANCE)
+    cloud = mf.quadrature(small, 14)
+    for gamma in (
+        mf.Linear(EVEN, IDENTITY, -0.6 * EVEN, beta=1.1),
+        mf.Linear(ODD, IDENTITY, 2.0 * ODD, beta=0.7),
+        mf.Sinkhorn(EVEN, IDENTITY, 0.9 * EVEN, kernel="dot", tolerance=1e-12),
+        mf.Sinkhorn(EVEN, IDENTITY, -0.3 * EVEN, beta=0.4, tolerance=1e-12),
+    ):
+        here, there = gradient_structure(gamma), tokens.is_gradient_flow(gamma)
+        assert here.factor == pytest.approx(float(there.factor), rel=1e-12)
+        found = float(energy(gamma, small))
+        assert found == pytest.approx(float(tokens.energy(gamma, cloud)), rel=1e-8)
+        rate = float(dissipation(gamma, small))
+        assert rate == pytest.approx(float(tokens.dissipation(gamma, cloud)), rel=1e-7)
+    # Softmax moves a centred Gaussian as linear attention does, and has its energy.
+    softmax = mf.Softmax(EVEN, IDENTITY, EVEN, beta=1.1)
+    linear = mf.Linear(EVEN, IDENTITY, EVEN, beta=1.1)
+    assert float(energy(softmax, small)) == float(energy(linear, small))
 
 
 REFUSED = {

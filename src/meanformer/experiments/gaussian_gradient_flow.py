@@ -7,7 +7,8 @@ $\operatorname{tr}(LSL^\top)$. Softmax and linear attention have such an $F$ if 
 score is symmetric or antisymmetric and $V = cA^\top$, L2 attention if $Q = qK$ and
 $V = cK^\top K$, Sinkhorn attention if $B = B^\top$ and $V = cB$. A positive definite
 matrix in front of $V$ twists the metric; and softmax with $V = I$ climbs
-$\beta\operatorname{tr}(AS)$ in the metric of Fisher and Rao.
+$\beta\operatorname{tr}(AS)$ in the metric of Fisher and Rao. Each $F$ is a constant,
+which the values set, times an energy $E$ of the kind.
 
 The energies are written out anew here and differentiated by differences, so that
 neither the velocity nor the energy of the library is compared with itself.
@@ -34,6 +35,7 @@ from meanformer.experiments import (
     other_method,
     reference_attention,
     setting,
+    tabulated,
     theory,
 )
 from meanformer.plotting import style
@@ -85,7 +87,7 @@ ASCENT = Claim(
 )
 DISSIPATION = Claim(
     id="dissipation",
-    statement=r"It grows at the rate $\operatorname{tr}(LSL^\top)$, in a twisted "
+    statement=r"$F$ grows at the rate $\operatorname{tr}(LSL^\top)$, in a twisted "
     r"metric $\operatorname{tr}(P^{-1}LSL^\top)$, in that of Fisher and Rao "
     r"$\tfrac12\operatorname{tr}((S^{-1}\dot S)^2)$.",
     status="theorem",
@@ -126,11 +128,15 @@ FALL = Claim(
 
 
 class Row(NamedTuple):
-    """A layer, its energy written out, and how the covariance follows the gradient."""
+    """A layer, its energy written out, and how the covariance follows the gradient.
+
+    What is climbed is the energy times the factor.
+    """
 
     layer: AbstractAttention
     energy: Callable[[np.ndarray], float]
     velocity: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    factor: float = 1.0
 
 
 def run(parameters: Parameters, *, progress) -> Outcome:
@@ -167,8 +173,8 @@ def run(parameters: Parameters, *, progress) -> Outcome:
                 source=theory(f"largest decrease between two of {SAVED} depths"),
             ),
             DISSIPATION.close_to(
-                np.stack([profile.rates[3:-3] for profile in profiles.values()]),
-                np.stack(list(slopes.values())),
+                [listed[name].factor * profiles[name].rates[3:-3] for name in listed],
+                [listed[name].factor * slopes[name] for name in listed],
                 tolerance=1e-8,
                 source=other_method("differences of the written energy along the flow"),
             ),
@@ -177,7 +183,7 @@ def run(parameters: Parameters, *, progress) -> Outcome:
                 float(mf.gaussian.entropic_reward(start(), jnp.array(FORM))),
                 REWARD,
                 tolerance=1e-11,
-                source=other_method("tabulated, by the eigenvalues of $H$"),
+                source=tabulated("by the eigenvalues of $H$"),
             ),
             told_finding(listed),
             FALL.below(
@@ -206,13 +212,13 @@ def rows() -> dict[str, Row]:
 
     def of_distance(spread: np.ndarray) -> float:
         volume = np.log(np.linalg.det(identity + 2 * spread @ gram))
-        return QUERY_RATIO * VALUE_RATIO / 2 * (np.trace(gram @ spread) - volume / 2)
+        return QUERY_RATIO / 2 * (np.trace(gram @ spread) - volume / 2)
 
     def of_plan(spread: np.ndarray) -> float:
         # H is similar to S B S B, whose eigenvalues need no root of S.
         sizes = np.linalg.eigvals(spread @ form @ spread @ form).real
         roots = np.sqrt(1 + 4 * sizes)
-        return float(np.sum((roots - 1) / 2 + np.log(2 / (1 + roots)) / 2) / 2)
+        return float(np.sum((roots - 1) / 2 + np.log(2 / (1 + roots)) / 2))
 
     def bures(gradient: np.ndarray, spread: np.ndarray) -> np.ndarray:
         return 2 * (gradient @ spread + spread @ gradient)
@@ -231,9 +237,12 @@ def rows() -> dict[str, Row]:
         ),
         "linear": Row(mf.Linear(form, identity, form), of_score(form), bures),
         "L2": Row(
-            mf.L2(QUERY_RATIO * key, key, VALUE_RATIO * gram), of_distance, bures
+            mf.L2(QUERY_RATIO * key, key, VALUE_RATIO * gram),
+            of_distance,
+            bures,
+            VALUE_RATIO,
         ),
-        "Sinkhorn": Row(sinkhorn, of_plan, bures),
+        "Sinkhorn": Row(sinkhorn, of_plan, bures, 1 / 2),
         "softmax, twisted": Row(
             mf.Softmax(form, identity, twist @ form), of_score(form), twisted
         ),
@@ -298,7 +307,8 @@ def gradient_finding(listed: dict[str, Row]):
     for row in listed.values():
         slope = np.asarray(mf.gaussian.affine_velocity(row.layer, start())[0])
         measured.append(slope @ spread + spread @ slope.T)
-        expected.append(row.velocity(gradient_of(row.energy, spread), spread))
+        gradient = row.factor * gradient_of(row.energy, spread)
+        expected.append(row.velocity(gradient, spread))
     return GRADIENT.close_to(
         np.stack(measured),
         np.stack(expected),
@@ -330,10 +340,13 @@ def motion_finding(listed: dict[str, Row], parameters: Parameters):
     """The dissipation against the mean square velocity of a cloud."""
     names = ["softmax", "softmax, antisymmetric", "linear", "L2", "Sinkhorn"]
     cloud = mf.quadrature(start(), parameters.order)
-    layers = [listed[name].layer for name in names]
-    squares = [jnp.sum(layer(cloud, cloud.points) ** 2, axis=1) for layer in layers]
+    rows = [listed[name] for name in names]
+    squares = [jnp.sum(row.layer(cloud, cloud.points) ** 2, axis=1) for row in rows]
     return MOTION.close_to(
-        [float(mf.gaussian.dissipation(layer, start())) for layer in layers],
+        [
+            row.factor * float(mf.gaussian.dissipation(row.layer, start()))
+            for row in rows
+        ],
         [float(cloud.weights @ square) for square in squares],
         tolerance=1e-8,
         source=other_method(f"attention of {cloud.count} tokens to themselves"),
@@ -376,7 +389,7 @@ def table(listed: dict[str, Row]) -> Table:
     for name, layer in others().items():
         lines.append([name, mf.gaussian.gradient_structure(layer).failure, "", ""])
     return Table(
-        ["layer", "metric, or what fails", "energy $F(S_0)$", "rate"],
+        ["layer", "metric, or what fails", "energy $E(S_0)$", "rate"],
         lines,
         r"Layers that climb an energy, and others that do not.",
     )
@@ -396,13 +409,13 @@ def draw_energies(profiles, slopes, falling: Energies) -> Picture:
         middle.semilogy(depths[3:-3][some], slopes[name][some], "o", color=colour)
     left.set(
         xlabel="depth $t$",
-        ylabel="gain of energy $F(S_t) - F(S_0)$",
+        ylabel="gain of energy $E(S_t) - E(S_0)$",
         ylim=(1e-3, None),
         title="energies that are climbed",
     )
     middle.set(
         xlabel="depth $t$",
-        ylabel=r"rate $\mathrm{d}F/\mathrm{d}t$",
+        ylabel=r"rate $\mathrm{d}E/\mathrm{d}t$",
         title="their rates, by two ways",
     )
     right.plot(falling.depths, falling.energies, color=style.INK)
@@ -431,7 +444,7 @@ def draw_landscapes() -> Picture:
     draw_directions(figure, right)
     return Picture(
         figure,
-        r"Left: the energy $\tfrac12E_B$ of Sinkhorn attention, "
+        r"Left: the energy $E_B$ of Sinkhorn attention, "
         r"$B = \operatorname{diag}(0.8, -0.6)$, on uncorrelated Gaussians; in standard "
         "deviations the metric is that of the page, and flows (from the dots) cross "
         "level lines at right angles. Right: the energy of softmax attention with "
@@ -450,7 +463,7 @@ def draw_reward(figure, axes) -> None:
     # Uncorrelated: E is a sum over the axes, of the singular values of the form.
     sizes = np.stack([AXES[0] * first**2, AXES[1] * second**2])
     roots = np.sqrt(1 + 4 * sizes**2)
-    total = np.sum((roots - 1) / 4 + np.log(2 / (1 + roots)) / 4, axis=0)
+    total = np.sum((roots - 1) / 2 + np.log(2 / (1 + roots)) / 2, axis=0)
     levels = np.linspace(0, np.sqrt(total.max()), 17) ** 2
     filled = axes.contourf(first, second, total, levels, cmap="Blues", alpha=0.8)
     axes.contour(first, second, total, levels, colors=style.INK, linewidths=0.35)
@@ -469,9 +482,7 @@ def draw_reward(figure, axes) -> None:
         aspect="equal",
         title="Sinkhorn",
     )
-    figure.colorbar(
-        filled, ax=axes, shrink=0.8, label=r"energy $\frac{1}{2} E_B$", format="%.2f"
-    )
+    figure.colorbar(filled, ax=axes, shrink=0.8, label="energy $E_B$", format="%.2f")
 
 
 def draw_directions(figure, axes) -> None:
@@ -505,7 +516,7 @@ def draw_directions(figure, axes) -> None:
         title="softmax",
     )
     axes.grid(visible=False)
-    figure.colorbar(filled, ax=axes, shrink=0.8, label=r"energy $F(S)$ at unit trace")
+    figure.colorbar(filled, ax=axes, shrink=0.8, label="energy $E(S)$ at unit trace")
 
 
 experiment = Experiment(

@@ -1,5 +1,6 @@
 """Which flows of centred Gaussians are gradient flows, of what, in which metric."""
 
+import dataclasses
 import functools
 
 import equinox as eqx
@@ -40,17 +41,17 @@ BURES, FISHER_RAO = "Bures-Wasserstein", "Fisher-Rao"
 class GaussianStructure(eqx.Module):
     r"""Whether the covariance follows a gradient; true in a condition if it does.
 
-    In the Bures-Wasserstein metric $\dot S = 2(\nabla F\,S + S\,\nabla F)$, that is
-    $L = 2\nabla F$; with a mobility $P$ it is $L = 2P\,\nabla F$; in the Fisher-Rao
-    metric $\operatorname{tr}(S^{-1}\dot S S^{-1}\dot S)/2$ it is
-    $\dot S = 2S\,\nabla F\,S$.
+    It is that of $F = cE$ with the `energy` $E$ of the layer. In the Bures-Wasserstein
+    metric $\dot S = 2(\nabla F\,S + S\,\nabla F)$, that is $L = 2\nabla F$; with a
+    mobility $P$ it is $L = 2P\,\nabla F$; in the Fisher-Rao metric
+    $\operatorname{tr}(S^{-1}\dot S S^{-1}\dot S)/2$ it is $\dot S = 2S\,\nabla F\,S$.
 
     Attributes:
         holds: the answer.
         failure: the condition that fails, in words; empty if none does.
         metric: `"Bures-Wasserstein"` or `"Fisher-Rao"`; empty if it does not hold.
-        factor: the constant $c$ in the value matrix: the sign of it tells ascent of
-            the energy of the kind from descent.
+        factor: the constant $c$; the flow climbs $E$ if it is positive and descends
+            it if negative.
         mobility: a positive definite $P$ that twists the metric; `None` for $I$.
     """
 
@@ -69,10 +70,12 @@ def gradient_structure(
 ) -> GaussianStructure:
     r"""Tell whether centred Gaussians follow a gradient flow, and of what.
 
-    - softmax and linear attention: $A = \pm A^\top$ and $V = cA^\top$;
-    - L2: $Q = qK$ and $V = cK^\top K$;
-    - Sinkhorn: $B = B^\top$ and $V = cB$;
-    - softmax with $V = vI$ and any $A$, in the Fisher-Rao metric.
+    With the `energy` $E$ of the layer it is that of
+
+    - $cE$ for softmax and linear attention, if $A = \pm A^\top$ and $V = cA^\top$;
+    - $cE$ for L2, if $Q = qK$ and $V = cK^\top K$;
+    - $\tfrac c2E_B$ for Sinkhorn, if $B = B^\top$ and $V = cB$;
+    - $vE$ for softmax with $V = vI$ and any $A$, in the Fisher-Rao metric.
 
     With $V$ multiplied from the left by a symmetric positive definite $P$ the first
     three hold in the metric twisted by $P^{-1}$.
@@ -123,7 +126,8 @@ def _of_sinkhorn(gamma, tolerance):
     form = _known(gamma.form)
     if not agree(form, form.T, tolerance):
         return _failed("B is not symmetric")
-    return _of_value(gamma, form, "B", tolerance)
+    found = _of_value(gamma, form, "B", tolerance)
+    return dataclasses.replace(found, factor=found.factor / 2)
 
 
 def _of_value(gamma, base: np.ndarray, name: str, tolerance) -> GaussianStructure:
@@ -143,24 +147,25 @@ def _of_value(gamma, base: np.ndarray, name: str, tolerance) -> GaussianStructur
 
 
 def energy(gamma: AbstractInContextMap, mu: Gaussian) -> Float[Array, ""]:
-    r"""Energy $F(S)$ whose gradient moves a centred Gaussian, at its covariance.
+    r"""Energy that belongs to a kind of attention, at a centred Gaussian.
 
-    - softmax and linear attention, $V = cA^\top$:
-      $\frac{c\beta}{4}\operatorname{tr}(SA^\top SA)$, up to the sign of $A^\top=\pm A$;
-    - L2, $Q = qK$, $G = K^\top K$ and $V = cG$:
-      $\frac{qc}{2}\bigl(\operatorname{tr}(GS)
+    - softmax and linear attention: $\frac\beta4\operatorname{tr}(SA^\top SA)$;
+    - L2, $Q = qK$ and $G = K^\top K$: $\frac q2\bigl(\operatorname{tr}(GS)
       - \frac{1}{2\beta}\log\det(I + 2\beta SG)\bigr)$;
-    - Sinkhorn, $V = cB$: $\frac c2 E_B$ with the entropic transport reward
+    - Sinkhorn: the entropic transport reward
       $E_B = \sum_i \frac{s_i - 1}{2} + \frac12\log\frac{2}{1+s_i}$,
       $s_i = \sqrt{1 + 4h_i}$ for the eigenvalues $h_i$ of $S^{1/2}BSB^\top S^{1/2}$;
-    - softmax, $V = vI$: $v\beta\operatorname{tr}(AS)$, in the Fisher-Rao metric.
+    - softmax with $V = vI$: $\beta\operatorname{tr}(AS)$, in the Fisher-Rao metric.
 
-    The flow climbs it. With a mobility the energy is that of the same layer without.
+    As in `observables.energy` the values do not enter: the flow climbs the energy times
+    the `factor` of `gradient_structure`. Linear and Sinkhorn attention have the same
+    energy there, for any measure. Softmax has another one: it moves a centred Gaussian
+    as linear attention does, so that here it has that energy, in a plainer metric.
 
     Args:
         gamma: a layer for which `gradient_structure` holds.
         mu: a Gaussian, of mean zero except for Sinkhorn attention, whose energy has
-            $\frac c2 m^\top Bm$ in addition.
+            $m^\top Bm$ in addition.
     """
     structure = _checked(gamma, mu)
     return _energy(gamma, mu, structure)
@@ -176,9 +181,9 @@ def _energy(gamma, mu: Gaussian, structure: GaussianStructure) -> Float[Array, "
 def _energy_of_score(gamma, mu, structure):
     spread, score, beta = mu.covariance(), gamma.score, gamma.temperature
     if structure.metric == FISHER_RAO:
-        return structure.factor * beta * jnp.trace(matmul(score, spread))
+        return beta * jnp.trace(matmul(score, spread))
     inner = matmul(matmul(spread, score.T), matmul(spread, score))
-    return structure.factor * beta / 4 * jnp.trace(inner)
+    return beta / 4 * jnp.trace(inner)
 
 
 @_energy.register(L2)
@@ -190,7 +195,7 @@ def _energy_of_distance(gamma, mu, structure):
     reach = jnp.sum(_log_excess(gamma.sharpness * values))
     resting = gamma.sharpness == 0
     reach = jnp.where(resting, 0, reach / jnp.where(resting, 1, gamma.sharpness))
-    return ratio * structure.factor / 2 * reach
+    return ratio * reach / 2
 
 
 def _log_excess(x: Float[Array, " r"]) -> Float[Array, " r"]:
@@ -205,7 +210,7 @@ def _log_excess(x: Float[Array, " r"]) -> Float[Array, " r"]:
 
 @_energy.register(Sinkhorn)
 def _energy_of_sinkhorn(gamma, mu, structure):
-    return structure.factor / 2 * entropic_reward(mu, gamma.form)
+    return entropic_reward(mu, gamma.form)
 
 
 def entropic_reward(mu: Gaussian, form: Float[Array, "d d"]) -> Float[Array, ""]:
@@ -226,13 +231,14 @@ def entropic_reward(mu: Gaussian, form: Float[Array, "d d"]) -> Float[Array, ""]
 
 
 def dissipation(gamma: AbstractInContextMap, mu: Gaussian) -> Float[Array, ""]:
-    r"""Rate at which the energy grows along the flow, by the dissipation identity.
+    r"""Rate at which the energy changes along the flow, by the dissipation identity.
 
-    $\operatorname{tr}(LSL^\top)$ in the Bures-Wasserstein metric,
-    $\operatorname{tr}(P^{-1}LSL^\top)$ with a mobility, and
-    $\tfrac12\operatorname{tr}\bigl((S^{-1}\dot S)^2\bigr)$ in that of Fisher and Rao.
+    $\frac1c\operatorname{tr}(LSL^\top)$ in the Bures-Wasserstein metric, with the
+    `factor` $c$ of `gradient_structure`, $\frac1c\operatorname{tr}(P^{-1}LSL^\top)$
+    with a mobility, and $\frac1{2c}\operatorname{tr}\bigl((S^{-1}\dot S)^2\bigr)$ in
+    that of Fisher and Rao.
 
-    A mean adds $|\dot m|^2$, or $\dot m^\top P^{-1}\dot m$.
+    A mean adds $\frac1c|\dot m|^2$, or $\frac1c\dot m^\top P^{-1}\dot m$.
 
     Args:
         gamma: a layer for which `gradient_structure` holds.
@@ -244,12 +250,12 @@ def dissipation(gamma: AbstractInContextMap, mu: Gaussian) -> Float[Array, ""]:
         # S^-1 dS = 2 v beta A_s S, also where S is singular.
         symmetric = (gamma.score + gamma.score.T) / 2
         inner = matmul(root.T, matmul(symmetric, root))
-        factor = structure.factor * gamma.temperature
-        return 2 * factor**2 * jnp.sum(inner**2)
+        return 2 * structure.factor * gamma.temperature**2 * jnp.sum(inner**2)
     moved = jnp.concatenate([matmul(slope, root), drift[:, None]], axis=1)
-    if structure.mobility is None:
-        return jnp.sum(moved**2)
-    return jnp.sum(moved * jnp.linalg.solve(structure.mobility, moved))
+    covectors = moved
+    if structure.mobility is not None:
+        covectors = jnp.linalg.solve(structure.mobility, moved)
+    return jnp.sum(moved * covectors) / (structure.factor or 1.0)
 
 
 class GaussianEnergyProfile(eqx.Module):
@@ -258,8 +264,9 @@ class GaussianEnergyProfile(eqx.Module):
     Attributes:
         depths: the saved depths.
         energies: the energy at each of them.
-        rates: $\mathrm{d}F/\mathrm{d}t$ there, from the dissipation identity.
-        worst_violation: largest step down of the energy; zero if it never falls.
+        rates: $\mathrm{d}E/\mathrm{d}t$ there, from the dissipation identity.
+        worst_violation: largest step of the energy against the sign of its rate; zero
+            if it is monotone.
     """
 
     depths: Float[Array, " t"]
@@ -284,8 +291,11 @@ def energy_profile(
         return _energy(gamma, mu, structure), dissipation(gamma, mu)
 
     energies, rates = jax.lax.map(at, (trajectory.means, trajectory.factors))
-    falls = jnp.max(-jnp.diff(energies), initial=0)
-    return GaussianEnergyProfile(trajectory.depths, energies, rates, falls)
+    forward = jnp.sign(trajectory.depths[-1] - trajectory.depths[0])
+    steps = jnp.diff(energies) * forward * np.sign(structure.factor)
+    return GaussianEnergyProfile(
+        trajectory.depths, energies, rates, jnp.max(-steps, initial=0)
+    )
 
 
 def _checked(gamma: AbstractInContextMap, mu: Gaussian) -> GaussianStructure:

@@ -53,7 +53,8 @@ def energy(layer: AbstractInContextMap, mu: AbstractMeasure) -> Float[Array, ""]
       of `is_gradient_flow` of each term,
 
     the double integrals over $\mathrm{d}\mu(x)\,\mathrm{d}\mu(y)$. `is_gradient_flow`
-    tells when the layer moves tokens up or down its energy.
+    tells when the layer moves tokens up or down its energy. `gaussian.energy` is the
+    same for Sinkhorn and linear attention, at a Gaussian in closed form.
 
     Args:
         layer: the attention, perceptron or sum; other maps have no energy.
