@@ -96,6 +96,7 @@ _HOMES = {
         "run_hardmax",
         "run_layers",
         "solve",
+        "solve_many",
         "stability_bound",
     ),
     "geometry": (

@@ -4,14 +4,21 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import equinox as eqx
-from jaxtyping import Array, Float
+import jax
+from jaxtyping import Array, Float, PyTree
 
 from meanformer.attention.abstract import (
     AbstractInContextMap,
     checked_queries,
     parameter,
 )
-from meanformer.attention.push_forward import push_forward
+from meanformer.attention.stacking import (
+    Maps,
+    added,
+    passed,
+    shapes,
+    together,
+)
 from meanformer.errors import (
     InvalidInput,
     as_float_array,
@@ -62,7 +69,7 @@ class Sum(AbstractInContextMap):
     @property
     def input_dimension(self) -> int | None:
         """Dimension of the points it takes."""
-        return agreed("input", [term.input_dimension for term in self.maps])
+        return agreed("input", [term.input_dimension for term in shapes(self.maps)])
 
     @property
     def output_dimension(self) -> int | None:
@@ -77,13 +84,12 @@ class Sum(AbstractInContextMap):
         positions: Float[Array, " m"] | None = None,
     ) -> Float[Array, "m e"]:
         """Return the sum of the images."""
-        first, *rest = [term(mu, x, positions=positions) for term in self.maps]
-        return sum(rest, start=first)
+        return added(self.maps, mu, x, positions)
 
     def _output_dimensions(self) -> list[int | None]:
         """Return what each term returns: what it takes, if it does not say."""
         taken = self.input_dimension
-        return [term.output_dimension or taken for term in self.maps]
+        return [term.output_dimension or taken for term in shapes(self.maps)]
 
 
 class MultiHead(AbstractInContextMap):
@@ -110,7 +116,7 @@ class MultiHead(AbstractInContextMap):
     @property
     def input_dimension(self) -> int | None:
         """Dimension of the tokens."""
-        return agreed("input", [head.input_dimension for head in self.heads])
+        return agreed("input", [head.input_dimension for head in shapes(self.heads)])
 
     @property
     def output_dimension(self) -> int | None:
@@ -125,18 +131,18 @@ class MultiHead(AbstractInContextMap):
         positions: Float[Array, " m"] | None = None,
     ) -> Float[Array, "m e"]:
         """Return the sum of the heads' outputs."""
-        images = [head(mu, x, positions=positions) for head in self.heads]
-        if self.outputs is not None:
-            images = [
-                matmul(image, output.T).astype(image.dtype)
-                for image, output in zip(images, self.outputs, strict=True)
-            ]
-        first, *rest = images
-        return sum(rest, start=first)
+        return added(self.projected(), mu, x, positions)
+
+    def projected(self) -> Maps:
+        """Return the heads, each followed by its output matrix if there are any."""
+        if self.outputs is None:
+            return self.heads
+        pairs = zip(self.heads, self.outputs, strict=True)
+        return tuple(_Projected(head, output) for head, output in pairs)
 
     def _output_dimensions(self) -> list[int | None]:
         if self.outputs is None:
-            return [head.output_dimension for head in self.heads]
+            return [head.output_dimension for head in shapes(self.heads)]
         return [output.shape[0] for output in self.outputs]
 
     def _check_outputs(self) -> None:
@@ -150,6 +156,34 @@ class MultiHead(AbstractInContextMap):
         for head, output in zip(self.heads, self.outputs, strict=True):
             check_shape("outputs", output, (None, head.output_dimension))
             check_finite("outputs", output)
+
+
+class _Projected(AbstractInContextMap):
+    """A head followed by its output matrix."""
+
+    head: AbstractInContextMap
+    output: Float[Array, "_d _k"]
+
+    @property
+    def input_dimension(self) -> int | None:
+        """Dimension of the tokens."""
+        return self.head.input_dimension
+
+    @property
+    def output_dimension(self) -> int:
+        """Dimension of the values after the output matrix."""
+        return self.output.shape[0]
+
+    def __call__(
+        self,
+        mu: AbstractContext,
+        x: Float[Array, "m d"],
+        *,
+        positions: Float[Array, " m"] | None = None,
+    ) -> Float[Array, "m e"]:
+        """Return the output of the head."""
+        image = self.head(mu, x, positions=positions)
+        return matmul(image, self.output.T).astype(image.dtype)
 
 
 class Residual(AbstractInContextMap):
@@ -241,8 +275,7 @@ class Composition(AbstractInContextMap):
         positions: Float[Array, " m"] | None = None,
     ) -> Float[Array, "m e"]:
         """Return the queries after all layers; they never join the context."""
-        for layer in self.layers[:-1]:
-            x, mu = layer(mu, x, positions=positions), push_forward(layer, mu)
+        mu, x = passed(self.layers, mu, x, positions)
         return self.layers[-1](mu, x, positions=positions)
 
 
@@ -257,6 +290,33 @@ def compose(*maps: AbstractInContextMap) -> AbstractInContextMap:
     for gamma in reversed(maps):
         layers.extend(gamma.layers if isinstance(gamma, Composition) else [gamma])
     return Composition(tuple(layers)) if len(layers) > 1 else layers[0]
+
+
+def kept_together(tree: PyTree) -> PyTree:
+    """Return a tree of maps whose sums, heads and networks keep alike maps as one.
+
+    Done once before a loop over depth, so that it is not done at every step.
+    """
+
+    def holds_several(node) -> bool:
+        return isinstance(node, Sum | MultiHead | Composition)
+
+    def keep(node):
+        if not holds_several(node):
+            return node
+        node = jax.tree.map(
+            keep, node, is_leaf=lambda inner: inner is not node and holds_several(inner)
+        )
+        if isinstance(node, Sum):
+            return eqx.tree_at(lambda gamma: gamma.maps, node, together(node.maps))
+        if isinstance(node, Composition):
+            return eqx.tree_at(lambda gamma: gamma.layers, node, together(node.layers))
+        heads = together(node.projected())
+        if node.outputs is not None:
+            node = eqx.tree_at(lambda gamma: gamma.outputs, node, None)
+        return eqx.tree_at(lambda gamma: gamma.heads, node, heads)
+
+    return jax.tree.map(keep, tree, is_leaf=holds_several)
 
 
 def agreed(what: str, dimensions: Sequence[int | None]) -> int | None:

@@ -16,6 +16,7 @@ from meanformer.flows.hardmax_flow import HardmaxPath as HardmaxPath
 from meanformer.flows.hardmax_flow import LeaderChange as LeaderChange
 from meanformer.flows.hardmax_flow import hardmax_flow as hardmax_flow
 from meanformer.flows.layers import run_layers as run_layers
+from meanformer.flows.many import solve_many as solve_many
 from meanformer.flows.merging import Atoms as Atoms
 from meanformer.flows.merging import Merge as Merge
 from meanformer.flows.merging import Merges as Merges

@@ -22,11 +22,12 @@ from meanformer.flows.inputs import (
     check_dimensions,
     check_tolerances,
     checked_solver,
+    followed,
     layer_depths,
     saved_depths,
     sorted_stops,
 )
-from meanformer.flows.schedule import Constant
+from meanformer.flows.schedule import Constant, kept_as_one
 from meanformer.flows.solvers import Adaptive, FixedStep, LongDepth, Switching
 from meanformer.flows.state import kept_if_finite
 from meanformer.flows.status import Status
@@ -143,15 +144,17 @@ def _run(
     size: Float[Array, ""],
     depths: Float[Array, " t"],
 ):
-    def layer(state: GaussianState, depth: Float[Array, ""]):
+    problem = kept_as_one(problem)
+
+    def layer(state: GaussianState, following: tuple[Array, Array]):
+        depth, is_left = following
         found = problem.slope_and_drift(
             problem.flow.velocity, state.depth, state.carried
         )
-        return _step(problem, state, *found, depth, size), (state, _finite(found))
+        step = jnp.where(is_left, size, 0)
+        return _step(problem, state, *found, depth, step), (state, _finite(found))
 
-    last, saved = jax.lax.scan(eqx.filter_checkpoint(layer), first, depths[1:])
-    final = _snapshot(problem, last)
-    return jax.tree.map(lambda a, b: jnp.concatenate([a, b[None]]), saved, final)
+    return jax.lax.scan(eqx.filter_checkpoint(layer), first, followed(depths))[1]
 
 
 def _step(

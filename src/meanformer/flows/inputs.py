@@ -122,6 +122,16 @@ def layer_depths(flow: Flow, count: int, step: Float[Array, ""]) -> Float[Array,
     return put_on_jumps(depths, flow.velocity.jumps)
 
 
+def followed(depths: Float[Array, " t"]) -> tuple[Array, Array]:
+    """Return the depth after each layer, and whether there is such a layer.
+
+    After the last one there is a velocity to tell, but no step: in one loop with the
+    layers it is not compiled a second time.
+    """
+    later = jnp.append(depths[1:], depths[-1:])
+    return later, jnp.arange(len(depths)) < len(depths) - 1
+
+
 def put_on_jumps(
     depths: Float[Array, " t"], jumps: Float[Array, " j"] | None
 ) -> Float[Array, " t"]:

@@ -15,8 +15,14 @@ from meanformer.flows.gaussian_trajectory import (
     GaussianTrajectory,
     as_gaussian_trajectory,
 )
-from meanformer.flows.inputs import check_flow, checked_probes, layer_depths
+from meanformer.flows.inputs import (
+    check_flow,
+    checked_probes,
+    followed,
+    layer_depths,
+)
 from meanformer.flows.integrate import Problem
+from meanformer.flows.schedule import kept_as_one
 from meanformer.flows.solvers import FixedStep
 from meanformer.flows.state import State, initial_state, kept_if_finite
 from meanformer.flows.status import Status, moment_of
@@ -102,29 +108,29 @@ def checked_step(step, count: int, dtype: jnp.dtype) -> Float[Array, ""]:
 def _run(
     problem: Problem, first: State, size: Float[Array, ""], depths: Float[Array, " t"]
 ):
-    def layer(state: State, depth: Float[Array, ""]):
+    problem = kept_as_one(problem)
+
+    def layer(state: State, following: tuple[Array, Array]):
+        depth, is_left = following
         velocity = problem.velocity(problem.flow.velocity, state.depth, state.moving)
-        state = _stopped(problem, state, velocity)
+        state = _stopped(problem, state, velocity, is_left)
         # Depths are labels: their differences are not the step, but for rounding.
-        moved = _step(problem, state, velocity, depth, size)
+        step = jnp.where(is_left, size, 0)
+        moved = _step(problem, state, velocity, depth, step)
         return moved, (state, velocity[0])
 
-    last, (states, velocities) = jax.lax.scan(
-        eqx.filter_checkpoint(layer), first, depths[1:]
-    )
-    final = problem.velocity(problem.flow.velocity, last.depth, last.moving)[0]
-    states, velocities = jax.tree.map(
-        lambda a, b: jnp.concatenate([a, b[None]]), (states, velocities), (last, final)
+    _, (states, velocities) = jax.lax.scan(
+        eqx.filter_checkpoint(layer), first, followed(depths)
     )
     return states, jnp.where(jnp.isfinite(velocities), velocities, 0)
 
 
-def _stopped(problem: Problem, state: State, velocity) -> State:
-    """Return the state, stopped where the velocity has no meaning."""
+def _stopped(problem: Problem, state: State, velocity, is_left: Array) -> State:
+    """Return the state, stopped where the velocity has no meaning and is needed."""
     cloud, status = problem.cloud.moved(state.points), state.status
     for stop in problem.flow.velocity.stops:
         is_met = stop(moment_of(state.depth, cloud, lambda: velocity[0]))
-        is_met &= state.status == Status.reached
+        is_met &= is_left & (state.status == Status.reached)
         status = Status.where(is_met, stop.status, status)
     return eqx.tree_at(lambda s: s.status, state, status)
 

@@ -7,9 +7,11 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int, PyTree
 
 from meanformer.attention import AbstractInContextMap
+from meanformer.attention.composition import kept_together
+from meanformer.attention.stacking import one_of_each_kind, stacked, together
 from meanformer.errors import (
     InvalidInput,
     as_float_array,
@@ -166,18 +168,16 @@ class Schedule(AbstractSchedule):
         return self.maps[int(self._index(depth))]
 
     def kinds(self) -> tuple[AbstractInContextMap, ...]:
-        """Return the maps."""
-        return self.maps
+        """Return one map of each kind."""
+        return one_of_each_kind(self.maps)
 
     def velocity(self, depth, mu, x, positions):
         """Return the value of the held or interpolated map."""
-        if self.interpolate:
-            return self._interpolated(depth)(mu, x, positions=positions)
-        branches = [
-            lambda point, gamma=gamma: gamma(mu, point, positions=positions)
-            for gamma in self.maps
-        ]
-        return jax.lax.switch(self._index(depth), branches, x)
+        if self.interpolate or is_concrete(self._index(depth)):
+            return self.at(depth)(mu, x, positions=positions)
+        return stacked(self.maps).at(
+            self._index(depth), lambda gamma: gamma(mu, x, positions=positions)
+        )
 
     def terms(self) -> tuple[AbstractSchedule, ...]:
         """Return one schedule for each summand of the maps."""
@@ -207,16 +207,36 @@ class Schedule(AbstractSchedule):
         width = jnp.where(end > start, end - start, 1)
         share = jnp.clip((depth - start) / width, 0, 1)
 
-        def blend(*leaves):
-            stacked = jnp.stack(leaves)
-            fraction = share.astype(stacked.dtype)
-            return (1 - fraction) * stacked[index] + fraction * stacked[after]
+        def blend(first, second):
+            if not eqx.is_inexact_array(first):
+                return first
+            fraction = share.astype(first.dtype)
+            return (1 - fraction) * first + fraction * second
 
-        arrays, rest = zip(
-            *[eqx.partition(gamma, eqx.is_inexact_array) for gamma in self.maps],
-            strict=True,
-        )
-        return eqx.combine(jax.tree.map(blend, *arrays), rest[0])
+        return jax.tree.map(blend, self._map(index), self._map(after))
+
+    def _map(self, index: Int[Array, ""]) -> AbstractInContextMap:
+        """Return the map at an index that may be traced; the maps are alike."""
+        if is_concrete(index):
+            return self.maps[int(index)]
+        return stacked(self.maps).at(index, lambda gamma: gamma)
+
+
+def kept_as_one(tree: PyTree) -> PyTree:
+    """Return a tree of flows in which maps that are alike are kept as one.
+
+    To be done once before a loop over depth: otherwise every step does it.
+    """
+
+    def is_schedule(node) -> bool:
+        return isinstance(node, Schedule)
+
+    def keep(node):
+        if not is_schedule(node):
+            return node
+        return eqx.tree_at(lambda s: s.maps, node, together(node.maps))
+
+    return jax.tree.map(keep, kept_together(tree), is_leaf=is_schedule)
 
 
 def piece_at(starts: Float[Array, " k"], depth: Float[Array, ""]) -> Array:
@@ -264,9 +284,8 @@ def _checked_depths(
 
 
 def _check_alike(maps: Sequence[AbstractInContextMap]) -> None:
-    shapes = {str(jax.tree.map(jnp.shape, gamma)) for gamma in maps}
-    structures = {jax.tree.structure(gamma) for gamma in maps}
     check(
-        len(shapes) == 1 and len(structures) == 1,
-        "maps differ in kind, options or shapes; only alike maps can be interpolated.",
+        len(one_of_each_kind(tuple(maps))) == 1,
+        "maps differ in kind, options, shapes or types; only alike maps can be "
+        "interpolated.",
     )

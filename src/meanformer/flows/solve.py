@@ -191,7 +191,7 @@ def solve(
         )
         states = _visited(GAUSSIANS, problem, state, depths, progress, None)
         return as_gaussian_trajectory(problem, states)
-    problem, state, depths = _set_up(
+    problem, state, depths = set_up(
         flow, mu, depth, save, solver, rtol, atol, probes, merge, stop, key
     )
     states = _visited(TOKENS, problem, state, depths, progress, store)
@@ -223,7 +223,8 @@ def _resumed(state: State) -> State:
 TOKENS = Way(advance, _snapshot, _resumed)
 
 
-def _set_up(flow, mu, depth, save, solver, rtol, atol, probes, merge, stop, key):
+def set_up(flow, mu, depth, save, solver, rtol, atol, probes, merge, stop, key):
+    """Return problem, first state and depths of a solve for tokens, or raise."""
     check_flow(flow, mu)
     check_tolerances(rtol, atol)
     depths = saved_depths(depth, save, mu.points.dtype, flow.velocity.jumps)

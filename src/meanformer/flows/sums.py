@@ -32,7 +32,7 @@ def summary_of(reports: Sequence[SumReport]) -> SumSummary | None:
         return None
 
     def gathered(values) -> Array:
-        return jnp.stack(list(values))
+        return jnp.concatenate([jnp.ravel(value) for value in values])
 
     return SumSummary(
         gathered(report.bound for report in reports).max(),

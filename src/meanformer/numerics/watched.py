@@ -1,8 +1,11 @@
 """Sums that keep the reports of the fast ones among them."""
 
+from collections.abc import Sequence
+
 import equinox as eqx
+import jax
 from jax.extend.core import get_opaque_trace_state
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PyTree
 
 from meanformer.numerics.fourier.levels import Ladder
 from meanformer.numerics.fourier.report import SumReport
@@ -15,8 +18,8 @@ from meanformer.numerics.plans import SumPlan
 class Watched(AbstractPairSums):
     """The same sums, whose reports can be read afterwards.
 
-    Reports from inside of a loop or of a compiled function stay there: they are not
-    known outside.
+    Reports from inside of a loop or of a compiled function stay there, unless it
+    watches the sums anew and hands the reports out.
 
     Args:
         sums: how sums are computed.
@@ -37,9 +40,13 @@ class Watched(AbstractPairSums):
         if ladder is None:
             return self.sums.softmax(pairs, values)
         result, report = fourier_softmax(pairs, values, ladder)
-        if _where() == self._home:
-            self.reports.append(report)
+        self.keep([report])
         return result
+
+    def keep(self, reports: Sequence[SumReport]) -> None:
+        """Keep reports, if they are from here."""
+        if _where() == self._home:
+            self.reports.extend(reports)
 
     def ladder(self, pairs: Pairs, values: Float[Array, "n v"]) -> Ladder | None:
         """Return the levels of the sums."""
@@ -56,6 +63,41 @@ class Watched(AbstractPairSums):
     def hardmax(self, pairs, values, tolerance):
         """Best score and mean over the tokens that reach it."""
         return self.sums.hardmax(pairs, values, tolerance)
+
+
+def unwatched(tree: PyTree) -> tuple[PyTree, Watched | None]:
+    """Return a tree whose sums are not watched, and who watched them."""
+
+    def is_watched(node) -> bool:
+        return isinstance(node, Watched)
+
+    found = filter(is_watched, jax.tree.leaves(tree, is_leaf=is_watched))
+    bare = jax.tree.map(
+        lambda node: node.sums if is_watched(node) else node, tree, is_leaf=is_watched
+    )
+    return bare, next(found, None)
+
+
+def watched(tree: PyTree, watch: Watched) -> PyTree:
+    """Return a tree with other sums that are watched in the place of its own."""
+
+    def is_sums(node) -> bool:
+        return isinstance(node, AbstractPairSums)
+
+    return jax.tree.map(
+        lambda node: watch if is_sums(node) else node, tree, is_leaf=is_sums
+    )
+
+
+def watched_anew(tree: PyTree) -> tuple[PyTree, Watched]:
+    """Return a tree whose sums are watched from here, and who watches them."""
+
+    def is_sums(node) -> bool:
+        return isinstance(node, AbstractPairSums)
+
+    sums = filter(is_sums, jax.tree.leaves(tree, is_leaf=is_sums))
+    watch = Watched(next(sums))
+    return watched(tree, watch), watch
 
 
 def _where() -> object:

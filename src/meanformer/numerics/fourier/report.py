@@ -15,7 +15,7 @@ REASONS = (
 
 
 class SumReport(eqx.Module):
-    """How a sum was computed and how accurate it is.
+    """How a sum was computed and how accurate it is; or several in a loop.
 
     Errors are relative: to the mass, and to the width of the values.
 
@@ -27,14 +27,14 @@ class SumReport(eqx.Module):
         reason: why all were, as an index of `REASONS`; zero if they were not.
     """
 
-    level: Int[Array, ""]
-    bound: Float[Array, ""]
-    observed: Float[Array, ""]
-    patched: Int[Array, ""]
-    reason: Int[Array, ""]
+    level: Int[Array, "*h"]
+    bound: Float[Array, "*h"]
+    observed: Float[Array, "*h"]
+    patched: Int[Array, "*h"]
+    reason: Int[Array, "*h"]
 
     @property
-    def is_exact(self) -> Bool[Array, ""]:
+    def is_exact(self) -> Bool[Array, "*h"]:
         """Whether all queries were summed exactly."""
         return self.reason != NONE
 
