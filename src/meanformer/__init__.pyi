@@ -88,6 +88,7 @@ from meanformer.flows import radius_bound as radius_bound
 from meanformer.flows import run_hardmax as run_hardmax
 from meanformer.flows import run_layers as run_layers
 from meanformer.flows import solve as solve
+from meanformer.flows import solve_many as solve_many
 from meanformer.flows import stability_bound as stability_bound
 from meanformer.geometry import Cells as Cells
 from meanformer.geometry import Euclidean as Euclidean

@@ -72,16 +72,6 @@ def test_the_parallel_network_is_the_one_of_numpy():
     np.testing.assert_allclose(names["parallel"].points[-1], x, atol=1e-11)
 
 
-def test_blocks_move_the_tokens_as_the_first_layer_of_the_networks_does():
-    names = example()
-    for block, path, layer in (
-        ("block", "sequential", 2),
-        ("parallel_block", "parallel", 1),
-    ):
-        moved = mf.push_forward(names[block], names["cloud"])
-        np.testing.assert_allclose(moved.points, names[path].points[layer], atol=1e-12)
-
-
 def test_a_later_token_changes_nothing_before_it():
     names = example()
     changed = names["tokens"].at[-1].add(1.0)

@@ -10,6 +10,8 @@ import jax
 import numpy as np
 import pytest
 
+import meanformer as mf
+
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "docs" / "examples"
 
@@ -155,6 +157,17 @@ def test_the_file_of_hyperplanes_tells_its_limit(tmp_path):
     told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert told.count("hyperplanes") == 2
     assert "reached" in told
+
+
+@pytest.mark.slow
+def test_a_block_of_the_gpt_like_network_is_its_first_layer():
+    names = run("gpt_block")
+    for block, path, layer in (
+        ("block", "sequential", 2),
+        ("parallel_block", "parallel", 1),
+    ):
+        moved = mf.push_forward(names[block], names["cloud"]).points
+        np.testing.assert_allclose(moved, names[path].points[layer], atol=1e-12)
 
 
 def test_every_example_file_is_tested_here():

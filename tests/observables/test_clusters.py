@@ -466,3 +466,9 @@ def test_other_objects_and_traced_tokens_are_refused(untyped):
         jax.jit(lambda x: count_clusters(TokenCloud(x), threshold=1.0).masses)(
             jnp.eye(2)
         )
+
+
+def test_a_batch_is_refused_with_how_to_count_it(untyped):
+    batch = jax.vmap(TokenCloud)(jnp.stack([jnp.eye(2), 2 * jnp.eye(2)]))
+    with pytest.raises(InvalidInput, match="a batch; count cloud by cloud"):
+        count_clusters(batch, threshold=1.0)

@@ -19,7 +19,7 @@ from meanformer.flows.solvers import AbstractIntegrator
 from meanformer.flows.state import State
 from meanformer.flows.trajectory import Trajectory, as_trajectory
 from meanformer.flows.visits import visit_all
-from meanformer.measures import TokenCloud
+from meanformer.measures import TokenCloud, pad
 from meanformer.measures.cloud import check_cloud
 from meanformer.typing import ArrayLike, Key
 
@@ -65,7 +65,7 @@ def solve_many(
     """
     given = _checked(flow, clouds)
     count = max(cloud.count for cloud in given)
-    padded = [_padded(cloud, count) for cloud in given]
+    padded = [cloud if cloud.count == count else pad(cloud, count) for cloud in given]
     keys = None if key is None else jr.split(key, len(given))
     problem, state, depths = set_up(
         *(flow, padded[0], depth, save, solver, rtol, atol, None, merge, stop, key)
@@ -104,24 +104,6 @@ def _member(found: tuple[State, Array], index: int, count: int):
         return leaf[index, :, :count] if is_filled else leaf[index]
 
     return jax.tree.map(own, found)
-
-
-def _padded(cloud: TokenCloud, count: int) -> TokenCloud:
-    """Return a cloud filled up with copies of its first token of weight zero."""
-    missing = count - cloud.count
-    if missing == 0:
-        return cloud
-
-    def filled(array, value):
-        return jnp.concatenate([array, jnp.repeat(value[None], missing, axis=0)])
-
-    moved = cloud.moved(filled(cloud.points, cloud.points[0]))
-    absent = jnp.zeros_like(cloud.weights[0])
-    moved = eqx.tree_at(lambda c: c.weights, moved, filled(cloud.weights, absent))
-    if cloud.positions is None:
-        return moved
-    places = filled(cloud.positions, cloud.positions[0])
-    return eqx.tree_at(lambda c: c.positions, moved, places)
 
 
 def _checked(flow: Flow, clouds: Iterable[TokenCloud]) -> list[TokenCloud]:

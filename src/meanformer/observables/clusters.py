@@ -194,9 +194,14 @@ def _checked(cloud: TokenCloud, space: AbstractSpace | None) -> AbstractSpace:
     )
     if not (is_concrete(cloud.points) and is_concrete(cloud.weights)):
         raise InvalidInput(
-            "the number of clusters depends on values that are not known under jit or "
-            "grad; count outside of it."
+            "the number of clusters depends on values that are not known under jit, "
+            "vmap or grad; count outside of it, cloud by cloud."
         )
+    check(
+        cloud.points.ndim == 2,
+        f"points has shape {cloud.points.shape}, a batch; count cloud by cloud, as in "
+        "[count_clusters(path.cloud(-1)) for path in solve_many(flow, clouds, depth)].",
+    )
     space.check(cloud.points)
     return space
 
