@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 import xarray
 from typer.testing import CliRunner
 
-from meanformer.cli import app
+from meanformer.cli import app, signals
 from meanformer.flows import Status
 from meanformer.flows.status import STATUS_FLAGS
 from meanformer.storage.words import in_words_of_a_file
@@ -222,3 +223,40 @@ def test_the_way_on_is_told_only_if_there_is_one(tmp_path, monkeypatch):
 def test_every_advice_of_a_status_is_turned_into_words_of_a_file():
     texts = " ".join(Status[getattr(Status, name)] for name in STATUS_NAMES)
     assert not re.search(r"\w\(|stop=", in_words_of_a_file(texts))
+
+
+STOPS = {signal.SIGINT: ("interrupted", 130), signal.SIGTERM: ("terminated", 143)}
+
+
+@pytest.mark.parametrize("number", STOPS)
+def test_a_signal_inside_of_a_callback_ends_the_run_with_its_sentence(
+    number, tmp_path, monkeypatch
+):
+    import jax
+    import jax.numpy as jnp
+
+    stopped = threading.Event()
+
+    def stopping(value):
+        os.kill(os.getpid(), number)
+        stopped.wait(1.0)
+        return value
+
+    def compute(*words, **options):
+        (tmp_path / "run.json").touch()
+        double = jax.ShapeDtypeStruct((), jnp.float64)
+        jax.pure_callback(stopping, double, jnp.zeros(())).block_until_ready()
+
+    monkeypatch.setattr("meanformer.storage.simulate", compute)
+    before = signal.signal(signal.SIGTERM, signals.leave)
+    try:
+        result = call("simulate", tmp_path / "run.toml", "--out", tmp_path)
+    finally:
+        stopped.set()
+        signal.signal(signal.SIGTERM, before)
+    word, code = STOPS[number]
+    assert result.exit_code == code
+    assert (
+        result.stderr
+        == f"meanformer: {word}; go on with: meanformer resume {tmp_path}\n"
+    )

@@ -156,7 +156,13 @@ def test_a_longer_grid_of_depths_begins_with_the_shorter_one():
         (BASE + "[attention]\nmask = {kind='blocks'}\n", "boundaries is missing"),
         (BASE + "[perceptron]\nweights_in = [['a']]\n", "perceptron.weights_in is"),
         (BASE + "[flow]\nnoise = 0.1\n", 'solve.solver = "fixed"'),
-        ("[tokens]\nfile = 'none.npy'\n[solve]\ndepth = 1.0\n", "not a .npy array"),
+        (
+            "[tokens]\nfile = 'none.npy'\n[solve]\ndepth = 1.0\n",
+            r"tokens.file is '.*none.npy', where there is no file; it must name a .npy",
+        ),
+        ("[tokens]\nfile = '.'\n[solve]\ndepth = 1.0\n", "where there is no file"),
+        ("[tokens]\npoints = " + 100 * "[" + 100 * "]", "tokens.points is .* finite"),
+        (BASE + f"saves_per_decade = {400 * '9'}\n", "saves_per_decade is 999"),
     ],
 )
 def test_a_mistake_is_told_in_one_sentence(text, message, tmp_path):
@@ -173,9 +179,15 @@ def test_the_depth_is_the_last_one_saved(depth):
 def test_a_file_that_is_missing_or_no_toml_is_refused(tmp_path):
     with pytest.raises(mf.InvalidInput, match="does not exist"):
         read_config(tmp_path / "none.toml")
-    (tmp_path / "bad.toml").write_text("[tokens\n")
-    with pytest.raises(mf.InvalidInput, match="not a TOML file"):
-        read_config(tmp_path / "bad.toml")
+    for text, message in {
+        "[tokens\n": "not a TOML file",
+        f"a = {5000 * '9'}\n": "not a TOML file",
+        f"a = {500 * '['}{500 * ']'}": "nested too deeply",
+        f"a = {500 * '{a = '}1{500 * '}'}": "nested too deeply",
+    }.items():
+        (tmp_path / "bad.toml").write_text(text)
+        with pytest.raises(mf.InvalidInput, match=message):
+            read_config(tmp_path / "bad.toml")
 
 
 def test_a_flow_can_be_rescaled_and_switch_to_implicit_steps(tmp_path):

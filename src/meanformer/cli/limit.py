@@ -6,11 +6,12 @@ from typing import Annotated, Any
 
 import typer
 
-from meanformer.cli import terminal
+from meanformer.cli import signals, terminal
 from meanformer.cli.app import SIMULATIONS, app
 
 
 @app.command(rich_help_panel=SIMULATIONS)
+@signals.apart
 def limit(
     config: Annotated[
         Path,

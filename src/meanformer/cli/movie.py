@@ -5,11 +5,12 @@ from typing import Annotated, Any
 
 import typer
 
-from meanformer.cli import terminal
+from meanformer.cli import signals, terminal
 from meanformer.cli.app import SIMULATIONS, app, complain
 
 
 @app.command(rich_help_panel=SIMULATIONS)
+@signals.apart
 def movie(
     folder: Annotated[
         Path, typer.Argument(metavar="DIR", help="Folder of a run, finished or not.")

@@ -10,11 +10,12 @@ from typing import Annotated, Any
 
 import typer
 
-from meanformer.cli import terminal
+from meanformer.cli import signals, terminal
 from meanformer.cli.app import EXPERIMENTS, app
 
 
 @app.command(rich_help_panel=EXPERIMENTS)
+@signals.apart
 def run(
     name: Annotated[
         str, typer.Argument(help="Name of an experiment, or its .py file.")

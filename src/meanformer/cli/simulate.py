@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from meanformer.cli import terminal
+from meanformer.cli import signals, terminal
 from meanformer.cli.app import SIMULATIONS, app, complain
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the run.")]
@@ -22,10 +22,9 @@ def simulate(
     A run that stops before its depth (blow-up, escape, steps used up) is a result too:
     the last line says why, the folder keeps it as `status`, and the exit code is 0.
     """
-    from meanformer import storage
-
-    work = lambda bar: storage.simulate(config, out, progress=bar)  # noqa: E731
-    _carry_out(out, work, is_new=True)
+    _carry_out(
+        out, lambda room, bar: room.simulate(config, out, progress=bar), is_new=True
+    )
 
 
 @app.command(rich_help_panel=SIMULATIONS)
@@ -34,9 +33,7 @@ def resume(folder: Folder) -> None:
 
     It computes in the precision in which the run was started.
     """
-    from meanformer import storage
-
-    _carry_out(folder, lambda bar: storage.resume(folder, progress=bar))
+    _carry_out(folder, lambda room, bar: room.resume(folder, progress=bar))
 
 
 @app.command(rich_help_panel=SIMULATIONS)
@@ -48,33 +45,40 @@ def extend(
     ],
 ) -> None:
     """Go on with a run to a larger depth."""
-    from meanformer import storage
-
-    _carry_out(folder, lambda bar: storage.extend(folder, depth, progress=bar))
+    _carry_out(folder, lambda room, bar: room.extend(folder, depth, progress=bar))
 
 
 def _carry_out(folder: Path, work: Any, *, is_new: bool = False) -> None:
-    import warnings
-
-    from meanformer.errors import StoppedEarly
-    from meanformer.experiments.framework import environment
-    from meanformer.storage.words import in_words_of_a_file
-
     try:
-        with environment.computing(), warnings.catch_warnings():
-            warnings.simplefilter("ignore", StoppedEarly)
-            if not is_new:
-                _warn_of_changes(folder)
-            with terminal.progress_bar("solving") as update:
-                trajectory = work(terminal.solve_progress(update))
-    except KeyboardInterrupt:
-        complain("interrupted" + _way_on(folder, "; go on with"))
+        with terminal.progress_bar("solving") as update:
+            last_line = _computed(folder, work, update, is_new)
+    except (KeyboardInterrupt, SystemExit) as stop:
+        word = "interrupted" if isinstance(stop, KeyboardInterrupt) else "terminated"
+        complain(word + _way_on(folder, "; go on with"))
         raise
     except OSError as error:
         complain(f"{error}" + _way_on(folder, "; what was written is kept"))
         raise typer.Exit(1) from None
-    steps = int(trajectory.accepted_steps[-1])
-    typer.echo(
+    typer.echo(last_line)
+
+
+@signals.apart
+def _computed(folder: Path, work: Any, update: Any, is_new: bool) -> str:
+    """Carry out the work; return how it ended."""
+    import warnings
+
+    from meanformer import storage
+    from meanformer.errors import StoppedEarly
+    from meanformer.experiments.framework import environment
+    from meanformer.storage.words import in_words_of_a_file
+
+    with environment.computing(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", StoppedEarly)
+        if not is_new:
+            _warn_of_changes(folder)
+        trajectory = work(storage, terminal.solve_progress(update))
+        steps = int(trajectory.accepted_steps[-1])
+    return (
         f"{in_words_of_a_file(trajectory.message)} {len(trajectory)} depths, "
         f"{steps} steps: {folder}"
     )
@@ -82,9 +86,7 @@ def _carry_out(folder: Path, work: Any, *, is_new: bool = False) -> None:
 
 def _way_on(folder: Path, words: str) -> str:
     """How to go on, if there is something to go on with."""
-    from meanformer.storage.simulation import RECORD
-
-    is_there = (folder / RECORD).is_file()
+    is_there = (folder / "run.json").is_file()
     return f"{words}: meanformer resume {shlex.quote(str(folder))}" if is_there else "."
 
 

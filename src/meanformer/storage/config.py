@@ -51,7 +51,7 @@ from meanformer.flows import (
 )
 from meanformer.geometry import Euclidean, Sphere
 from meanformer.measures import Gaussian, TokenCloud, UniformBox, UniformSphere
-from meanformer.storage.sections import Section, is_number, numbers
+from meanformer.storage.sections import Section, is_number, numbers, shown
 
 MOST_NUMBERS = 10**9  # of the tokens of a sample
 MOST_DEPTHS = 10**6
@@ -95,8 +95,13 @@ def read_config(path: Path) -> dict[str, Any]:
         raise InvalidInput(f"{path} does not exist; give a TOML file.") from error
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidInput(f"{path} cannot be read: {error}.") from error
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:
         raise InvalidInput(f"{path} is not a TOML file: {error}.") from error
+    except RecursionError:
+        raise InvalidInput(
+            f"{path} has lists or tables nested too deeply to be read; tokens are a "
+            "list of lists."
+        ) from None
 
 
 def build(config: dict[str, Any], folder: Path) -> Run:
@@ -162,12 +167,23 @@ def _check_weights(weights: np.ndarray) -> None:
 
 
 def _load(path: Path) -> np.ndarray:
+    check(
+        path.is_file(),
+        f"tokens.file is {str(path)!r}, where there is no file; it must name a .npy "
+        "file, which numpy.save writes, by its path from the folder of the "
+        "configuration.",
+    )
     try:
-        return np.load(path, allow_pickle=False)
-    except (OSError, ValueError) as error:
+        array = np.load(path, allow_pickle=False)
+    except Exception as error:  # numpy reads the head of the file as Python
         raise InvalidInput(
-            f"tokens.file: {path} is not a .npy array: {error}"
+            f"tokens.file is {str(path)!r}, which is no .npy file: {error}."
         ) from error
+    check(
+        isinstance(array, np.ndarray) and array.dtype.kind in "iuf",
+        f"tokens.file is {str(path)!r}, which holds no array of numbers.",
+    )
+    return array
 
 
 def _sample(law: str, section: Section) -> Float[Array, "n d"]:
@@ -202,8 +218,8 @@ def _velocity(
     else:
         check(
             isinstance(heads, list) and heads != [],
-            f"attention.heads is {heads!r}; it must be a list of tables, one for each "
-            "head.",
+            f"attention.heads is {shown(heads)}; it must be a list of tables, one "
+            "for each head.",
         )
         sections = [
             Section(f"attention.heads[{index}]", head)
@@ -246,14 +262,15 @@ def _matrix(section: str, name: str, value: Any, dimension: int) -> Float[Array,
     if value == "identity":
         return jnp.eye(dimension)
     if is_number(value):
-        return value * jnp.eye(dimension)
+        return float(value) * jnp.eye(dimension)
     if isinstance(value, dict):
         return _random_matrix(Section(f"{section}.{name}", value), dimension)
     if isinstance(value, list):
         return numbers(f"{section}.{name}", value)
     raise InvalidInput(
-        f'{section}.{name} is {value!r}; it must be "identity", a number (a multiple '
-        "of the identity), the rows of a matrix, or { seed = …, rows = …, scale = … }."
+        f'{section}.{name} is {shown(value)}; it must be "identity", a number (a '
+        "multiple of the identity), the rows of a matrix, or { seed = …, rows = …, "
+        "scale = … }."
     )
 
 
@@ -431,7 +448,8 @@ def _merge(section: Section) -> Merge | None:
         return Merge() if value else None
     check(
         is_number(value) and value > 0,
-        f"solve.merge is {value!r}; it must be true, false, or a positive distance.",
+        f"solve.merge is {shown(value)}; it must be true, false, or a positive "
+        "distance.",
     )
     return Merge(float(value))
 

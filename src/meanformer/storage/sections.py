@@ -2,6 +2,7 @@
 
 import difflib
 import math
+import reprlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -19,6 +20,17 @@ _NAMES = {
 }
 
 
+# Whole where it is short; nested as deeply as arrays can be, it would never end.
+_BRIEF = reprlib.Repr()
+_BRIEF.maxstring = _BRIEF.maxother = _BRIEF.maxlong = 200
+_BRIEF.maxlist = _BRIEF.maxdict = 12
+
+
+def shown(value: Any) -> str:
+    """Return a value of a file as a message shows it, shortened if it is long."""
+    return _BRIEF.repr(value)
+
+
 class Section:
     """A table of a configuration file, read key by key; what is left over is a mistake.
 
@@ -29,7 +41,7 @@ class Section:
 
     def __init__(self, name: str, table: Any):
         if not isinstance(table, dict):
-            raise InvalidInput(f"[{name}] is {table!r}; it must be a table.")
+            raise InvalidInput(f"[{name}] is {shown(table)}; it must be a table.")
         self.name = name
         self._left = dict(table)
         self._known: set[str] = set()
@@ -48,7 +60,12 @@ class Section:
             return float(value)
         check(
             kind is None or (kind is not float and type(value) is kind),
-            f"{self.name}.{key} is {value!r}; it must be {_NAMES.get(kind)}.",
+            f"{self.name}.{key} is {shown(value)}; it must be {_NAMES.get(kind)}.",
+        )
+        check(
+            kind is not int or -(2**63) <= value < 2**63,
+            f"{self.name}.{key} is {shown(value)}; it must lie between -2^63 and "
+            "2^63 - 1.",
         )
         return value
 
@@ -68,14 +85,9 @@ class Section:
 
     def take_seed(self, key: str, default: int | None = None) -> int:
         """Return a seed for random numbers: any whole number of 64 bits."""
-        seed = (
+        return (
             self.require(key, int) if default is None else self.take(key, int, default)
         )
-        check(
-            -(2**63) <= seed < 2**63,
-            f"{self.name}.{key} is {seed}; it must lie between -2^63 and 2^63 - 1.",
-        )
-        return seed
 
     def take_numbers(self, key: str) -> Array | None:
         """Return a number, or lists of numbers of equal length, as an array."""
@@ -94,7 +106,7 @@ class Section:
         value, allowed = self.take(key, str, default), list(choices)
         if value not in allowed:
             raise InvalidInput(
-                f"{self.name}.{key} is {value!r}; it must be one of "
+                f"{self.name}.{key} is {shown(value)}; it must be one of "
                 f"{', '.join(allowed)}{hint(value, allowed)}."
             )
         return value
@@ -128,12 +140,12 @@ def numbers(name: str, value: Any) -> Array:
     """Return a number or nested lists of numbers as an array, or raise."""
     try:
         array = np.asarray(value)
-    except ValueError:
-        array = np.asarray("lists of unequal length")
+    except (RecursionError, ValueError):
+        array = np.asarray("lists of unequal length, or too deep")
     check(
         array.dtype.kind in "if" and bool(np.isfinite(array).all()),
-        f"{name} is {value!r}; it must be made of finite numbers, in lists of equal "
-        "length.",
+        f"{name} is {shown(value)}; it must be made of finite numbers, in lists of "
+        "equal length.",
     )
     return jnp.asarray(array, float)
 
