@@ -1,5 +1,8 @@
 """Configuration files: what they build, and how mistakes in them are told."""
 
+import copy
+import datetime
+import random
 import tomllib
 
 import jax.numpy as jnp
@@ -221,3 +224,69 @@ def test_a_normalised_flow_has_its_own_space(words, tmp_path):
     text = f'{BASE}[flow]\nnormalisation = "pre"\n{words}\n'
     with pytest.raises(mf.InvalidInput, match="decides the space"):
         run_of(text, tmp_path)
+
+
+KEYS = {
+    "tokens": "points file law weights positions in_order count dimension seed scale",
+    "attention": "kind query key value beta heads mask half tolerance normalized "
+    "query_bias value_bias allow_negative_beta",
+    "perceptron": "weights_in bias_in weights_out bias_out activation",
+    "flow": "space noise seed rescaled normalisation alpha switch",
+    "solve": "depth save_every saves_per_decade first_depth rtol atol solver step "
+    "merge",
+    "stop": "escape_radius steady_speed step_budget other",
+}
+
+
+def nested(depth, inside):
+    for _ in range(depth):
+        inside = [inside]
+    return inside
+
+
+VALUES = (
+    *(
+        "",
+        "identity",
+        "sphere",
+        "causal",
+        "x.npy",
+        "none.npy",
+        "\x00",
+        "é\n",
+        300 * "x",
+    ),
+    *(0, 1, -1, 2, 2**63, -(10**40), 10**400, True, False),
+    *(0.0, 0.5, -1.5, 5e-324, 1e308, float("inf"), float("nan")),
+    *(datetime.datetime(2020, 1, 1), datetime.time(1)),
+    *([], {}, [[]], [1, 0], [[1.0], [1.0, 2.0]], [[0.0, 0.0], [0.0, 0.0]], [{}, 3]),
+    *(nested(depth, 1.0) for depth in (3, 40, 70, 330)),
+    *(nested(3, "a"), {"kind": "window", "length": 0.1}, {"seed": -1, "rows": 0}),
+    {"kind": "blocks", "boundaries": nested(5, 1)},
+)
+GOOD = (
+    {"tokens": {"law": "sphere", "count": 2, "dimension": 2}},
+    {
+        "tokens": {"points": [[1.0, 0.0]], "in_order": True},
+        "attention": {"heads": [{}]},
+    },
+)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_any_value_of_any_key_builds_a_run_or_is_told_in_one_sentence(seed, tmp_path):
+    rng, told = random.Random(seed), 0
+    np.save(tmp_path / "x.npy", np.array(["no", "numbers"]))
+    for _ in range(150):
+        config = copy.deepcopy(rng.choice(GOOD)) | {"solve": {"depth": 1.0}}
+        for _ in range(rng.choice((1, 1, 2))):
+            table = rng.choice(list(KEYS))
+            key, value = rng.choice(KEYS[table].split()), rng.choice(VALUES)
+            config.setdefault(table, {})[key] = value
+        try:
+            build(config, tmp_path)
+        except mf.InvalidInput as error:
+            told += len(str(error)) < 1000
+        else:
+            told += 1
+    assert told == 150
