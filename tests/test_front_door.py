@@ -4,6 +4,8 @@ import re
 from inspect import ismodule
 from pathlib import Path
 
+import pytest
+
 import meanformer as mf
 
 
@@ -27,3 +29,16 @@ def test_every_name_of_the_front_door_can_be_written():
 def test_an_unknown_name_is_an_attribute_error():
     assert not hasattr(mf, "softmax_attention")
     assert mf.__version__
+
+
+@pytest.mark.parametrize(
+    ("misspelt", "meant"),
+    [
+        ("TokensCloud", "TokenCloud"),
+        ("softmax", "Softmax"),
+        ("observable", "observables"),
+    ],
+)
+def test_a_misspelt_name_is_told_the_nearest_one(misspelt, meant):
+    with pytest.raises(AttributeError, match=f"{misspelt}' .did you mean {meant}.+dir"):
+        getattr(mf, misspelt)

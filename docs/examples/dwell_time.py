@@ -9,7 +9,7 @@ from meanformer.observables import TwoGroups, plateaus, predicted_staircase, sep
 jax.config.update("jax_enable_x64", True)
 
 angles = jnp.array([0.0, 0.05, 1.6, 1.65])
-cloud = mf.TokenCloud(jnp.stack([jnp.cos(angles), jnp.sin(angles)], axis=1))
+cloud = mf.TokenCloud.from_angles(angles)
 attention = mf.identity_attention("softmax", dimension=2, beta=40.0)
 
 report = separation(cloud, 40.0)

@@ -8,7 +8,7 @@ import meanformer as mf
 jax.config.update("jax_enable_x64", True)
 
 angles = jnp.array([0.0, 0.1, 1.6, 1.7])
-cloud = mf.TokenCloud(jnp.stack([jnp.cos(angles), jnp.sin(angles)], axis=1))
+cloud = mf.TokenCloud.from_angles(angles)
 attention = mf.identity_attention("softmax", dimension=2, beta=40.0)
 flow = mf.Flow(attention, space=mf.Sphere())
 

@@ -25,8 +25,15 @@ class DirectionalSoftmax(AbstractInContextMap):
         self, mu: AbstractContext, x: Float[Array, "m d"], *, positions=None
     ) -> Float[Array, "m d"]:
         """Return the tilted mean of the context in the direction of each query."""
-        directions = x / jnp.linalg.norm(x, axis=1, keepdims=True)
-        return mu.tilted_mean(self.beta * directions)
+        return mu.tilted_mean(self.tilts(x))
+
+    def matrix(self, mu, x: Float[Array, "m d"]) -> Float[Array, "m n"]:
+        """Return the share of each token in what each query sees."""
+        return mu.tilted_shares(self.tilts(x))
+
+    def tilts(self, x: Float[Array, "m d"]) -> Float[Array, "m d"]:
+        """Return the direction of each query, as long as beta says."""
+        return self.beta * x / jnp.linalg.norm(x, axis=1, keepdims=True)
 
 
 attention = DirectionalSoftmax(beta=0.5)

@@ -54,6 +54,7 @@ _HOMES = {
         "InvalidInput",
         "Overflow",
         "PrecisionWarning",
+        "QuadratureWarning",
         "SlowSums",
         "StoppedEarly",
         "Unsupported",
@@ -164,7 +165,19 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("meanformer")
-    raise AttributeError(f"module 'meanformer' has no attribute {name!r}")
+    raise AttributeError(_unknown(name))
+
+
+def _unknown(name: str) -> str:
+    """One sentence saying that a name is not known, and which one is near."""
+    sentence = f"module 'meanformer' has no attribute {name!r}"
+    if name.startswith("_"):
+        # Tools ask every module for such names; the answer must stay cheap.
+        return sentence
+    from meanformer.errors import hint
+
+    close = hint(name, __dir__())
+    return f"{sentence}{close}; dir(meanformer) lists what it has."
 
 
 def __dir__() -> list[str]:

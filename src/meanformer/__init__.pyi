@@ -50,6 +50,7 @@ from meanformer.attention import standard_beta as standard_beta
 from meanformer.errors import InvalidInput as InvalidInput
 from meanformer.errors import Overflow as Overflow
 from meanformer.errors import PrecisionWarning as PrecisionWarning
+from meanformer.errors import QuadratureWarning as QuadratureWarning
 from meanformer.errors import SlowSums as SlowSums
 from meanformer.errors import StoppedEarly as StoppedEarly
 from meanformer.errors import Unsupported as Unsupported

@@ -5,10 +5,12 @@ checked always, values when they are known. Under `jit` the values are not known
 a failure shows in the status of the solve instead.
 """
 
+import difflib
 import inspect
 import numbers
 import operator
 import warnings
+from collections.abc import Iterable
 from types import FrameType
 from typing import Any
 
@@ -39,6 +41,10 @@ class StoppedEarly(UserWarning):
     """A solve that ended before the depth asked for; the message gives advice."""
 
 
+class QuadratureWarning(UserWarning):
+    """A continuous measure that was replaced by tokens; the message tells the error."""
+
+
 class SlowSums(UserWarning):
     """Fast sums that would have been inaccurate, so that exact ones were computed."""
 
@@ -63,6 +69,42 @@ def check(condition: bool | np.bool_, message: str) -> None:
     """Raise `InvalidInput` with the message unless the condition holds."""
     if not condition:
         raise InvalidInput(message)
+
+
+def nearest(word: str, known: Iterable[str], count: int = 3) -> list[str]:
+    """Return the known names that look most like the word, best first, in any case."""
+    by_small = {name.lower(): name for name in known}
+    small = word.lower()
+    close = difflib.get_close_matches(small, by_small, n=count, cutoff=0.5)
+    starting = [name for name in by_small if small and name.startswith(small)]
+    return [by_small[name] for name in dict.fromkeys(close + starting)][:count]
+
+
+def hint(word: object, known: Iterable[str]) -> str:
+    """Return a question naming the nearest known word, or nothing."""
+    close = nearest(str(word), known, count=1)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
+def check_choice(
+    name: str, value: object, choices: Iterable[str], otherwise: str = ""
+) -> None:
+    """Raise unless the value is one of the names, telling them and the nearest one.
+
+    Args:
+        name: what the user calls the option.
+        value: what was given.
+        choices: the names that are allowed.
+        otherwise: what else is allowed, in words.
+    """
+    allowed = list(choices)
+    if isinstance(value, str) and value in allowed:
+        return
+    quoted = " or ".join(f'"{choice}"' for choice in allowed)
+    listed = quoted if len(allowed) < 3 else f"one of {', '.join(allowed)}"
+    raise InvalidInput(
+        f"{name} is {value!r}; it must be {listed}{otherwise}{hint(value, allowed)}."
+    )
 
 
 def is_concrete(array) -> bool:

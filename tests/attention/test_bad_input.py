@@ -124,7 +124,7 @@ CONSTRUCTIONS = {
     ),
     "value map unknown": (
         lambda: L2(EYE, EYE, EYE, value_map="lee"),
-        "value_map is 'lee'; it must be None or \"kim\"",
+        "value_map is 'lee'; it must be \"kim\" or None",
     ),
     "kernel unknown": (
         lambda: sink(kernel="rbf"),
@@ -196,7 +196,12 @@ CONSTRUCTIONS = {
     ),
     "kind unknown": (
         lambda: identity_attention("softmin", 2),
-        r"kind is 'softmin'; it must be one of \['hardmax', 'l2', .*'unnormalised'\]",
+        r"kind is 'softmin'; it must be one of hardmax, l2, .*unnormalised, or a class "
+        r"of attention \(did you mean softmax\?\)",
+    ),
+    "kernel misspelt": (
+        lambda: Sinkhorn(EYE, EYE, EYE, kernel="dott"),
+        r'it must be "l2" or "dot" \(did you mean dot\?\)',
     ),
     "no dimension": (
         lambda: identity_attention("softmax", 0),

@@ -123,6 +123,38 @@ def test_the_constants_of_l2_are_the_tabulated_ones():
         assert bounds.by_count_published is None
 
 
+def test_a_bias_of_the_queries_adds_to_the_slope_of_the_score():
+    bias = BIASED["query_bias"]
+    slope = SCORE_NORM * RADIUS + np.linalg.norm(bias @ KEY)
+    in_measure = VALUE_NORM * (1 + 2 * slope * RADIUS) * np.exp(2 * slope * RADIUS)
+    found = lipschitz_bounds(Softmax(QUERY, KEY, VALUE, **BIASED), RADIUS, 4)
+    np.testing.assert_allclose(found.in_measure, in_measure, rtol=1e-12)
+    key = np.linalg.norm(KEY, 2)
+    reach = (np.linalg.norm(QUERY, 2) + key) * RADIUS + np.linalg.norm(bias)
+    in_measure = VALUE_NORM * (1 + 4 * key * reach * RADIUS) * np.exp(reach**2)
+    found = lipschitz_bounds(L2(QUERY, KEY, VALUE, **BIASED), RADIUS, 4)
+    np.testing.assert_allclose(found.in_measure, in_measure, rtol=1e-12)
+
+
+def test_the_layer_of_kim_has_the_bounds_of_the_values_it_stands_for():
+    kim = lipschitz_bounds(L2(KEY, KEY, VALUE, value_map="kim"), RADIUS, 4)
+    plain = L2(KEY, KEY, VALUE @ KEY.T @ KEY / np.sqrt(2))
+    expected = lipschitz_bounds(plain, RADIUS, 4)
+    np.testing.assert_allclose(kim.mean_field, expected.mean_field, rtol=1e-12)
+    np.testing.assert_allclose(kim.by_count, expected.by_count, rtol=1e-12)
+
+
+def test_the_bounds_by_count_of_a_network_are_made_of_those_of_its_layers():
+    def by_count(gamma, radius=RADIUS):
+        return lipschitz_bounds(gamma, radius, 4).by_count
+
+    moved = Residual(SOFTMAX, -0.5)
+    first = 1 + 0.5 * by_count(SOFTMAX)
+    np.testing.assert_allclose(by_count(moved), first, rtol=1e-12)
+    last = by_count(SOFTMAX, RADIUS * (1 + VALUE_NORM / 2))
+    np.testing.assert_allclose(by_count(SOFTMAX @ moved), last * first, rtol=1e-12)
+
+
 def test_sinkhorn_has_a_bound_in_the_query_and_a_lower_one_only():
     gamma = Sinkhorn(QUERY, KEY, VALUE)
     bounds = lipschitz_bounds(gamma, RADIUS, 4)
@@ -145,6 +177,7 @@ MAPS = {
     "linear": Linear(QUERY, KEY, VALUE, **BIASED),
     "unnormalised": Unnormalised(QUERY, KEY, VALUE, **BIASED),
     "sigmoid": Sigmoid(QUERY, KEY, VALUE, bias=0.5, **BIASED),
+    "repulsive linear": Linear(QUERY, KEY, VALUE, beta=-1.5, allow_negative_beta=True),
     "causal": Masked(SOFTMAX, Causal()),
     "window": Masked(SOFTMAX, Window(0.3)),
     "prefix": Masked(SOFTMAX, Prefix(0.5), divide=True),
@@ -179,6 +212,56 @@ def test_no_random_cloud_exceeds_the_bounds(name):
         assert speeds.max() <= speed_bound(gamma, RADIUS) * (1 + 1e-12)
 
 
+def line_map(kind, **options):
+    return kind([[0.8]], [[1.5]], [[0.6]], beta=0.7, **options)
+
+
+LINE_BIASES = {"query_bias": [0.3], "value_bias": [0.2]}
+CUBE, STEEP = line_map(Linear, **LINE_BIASES), line_map(Unnormalised, **LINE_BIASES)
+# On the line every term of these bounds has its largest value at the ball's end point.
+ATTAINED = {
+    "linear": CUBE,
+    "unnormalised": STEEP,
+    "shifted": line_map(Unnormalised, shift=0.4),
+    "masked": Masked(CUBE),
+    "heads": MultiHead([CUBE, STEEP], [[[2.0]], [[0.5]]]),
+    "masked heads": Masked(MultiHead([CUBE], [[[2.0]]])),
+    "sum": Sum([CUBE, STEEP]),
+    "residual": Residual(STEEP, 0.5),
+    "two layers": compose(line_map(Linear), STEEP),
+    "three layers": compose(CUBE, Residual(CUBE, 0.1), CUBE),
+}
+
+
+@pytest.mark.parametrize("name", ATTAINED)
+def test_one_token_on_the_line_attains_the_bounds_of_what_has_no_denominator(name):
+    gamma, radius, place = ATTAINED[name], 0.9, jnp.ones(1)
+    cloud = TokenCloud([[radius]], positions=place)
+
+    def image(token, query):
+        return gamma(cloud.moved(token), query, positions=place)[0, 0]
+
+    token = cloud.points
+    in_measure, in_query = jax.grad(image, (0, 1))(token, token)
+    bounds = lipschitz_bounds(gamma, radius, 1)
+    exact = {"rtol": 1e-12}
+    np.testing.assert_allclose(bounds.in_query, in_query[0, 0], **exact)
+    np.testing.assert_allclose(bounds.in_measure, in_measure[0, 0], **exact)
+    np.testing.assert_allclose(speed_bound(gamma, radius), image(token, token), **exact)
+
+
+def test_the_bounds_of_sigmoid_attention_are_those_of_its_slope():
+    gamma = Sigmoid(QUERY, KEY, np.eye(2))
+    left, _, right = np.linalg.svd(gamma.score)
+    cloud = TokenCloud(RADIUS * np.stack([left[:, 0], -left[:, 0]]))
+    derivative = jax.jacfwd(lambda x: gamma(cloud, x[None])[0])(jnp.zeros(2))
+    bounds = lipschitz_bounds(gamma, RADIUS, 2)
+    np.testing.assert_allclose(bounds.in_query, np.linalg.norm(derivative, 2))
+    # A token's own change, where the sigmoid is steepest and where it is one.
+    steepest = np.linalg.norm(derivative @ right[0])
+    np.testing.assert_allclose(bounds.in_measure, 1 + steepest)
+
+
 def test_a_mask_multiplies_the_second_term_by_hardys_factor():
     plain = lipschitz_bounds(SOFTMAX, RADIUS, 4)
     for order, factor in ((2.0, 2.0), (3.0, 1.5)):
@@ -187,6 +270,11 @@ def test_a_mask_multiplies_the_second_term_by_hardys_factor():
             masked.in_measure, factor * plain.in_measure, rtol=1e-12
         )
         np.testing.assert_allclose(masked.by_count, plain.by_count, rtol=1e-12)
+        assert masked.mean_field_loose is None
+    gate = Sigmoid(QUERY, KEY, VALUE)
+    divided = lipschitz_bounds(Masked(gate, divide=True), RADIUS, 4).in_measure
+    plain = lipschitz_bounds(gate, RADIUS, 4).in_measure
+    np.testing.assert_allclose(divided, 2 * plain, rtol=1e-12)
 
 
 @pytest.mark.slow
@@ -247,6 +335,8 @@ def test_speeds_are_those_of_the_radius_bound():
     for kind in (Softmax, L2, Sinkhorn, Sigmoid, Hardmax):
         speed = speed_bound(kind(QUERY, KEY, VALUE), 2.0)
         np.testing.assert_allclose(speed, 2 * VALUE_NORM, rtol=1e-12)
+        biased = speed_bound(kind(QUERY, KEY, VALUE, value_bias=[3.0, -4.0]), 2.0)
+        np.testing.assert_allclose(biased, 2 * VALUE_NORM + 5, rtol=1e-12)
     heads = MultiHead([SOFTMAX, Softmax(KEY, QUERY, SECOND_HEAD)])
     np.testing.assert_allclose(speed_bound(heads, 2.0), 2 * (VALUE_NORM + 0.3))
     linear = speed_bound(Linear(QUERY, KEY, VALUE, beta=3.0), 2.0)

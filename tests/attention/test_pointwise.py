@@ -14,13 +14,35 @@ from meanformer.attention import (
     RMSNorm,
     Softmax,
     UnitNorm,
+    push_forward,
 )
+from meanformer.errors import InvalidInput
 from meanformer.measures import Gaussian, TokenCloud
 
 NORMS = [LayerNorm, RMSNorm, UnitNorm]
 W_IN = np.array([[0.3, -0.4], [0.8, 0.1], [0.2, 0.5]])
 W_OUT = np.array([[1.0, -1.0, 0.5], [0.2, 0.7, -0.3]])
 B_IN, B_OUT = np.array([0.1, -0.2, 0.3]), np.array([0.5, -0.5])
+
+
+def test_the_affine_perceptron_multiplies_and_shifts_and_keeps_gaussians():
+    matrix, shift = W_IN, B_IN
+    gamma, x = Perceptron.affine(matrix, shift), jnp.array([[0.3, -0.7], [2.0, 1.0]])
+    context = TokenCloud(x)
+    np.testing.assert_allclose(
+        gamma(context, x), x @ matrix.T + shift[None], rtol=1e-14
+    )
+    linear = Perceptron.affine(matrix)
+    np.testing.assert_allclose(linear(context, x), x @ matrix.T, rtol=1e-14)
+    mean, covariance = np.array([1.0, -2.0]), np.array([[2.0, 0.5], [0.5, 1.0]])
+    image = push_forward(gamma, Gaussian(mean, covariance))
+    np.testing.assert_allclose(image.mean(), matrix @ mean + shift, rtol=1e-12)
+    expected = matrix @ covariance @ matrix.T
+    np.testing.assert_allclose(image.covariance(), expected, rtol=1e-12)
+    with pytest.raises(
+        InvalidInput, match=r"shift has shape \(2,\); it must be \(3,\)"
+    ):
+        Perceptron.affine(matrix, shift[:2])
 
 
 @pytest.mark.parametrize(

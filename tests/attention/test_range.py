@@ -71,7 +71,7 @@ def test_scores_of_any_size_are_right_up_to_overflow(dtype, dimension, count):
     cloud = TokenCloud(jnp.asarray(points, dtype))
     largest = np.log10(float(jnp.finfo(dtype).max))
     exponents = np.linspace(0.1, 1, count) * (largest - 1)
-    heights = np.append(10**exponents[2:], [3e9, 1.1e10]).astype(dtype)
+    heights = np.append(10 ** exponents[2:], [3e9, 1.1e10]).astype(dtype)
     queries = jnp.zeros((count, dimension), dtype).at[:, 0].set(heights)
     attention = identity_attention("softmax", dimension, 1.0)
     attention = jax.tree.map(lambda leaf: leaf.astype(dtype), attention)

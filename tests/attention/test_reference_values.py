@@ -22,7 +22,6 @@ from meanformer.attention import (
 )
 from meanformer.geometry import Sphere
 from meanformer.measures import TokenCloud
-from meanformer.numerics.self_transport import SelfTransport, oscillation
 from reference import assert_matches, reference_attention, reference_cloud
 
 PRECISIONS = pytest.mark.parametrize("dtype", [jnp.float64, jnp.float32])
@@ -129,10 +128,9 @@ def test_marginal_error_of_half_steps_is_the_tabulated_one(half_steps, error):
 
 def test_oscillation_of_the_score_is_the_tabulated_one():
     cloud, attention = reference_cloud(), reference_attention(Sinkhorn)
-    problem = SelfTransport(cloud.points, cloud.weights, attention.form, cloud.sums)
-    eta = oscillation(problem)
-    np.testing.assert_allclose(eta, 3.18, atol=1e-12)
-    np.testing.assert_allclose(np.tanh(eta / 4) ** 2, 0.4372, atol=5e-5)
+    np.testing.assert_allclose(attention.oscillation(cloud), 3.18, atol=1e-12)
+    ratio = attention.contraction_ratio(cloud)
+    np.testing.assert_allclose(ratio**2, 0.4372, atol=5e-5)
 
 
 def test_each_round_contracts_the_potential_as_much_as_tabulated():

@@ -9,6 +9,7 @@ from map_zoo import cast
 from meanformer.attention import Sinkhorn, attention_matrix
 from meanformer.errors import StoppedEarly
 from meanformer.measures import TokenCloud
+from meanformer.numerics.sinkhorn import default_tolerance
 from reference import reference_attention, reference_cloud
 
 
@@ -33,6 +34,18 @@ def test_sinkhorn_that_single_precision_stops_warns():
         attention(cloud, cloud.points)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "said"),
+    [(jnp.float64, "1e-10 in double"), (jnp.float32, "5e-6 in single")],
+)
+def test_the_default_tolerance_is_the_documented_one_and_is_reached(dtype, said):
+    tolerance = float(said.split()[0])
+    assert said in " ".join(Sinkhorn.__doc__.split())
+    np.testing.assert_allclose(default_tolerance(dtype), tolerance, rtol=0.05)
+    attention, cloud = cast((reference_attention(Sinkhorn), reference_cloud()), dtype)
+    assert attention.potentials(cloud).marginal_error <= default_tolerance(dtype)
+
+
 def test_sinkhorn_stopped_on_purpose_does_not_warn():
     cloud = reference_cloud()
     reference_attention(Sinkhorn, half_steps=3)(cloud, cloud.points)
@@ -46,8 +59,11 @@ def test_the_ratio_of_a_round_predicts_the_half_steps():
     np.testing.assert_allclose(steps, 2 * np.log(1.755e-11) / np.log(ratio))
     # The error is that small after 21.
     assert 19 <= steps <= 23
+    # The guaranteed ratio of two half-steps is never better than the one observed.
+    assert ratio <= attention.contraction_ratio(cloud) ** 2
     alone = TokenCloud(ref.POINTS[:1])
     assert attention.round_ratio(alone) == 0
+    assert attention.contraction_ratio(alone) == 0
 
 
 def test_potentials_in_half_precision_are_computed_in_single():

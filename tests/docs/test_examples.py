@@ -93,6 +93,30 @@ def test_the_attention_of_ones_own_accepts_clouds_and_gaussians():
     values = names["attention"](cloud, np.array([[2.0, 0.0]]))
     np.testing.assert_allclose(names["values"], [[0.5, 0]], atol=1e-12)
     np.testing.assert_allclose(values, [[np.tanh(0.5), 0]], atol=1e-12)
+    matrix = names["mf"].attention_matrix(names["attention"], cloud)
+    np.testing.assert_allclose(matrix @ cloud.points, [values[0], -values[0]])
+
+
+def test_the_kernel_of_ones_own_has_a_matrix_a_mask_and_an_energy():
+    names = run("own_kernel")
+    mf, attention, cloud = (names[name] for name in ("mf", "attention", "cloud"))
+    points = np.asarray(cloud.points)
+    expected = (points @ points.T) ** 2 / 3
+    np.testing.assert_allclose(names["matrix"], expected, rtol=1e-12)
+    np.testing.assert_allclose(names["values"], expected @ points, rtol=1e-12)
+    np.testing.assert_allclose(names["causal"], np.tril(expected), rtol=1e-12)
+    seen = mf.Masked(attention)(cloud, cloud.points, positions=cloud.positions)
+    np.testing.assert_allclose(seen, np.tril(expected) @ points, rtol=1e-12)
+    energy = np.sum((points @ points.T) ** 3) / 54
+    np.testing.assert_allclose(names["energy"], energy, rtol=1e-12)
+    # Weight 1/n times the velocity is the gradient of the energy.
+    slope = jax.grad(lambda x: mf.observables.energy(attention, cloud.moved(x)))
+    np.testing.assert_allclose(3 * slope(cloud.points), names["values"], rtol=1e-12)
+    assert mf.observables.is_gradient_flow(attention).is_wasserstein
+    rate = mf.observables.dissipation(attention, cloud)
+    np.testing.assert_allclose(rate, np.mean(np.sum(names["values"] ** 2, axis=1)))
+    with pytest.raises(mf.Unsupported, match="Gaussian .* function of the score"):
+        attention(mf.Gaussian(np.zeros(2), np.eye(2)), cloud.points)
 
 
 @pytest.mark.slow

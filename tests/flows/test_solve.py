@@ -268,10 +268,26 @@ def test_bad_input_is_refused_in_one_sentence(change, message):
         mf.solve(softmax_flow(), reference_cloud(), depth, **change)
 
 
-def test_a_measure_without_tokens_is_refused_with_advice(untyped):
-    box = mf.UniformBox(-jnp.ones(2), jnp.ones(2))
+def test_what_is_no_measure_is_refused_with_advice(untyped):
     with pytest.raises(mf.Unsupported, match="quadrature"):
-        mf.solve(softmax_flow(), box, 1.0)
+        mf.solve(softmax_flow(), jnp.ones((3, 2)), 1.0)
+
+
+def test_a_measure_without_tokens_flows_as_nodes_and_tells_the_error(monkeypatch):
+    monkeypatch.setattr("meanformer.flows.quadrature_solve.NODES", 12)
+    flow = mf.Flow(mf.identity_attention("softmax", 1, 1.0))
+    start, options = mf.Gaussian([0.5], [[0.4]]), dict(save=3, solver=mf.FixedStep(0.1))
+    exact = mf.solve(flow, start, 0.3, **options)
+    message = "a Mixture flows as 12 tokens.* flow of 6 nodes is up to"
+    with pytest.warns(mf.QuadratureWarning, match=message) as warned:
+        path = mf.solve(flow, mf.Mixture([1.0], [start]), 0.3, **options)
+    assert len(warned) == 1
+    told = np.asarray(path.statistics["quadrature_error"])
+    cloud, gaussian = path.cloud(-1), exact.gaussian(-1)
+    moments = mf.Gaussian(cloud.mean(), cloud.covariance())
+    error = float(mf.wasserstein(moments, gaussian))
+    assert 1e-9 < error < told[-1] < 0.1
+    assert f"up to {told.max():.2g} away" in str(warned[0].message)
 
 
 def test_tokens_off_the_sphere_are_refused():

@@ -43,6 +43,18 @@ def test_equal_weights_are_the_default():
     assert TokenCloud(jnp.ones((3, 1), jnp.float32)).weights.dtype == jnp.float32
 
 
+def test_tokens_from_angles_lie_on_the_unit_circle_where_they_are_told():
+    angles, weights = [0.0, np.pi / 2, -2.0], [0.5, 0.25, 0.25]
+    cloud = TokenCloud.from_angles(angles, weights, positions=[0.1, 0.2, 0.3])
+    expected = [[1, 0], [0, 1], [np.cos(2.0), -np.sin(2.0)]]
+    np.testing.assert_allclose(cloud.points, expected, atol=1e-15)
+    np.testing.assert_array_equal(cloud.weights, weights)
+    np.testing.assert_array_equal(cloud.positions, [0.1, 0.2, 0.3])
+    assert TokenCloud.from_angles(np.float32([0.5])).points.dtype == np.float32
+    with pytest.raises(InvalidInput, match=r"angles has shape \(1, 2\); it must be"):
+        TokenCloud.from_angles([[0.0, 1.0]])
+
+
 def test_the_log_laplace_transform_is_a_log_sum_of_exponentials():
     cloud = reference_cloud()
     expected = logsumexp(TILTS @ POINTS.T, b=WEIGHTS, axis=1)

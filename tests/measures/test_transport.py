@@ -1,5 +1,6 @@
 """Exact transport between token clouds, and the front door to all methods."""
 
+import re
 import sys
 
 import equinox as eqx
@@ -9,8 +10,8 @@ import jax.random as jr
 import numpy as np
 import pytest
 
-from meanformer.errors import InvalidInput, Unsupported
-from meanformer.measures import Gaussian, TokenCloud, UniformBox
+from meanformer.errors import InvalidInput, QuadratureWarning, Unsupported
+from meanformer.measures import Gaussian, TokenCloud, UniformBox, UniformSphere
 from meanformer.measures.transport import (
     pairwise_wasserstein,
     transport_plan,
@@ -435,10 +436,46 @@ def test_different_types_are_refused():
         wasserstein(TokenCloud(X), TokenCloud(Y.astype(jnp.float32)))
 
 
-def test_measures_without_an_exact_distance_are_refused():
-    box = UniformBox(jnp.zeros(2), jnp.ones(2))
-    with pytest.raises(Unsupported, match="nu is a UniformBox; .* quadrature"):
-        wasserstein(TokenCloud(X), box)
+def told_error(warned) -> float:
+    (message,) = (str(one.message) for one in warned)
+    return float(re.search(r"differs by (\S+) from", message)[1])
+
+
+def test_a_distance_between_unlike_measures_tells_its_error():
+    box, normal = UniformBox([0.0], [1.0]), Gaussian([0.0], [[1.0]])
+    with pytest.warns(
+        QuadratureWarning, match="UniformBox and a Gaussian .* 768 tok"
+    ) as w:
+        distance = wasserstein(box, normal)
+    # On the line the distance is that of the quantiles, here E[(q(U) - U)^2].
+    expected = np.sqrt(1 + 1 / 3 - 1 / np.sqrt(np.pi))
+    error = abs(float(distance) - expected)
+    assert error < 1e-3
+    assert told_error(w) / 3 < error < 3 * told_error(w)
+
+
+def test_a_distance_from_a_cloud_needs_nodes_of_the_other_measure_only():
+    box = UniformBox([0.0, 0.0], [1.0, 1.0])
+    with pytest.warns(QuadratureWarning, match="between 784 and 1 tokens") as warned:
+        distance = wasserstein(box, TokenCloud([[0.0, 0.0]]))
+    np.testing.assert_allclose(distance, np.sqrt(2 / 3), rtol=1e-12)
+    assert told_error(warned) < 1e-12
+    with pytest.warns(QuadratureWarning, match="between 2 and 1 tokens"):
+        pair = wasserstein(UniformSphere(1), TokenCloud([[0.0]]), order=1)
+    np.testing.assert_allclose(pair, 1.0, rtol=1e-12)
+
+
+def test_distances_without_few_nodes_or_without_numbers_are_refused():
+    large = UniformBox(np.zeros(9), np.ones(9))
+    with pytest.raises(Unsupported, match="of dimension 9 has no quadrature of few"):
+        wasserstein(large, Gaussian(np.zeros(9), np.eye(9)))
+    with pytest.raises(Unsupported, match="Gaussian is traced.*under jit pass quad"):
+        jax.jit(lambda mean: wasserstein(Gaussian(mean, jnp.eye(2)), TokenCloud(X)))(
+            jnp.zeros(2)
+        )
+
+
+def test_measures_without_an_exact_plan_are_refused():
     with pytest.raises(Unsupported, match="mu is a Gaussian"):
         transport_plan(Gaussian(jnp.zeros(2), jnp.eye(2)), TokenCloud(X))
 

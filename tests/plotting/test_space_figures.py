@@ -13,6 +13,7 @@ from meanformer.plotting import (
     draw_attention,
     draw_circle,
     draw_clusters,
+    draw_cone,
     draw_direction,
     draw_hull,
     draw_hyperplanes,
@@ -226,6 +227,22 @@ def test_vectors_of_space_need_axes_of_space(draw, axes, room):
         draw([1.0, 0.0, 0.0], *offsets, axes)
     with pytest.raises(mf.InvalidInput, match="2 coordinates is given for 3d axes"):
         draw([1.0, 0.0], *offsets, room)
+
+
+def test_figures_of_space_need_axes_of_space(axes):
+    points, labels = np.eye(3), [0, 1, 2]
+    figures = (
+        lambda axes: draw_sphere(points, axes),
+        lambda axes: draw_clusters(points, labels, axes),
+        lambda axes: draw_cone([np.eye(2)[None]], axes),
+    )
+    for draw in figures:
+        with pytest.raises(mf.InvalidInput, match="3 coordinates is given for rect"):
+            draw(axes)
+        with pytest.raises(
+            mf.InvalidInput, match='NoneType axes; .*"projection": "3d"'
+        ):
+            draw(None)
 
 
 def test_a_direction_is_an_arrow_of_its_length(axes, room):

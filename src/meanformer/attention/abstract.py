@@ -10,6 +10,7 @@ from jaxtyping import Array, Float
 
 from meanformer.errors import (
     InvalidInput,
+    Unsupported,
     as_float_array,
     as_number,
     check,
@@ -56,6 +57,26 @@ class AbstractInContextMap(eqx.Module):
         positions: Float[Array, " m"] | None = None,
     ) -> Float[Array, "m e"]:
         """Return the image of each query point in the context."""
+
+    def matrix(self, mu: AbstractCloud, x: Float[Array, "m d"]) -> Float[Array, "m n"]:
+        r"""Return the weight of each token as seen from each query, $w_j$ included.
+
+        Maps that weigh tokens say it, for `attention_matrix`; others have none.
+        """
+        raise Unsupported(f"{type(self).__name__} has no attention matrix.")
+
+    def energy(self, mu: AbstractCloud) -> Float[Array, ""]:
+        r"""Return the energy of which the map is the Wasserstein gradient.
+
+        A map of one's own may say it, for `observables.energy` and what follows the
+        energy along a flow; those of the kinds here are known there.
+        """
+        raise Unsupported(f"{type(self).__name__} has no known energy.")
+
+    @property
+    def says_energy(self) -> bool:
+        """Whether the map is one of one's own that says its energy."""
+        return type(self).energy is not AbstractInContextMap.energy
 
     def __matmul__(self, first: "AbstractInContextMap") -> "AbstractInContextMap":
         from meanformer.attention.composition import compose

@@ -20,6 +20,7 @@ from meanformer.errors import (
     as_integer,
     as_number,
     check,
+    check_choice,
     is_concrete,
 )
 from meanformer.measures import TokenCloud
@@ -27,7 +28,6 @@ from meanformer.numerics.proportions import multiple_of_identity
 from meanformer.typing import Key
 
 SPACES = ("ball", "sphere")
-DENSE_LIMIT = 64
 
 
 class Maximum(eqx.Module):
@@ -128,17 +128,16 @@ def maximise_lipschitz(
     """
     _check_size(count, radius)
     check(steps > 0, f"steps is {steps}; it must be positive.")
-    check(space in SPACES, f"space is {space!r}; it must be one of {SPACES}.")
+    check_choice("space", space, SPACES)
     radius, place = float(radius), _onto_ball if space == "ball" else _onto_sphere
     first = _first_cloud(gamma, count, radius, key) if start is None else start
     cloud = checked_cloud(gamma, first)
     cloud = cloud.moved(place(cloud.points, radius))
-    method = "svd" if cloud.points.size <= DENSE_LIMIT else "power"
 
     @eqx.filter_jit
     @eqx.filter_value_and_grad
     def climb(points: Float[Array, "n d"]) -> Float[Array, ""]:
-        return local_lipschitz(gamma, cloud.moved(points), method=method)
+        return local_lipschitz(gamma, cloud.moved(points))
 
     points, history = _ascend(climb, lambda x: place(x, radius), cloud.points, steps)
     return Maximum(cloud.moved(points), history[-1], history)

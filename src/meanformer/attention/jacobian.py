@@ -14,13 +14,16 @@ from meanformer.errors import (
     Unsupported,
     as_number,
     check,
+    check_choice,
     is_concrete,
     warn,
 )
 from meanformer.measures import TokenCloud
 from meanformer.numerics.eigen import Eigenpairs, largest_eigenpairs, random_block
+from meanformer.numerics.matrices import matmul
 
-METHODS = ("power", "svd")
+METHODS = ("auto", "power", "svd")
+DENSE_LIMIT = 64
 NORMS = ("weighted", "frobenius")
 
 TokenField = Callable[[Float[Array, "n d"]], Float[Array, "n e"]]
@@ -29,20 +32,23 @@ TokenField = Callable[[Float[Array, "n d"]], Float[Array, "n e"]]
 class Search(eqx.Module):
     """How the largest singular value is looked for; see `local_lipschitz`."""
 
-    method: str = "power"
+    method: str = "auto"
     tolerance: float = 1e-8
     vectors: int = 3
     max_steps: int = 1000
     seed: int = 0
 
     def __check_init__(self):
-        check(
-            self.method in METHODS,
-            f"method is {self.method!r}; it must be one of {METHODS}.",
-        )
+        check_choice("method", self.method, METHODS)
         for name in ("tolerance", "vectors", "max_steps"):
             value = as_number(name, getattr(self, name))
             check(value > 0, f"{name} is {value}; it must be positive.")
+
+    def is_dense(self, points: Float[Array, "n d"]) -> bool:
+        """Whether the Jacobian of so many tokens is decomposed as a whole."""
+        return self.method == "svd" or (
+            self.method == "auto" and points.size <= DENSE_LIMIT
+        )
 
     def top(
         self, operator: Callable[[Array], Array], like: Float[Array, "n d"]
@@ -74,14 +80,13 @@ class ScaledJacobian(eqx.Module):
 
     roots: Float[Array, " n"]
     derivative: Callable
-    transpose: Callable
+    points: Float[Array, "n d"]
 
     def __init__(
         self, field: TokenField, points: Float[Array, "n d"], roots: Float[Array, " n"]
     ):
-        self.roots = roots
+        self.roots, self.points = roots, points
         _, self.derivative = jax.linearize(field, points)
-        self.transpose = jax.linear_transpose(self.derivative, points)
 
     def __call__(self, v: Float[Array, "n d"]) -> Float[Array, "n e"]:
         r"""Return $\tilde J v$."""
@@ -89,7 +94,8 @@ class ScaledJacobian(eqx.Module):
 
     def adjoint(self, u: Float[Array, "n e"]) -> Float[Array, "n d"]:
         r"""Return $\tilde J^\top u$."""
-        return unscaled(self.roots, self.transpose(self.roots[:, None] * u)[0])
+        transpose = jax.linear_transpose(self.derivative, self.points)
+        return unscaled(self.roots, transpose(self.roots[:, None] * u)[0])
 
     def normal(self, v: Float[Array, "n d"]) -> Float[Array, "n d"]:
         r"""Return $\tilde J^\top \tilde J v$."""
@@ -98,10 +104,10 @@ class ScaledJacobian(eqx.Module):
     def decomposed(self, like: Float[Array, "n d"]) -> Eigenpairs:
         r"""Return the eigenpairs of $\tilde J^\top \tilde J$, from a dense matrix."""
         units = jnp.eye(like.size, dtype=like.dtype).reshape(-1, *like.shape)
-        columns = jax.vmap(self)(units).reshape(like.size, -1)
-        singular, right = jnp.linalg.svd(columns.T, full_matrices=False)[1:]
-        first = right[0].reshape(like.shape)
-        residual = jnp.linalg.norm(self.normal(first) - singular[0] ** 2 * first)
+        matrix = jax.vmap(self)(units).reshape(like.size, -1).T
+        singular, right = jnp.linalg.svd(matrix, full_matrices=False)[1:]
+        normal = matmul(matrix.T, matmul(matrix, right[0]))
+        residual = jnp.linalg.norm(normal - singular[0] ** 2 * right[0])
         return Eigenpairs(
             singular**2,
             right.T,
@@ -114,7 +120,7 @@ class ScaledJacobian(eqx.Module):
 
 def norm_roots(mu: TokenCloud, norm: str) -> Float[Array, " n"]:
     r"""Return $\sqrt{w_i}$, or one in the Frobenius norm; zero for absent tokens."""
-    check(norm in NORMS, f"norm is {norm!r}; it must be one of {NORMS}.")
+    check_choice("norm", norm, NORMS)
     present = mu.weights > 0
     masses = jnp.where(present, mu.weights, 1)
     roots = jnp.sqrt(masses if norm == "weighted" else jnp.ones_like(masses))

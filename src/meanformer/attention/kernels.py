@@ -20,7 +20,7 @@ from meanformer.errors import Overflow, check, check_finite, check_shape, is_con
 from meanformer.measures import AbstractContext
 from meanformer.measures.abstract import FeatureMap
 from meanformer.measures.cloud import AbstractCloud
-from meanformer.numerics.dense import hardmax_shares, softmax_shares
+from meanformer.numerics.dense import hardmax_shares
 from meanformer.numerics.kernel_sums import identity
 from meanformer.numerics.matrices import matmul
 
@@ -149,7 +149,7 @@ class Unnormalised(AbstractAttention):
         """Return weight times exponential of the score for each pair."""
         tilts = self.tilts(x)
         mass = _bounded_exp(self.shifted(mu.log_laplace(tilts)))
-        return mass[:, None] * softmax_shares(mu.pairs(tilts))
+        return mass[:, None] * mu.tilted_shares(tilts)
 
 
 class ShiftedSigmoid(eqx.Module):
@@ -193,7 +193,7 @@ class Sigmoid(AbstractAttention):
     def matrix(self, mu: AbstractCloud, x: Float[Array, "m d"]) -> Float[Array, "m n"]:
         """Return weight times sigmoid of the score for each pair."""
         profile = ShiftedSigmoid(self.bias)
-        return mu.kernel_shares(self.tilts(x), profile, mu.points)
+        return mu.kernel_shares(self.tilts(x), profile)
 
 
 class Hardmax(AbstractAttention):

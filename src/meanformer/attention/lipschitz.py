@@ -49,7 +49,7 @@ def local_lipschitz(
     gamma: AbstractInContextMap,
     mu: AbstractMeasure,
     *,
-    method: str = "power",
+    method: str = "auto",
     norm: str = "weighted",
     tolerance: float = 1e-8,
     vectors: int = 3,
@@ -63,15 +63,17 @@ def local_lipschitz(
     the operator norm in $(\sum_i w_i |v_i|^2)^{1/2}$, which is $W_2$ for small moves.
     Tokens of weight zero are left out. With equal weights it is the Frobenius norm.
 
-    The power iteration is one in blocks, locally optimal, on $\tilde J^\top \tilde J$,
-    and stops on residual and change; if it does not get there it warns
-    (`StoppedEarly`). Differentiable in the tokens and in the parameters where the
+    Up to 64 coordinates in all, the Jacobian is formed and decomposed. Beyond them a
+    power iteration in blocks, locally optimal, on $\tilde J^\top \tilde J$, stops on
+    residual and change; if it does not get there it warns (`StoppedEarly`).
+    Differentiable in the tokens and in the parameters where the
     largest singular value is simple.
 
     Args:
         gamma: the map; hardmax, which is not differentiable, is refused.
         mu: the tokens, a `TokenCloud`.
-        method: `"power"`, or `"svd"` of the whole Jacobian for small clouds.
+        method: `"power"`, `"svd"` of the whole Jacobian, or by default `"auto"`, the
+            latter for small clouds.
         norm: `"weighted"`, or `"frobenius"` for $D = I$ whatever the weights.
         tolerance: of the power iteration, relative; the error of the constant is about
             its square over the gap.
@@ -105,7 +107,7 @@ def lipschitz_report(
     gamma: AbstractInContextMap,
     mu: AbstractMeasure,
     *,
-    method: str = "power",
+    method: str = "auto",
     norm: str = "weighted",
     tolerance: float = 1e-8,
     vectors: int = 3,
@@ -128,7 +130,7 @@ def layer_lipschitz(
     network: AbstractInContextMap,
     mu: TokenCloud,
     *,
-    method: str = "power",
+    method: str = "auto",
     norm: str = "weighted",
 ) -> Float[Array, " layers"]:
     """Local Lipschitz constant of each layer of a composition, where it acts.
@@ -169,7 +171,7 @@ def _report(
     roots = norm_roots(still_mu, norm)
     field = token_field(still_gamma, still_mu)
     jacobian = ScaledJacobian(field, still_mu.points, roots)
-    if search.method == "svd":
+    if search.is_dense(mu.points):
         found = jacobian.decomposed(mu.points)
     else:
         found = search.top(jacobian.normal, mu.points)
@@ -177,13 +179,29 @@ def _report(
     singular = jnp.sqrt(jnp.maximum(found.values, 0))
     top, second = singular[0], singular[1] if len(singular) > 1 else 0 * singular[0]
     return LipschitzReport(
-        _amplification(gamma, mu, norm, vector),
+        _with_derivative((gamma, mu), vector, top, norm=norm),
         unscaled(roots, vector),
         _ratio(found.residual, found.values[0]),
         _ratio(top - second, top),
         found.iterations,
         found.converged,
     )
+
+
+@eqx.filter_custom_jvp
+def _with_derivative(layer, vector, top, *, norm):
+    """Return the constant, with the derivative of what the layer makes of a vector."""
+    return top
+
+
+@_with_derivative.def_jvp
+def _with_derivative_jvp(primals, tangents, *, norm):
+    (layer, vector, top), (moving, _, _) = primals, tangents
+
+    def amplified(layer):
+        return _amplification(*layer, norm, vector)
+
+    return top, eqx.filter_jvp(amplified, (layer,), (moving,))[1]
 
 
 def _amplification(gamma, mu, norm, vector: Float[Array, "n d"]) -> Float[Array, ""]:

@@ -16,7 +16,13 @@ from meanformer.attention.abstract import (
 from meanformer.attention.composition import Composition, Residual
 from meanformer.attention.masks import AbstractMask, Causal
 from meanformer.attention.sinkhorn import Sinkhorn
-from meanformer.errors import InvalidInput, Unsupported, check, is_concrete
+from meanformer.errors import (
+    InvalidInput,
+    Unsupported,
+    check,
+    check_choice,
+    is_concrete,
+)
 from meanformer.measures import AbstractContext, MaskedCloud, TokenCloud
 from meanformer.measures.checks import checked_places
 from meanformer.measures.cloud import check_cloud
@@ -55,10 +61,7 @@ class Masked(AbstractInContextMap):
     empty: str = eqx.field(default="error", kw_only=True, static=True)
 
     def __check_init__(self):
-        check(
-            self.empty in ("error", "zero"),
-            f'empty is {self.empty!r}; it must be "error" or "zero".',
-        )
+        check_choice("empty", self.empty, ("error", "zero"))
         check_map("attention", self.attention)
         if not isinstance(self.mask, AbstractMask):
             raise InvalidInput(

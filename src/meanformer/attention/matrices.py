@@ -3,11 +3,7 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from meanformer.attention.abstract import (
-    AbstractAttention,
-    AbstractInContextMap,
-    checked_range,
-)
+from meanformer.attention.abstract import AbstractInContextMap, checked_range
 from meanformer.attention.composition import MultiHead, Residual
 from meanformer.attention.masked import Masked
 from meanformer.errors import InvalidInput, Unsupported
@@ -26,8 +22,9 @@ def attention_matrix(
     in single; what is too large for the floating-point type raises `Overflow`.
 
     Args:
-        gamma: an attention, masked or not; several heads give a leading axis; a
-            residual gives the matrix of its velocity.
+        gamma: an attention, masked or not, or a map of one's own that has a `matrix`;
+            several heads give a leading axis; a residual gives the matrix of its
+            velocity.
         mu: the token cloud, queries and context alike.
 
     Returns:
@@ -43,7 +40,7 @@ def attention_matrix(
         return jnp.stack([attention_matrix(head, mu) for head in gamma.heads])
     if isinstance(gamma, Masked):
         return _masked_matrix(gamma, mu)
-    if isinstance(gamma, AbstractAttention):
+    if isinstance(gamma, AbstractInContextMap):
         return _matrix(gamma, mu, mu.points)
     raise Unsupported(
         f"{type(gamma).__name__} has no attention matrix; a schedule has one at each "
@@ -52,7 +49,7 @@ def attention_matrix(
 
 
 def _matrix(
-    attention: AbstractAttention, context: AbstractCloud, x: Float[Array, "m d"]
+    attention: AbstractInContextMap, context: AbstractCloud, x: Float[Array, "m d"]
 ) -> Float[Array, "m n"]:
     wide, context, queries = widened((attention, context, x))
     return checked_range(attention, wide.matrix(context, queries).astype(x.dtype))
@@ -62,9 +59,6 @@ def _masked_matrix(gamma: Masked, mu: TokenCloud) -> Array:
     view, order = gamma.view(mu, mu.points, mu.positions)
     inner = gamma.attention
     heads = inner.heads if isinstance(inner, MultiHead) else (inner,)
-    matrices = []
-    for head in heads:
-        if not isinstance(head, AbstractAttention):
-            raise Unsupported(f"{type(head).__name__} has no attention matrix.")
-        matrices.append(_matrix(head, view, mu.points)[:, jnp.argsort(order)])
+    back = jnp.argsort(order)
+    matrices = [_matrix(head, view, mu.points)[:, back] for head in heads]
     return jnp.stack(matrices) if isinstance(inner, MultiHead) else matrices[0]

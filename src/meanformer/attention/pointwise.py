@@ -15,10 +15,11 @@ from meanformer.attention.abstract import (
     number,
     parameter,
 )
-from meanformer.errors import check, check_finite, check_shape
+from meanformer.errors import as_float_array, check, check_finite, check_shape
 from meanformer.measures import AbstractContext
 from meanformer.numerics.matrices import matmul
 from meanformer.numerics.precision import widened
+from meanformer.typing import ArrayLike
 
 
 class AbstractPointwise(AbstractInContextMap):
@@ -49,7 +50,8 @@ class Perceptron(AbstractPointwise):
         bias_in: the vector $b_1$, of shape (p,).
         weights_out: the matrix $U_2$, of shape (e, p).
         bias_out: the vector $b_2$, of shape (e,); none by default.
-        activation: the function $\sigma$, applied to each entry.
+        activation: the function $\sigma$, applied to each entry; for none at all there
+            is `Perceptron.affine(matrix, shift)`.
     """
 
     weights_in: Float[Array, "_p _d"] = parameter("weights_in")
@@ -71,6 +73,26 @@ class Perceptron(AbstractPointwise):
         for name in ("weights_in", "bias_in", "weights_out", "bias_out"):
             if getattr(self, name) is not None:
                 check_finite(name, getattr(self, name))
+
+    @classmethod
+    def affine(cls, matrix: ArrayLike, shift: ArrayLike | None = None) -> "Perceptron":
+        r"""Return the perceptron without activation: $x \mapsto Ux + b$.
+
+        A Gaussian stays one under it.
+
+        Args:
+            matrix: the matrix $U$, of shape (e, d).
+            shift: the vector $b$, of shape (e,); none by default.
+        """
+        weights = as_float_array("matrix", matrix)
+        check_shape("matrix", weights, (None, None))
+        if shift is None:
+            bias = jnp.zeros(weights.shape[:1], weights.dtype)
+        else:
+            bias = as_float_array("shift", shift)
+            check_shape("shift", bias, weights.shape[:1])
+        out = jnp.eye(len(weights), dtype=weights.dtype)
+        return cls(weights, bias, out, activation=jax.nn.identity)
 
     @property
     def input_dimension(self) -> int:

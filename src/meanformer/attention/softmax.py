@@ -9,10 +9,9 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from meanformer.attention.abstract import AbstractAttention, checked_range
-from meanformer.errors import InvalidInput, Unsupported, is_concrete
+from meanformer.errors import InvalidInput, Unsupported, check_choice, is_concrete
 from meanformer.measures import AbstractContext
 from meanformer.measures.cloud import AbstractCloud
-from meanformer.numerics.dense import softmax_shares
 from meanformer.numerics.matrices import matmul
 
 
@@ -48,7 +47,7 @@ class View(NamedTuple):
         if not isinstance(self.context, AbstractCloud):
             raise Unsupported("an attention matrix needs a context made of tokens.")
         tilts = self.tilts if self.key is None else matmul(self.tilts, self.key)
-        shares = softmax_shares(self.context.pairs(tilts))
+        shares = self.context.tilted_shares(tilts)
         mass = self._relative(self.log_mass_and_mean()[0])
         return shares if mass is None else mass[:, None] * shares
 
@@ -148,10 +147,8 @@ class L2(AbstractTilting):
     value_map: str | None = eqx.field(default=None, kw_only=True, static=True)
 
     def __check_init__(self):
-        if self.value_map not in (None, "kim"):
-            raise InvalidInput(
-                f'value_map is {self.value_map!r}; it must be None or "kim".'
-            )
+        if self.value_map is not None:
+            check_choice("value_map", self.value_map, ("kim",), " or None")
         if self.value_map == "kim" and not _agree(self.query, self.key):
             raise InvalidInput('value_map="kim" needs query equal to key; they differ.')
 

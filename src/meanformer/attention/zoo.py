@@ -7,7 +7,7 @@ from meanformer.attention.abstract import AbstractAttention
 from meanformer.attention.kernels import Hardmax, Linear, Sigmoid, Unnormalised
 from meanformer.attention.sinkhorn import Sinkhorn
 from meanformer.attention.softmax import L2, Softmax
-from meanformer.errors import InvalidInput, as_integer
+from meanformer.errors import as_integer, check_choice
 
 KINDS: dict[str, type[AbstractAttention]] = {
     "softmax": Softmax,
@@ -33,12 +33,10 @@ def identity_attention(
         beta: inverse temperature.
     """
     dimension = as_integer("dimension", dimension, least=1)
-    if isinstance(kind, str):
-        kind = KINDS.get(kind.lower(), kind)
-    if not (isinstance(kind, type) and issubclass(kind, AbstractAttention)):
-        raise InvalidInput(
-            f"kind is {kind!r}; it must be one of {sorted(KINDS)}, or a class of "
-            "attention."
-        )
+    is_class = isinstance(kind, type) and issubclass(kind, AbstractAttention)
+    if not is_class:
+        kind = kind.lower() if isinstance(kind, str) else kind
+        check_choice("kind", kind, sorted(KINDS), ", or a class of attention")
     identity = jnp.eye(dimension)
-    return kind(identity, identity, identity, beta=beta)
+    attention = kind if is_class else KINDS[kind]
+    return attention(identity, identity, identity, beta=beta)

@@ -30,7 +30,6 @@ from meanformer.experiments.framework.circle_atoms import (
     angles_of,
     full_index,
     map_of,
-    on_circle,
     pull,
     search_of,
     table_of,
@@ -117,7 +116,7 @@ def run(parameters: Parameters, *, progress) -> Outcome:
 
 def generic_flow() -> mf.Flow:
     """Attention with three sigmoid units without symmetry."""
-    directions = LENGTH * on_circle(GENERIC["angles"]).points
+    directions = LENGTH * mf.TokenCloud.from_angles(GENERIC["angles"]).points
     return perceptron_flow(
         mf.identity_attention("unnormalised", 2, 2.0),
         directions,
@@ -307,7 +306,7 @@ def climbed(angles, masses) -> float:
 
     path = scipy.integrate.solve_ivp(velocity, (0, 60), angles, method="LSODA")
     layer = map_of(generic_flow())
-    return float(energy(layer, on_circle(path.y[:, -1], masses)))
+    return float(energy(layer, mf.TokenCloud.from_angles(path.y[:, -1], masses)))
 
 
 experiment = Experiment(

@@ -38,7 +38,6 @@ from meanformer.experiments.framework.long_walks import (
     depths_around,
     joins_of,
     long_depths,
-    on_circle,
     walk_on_circle,
 )
 from meanformer.observables import TwoGroups, separation
@@ -336,7 +335,7 @@ def groups_findings(betas, several):
     """When groups have tightened, and when they meet."""
     first = [float(joins_of(path).depths[2]) for path in several]
     last = [float(joins_of(path).depths[3]) for path in several]
-    starts = [separation(mf.TokenCloud(on_circle(GROUPS)), beta) for beta in betas]
+    starts = [separation(mf.TokenCloud.from_angles(GROUPS), beta) for beta in betas]
     laws = [
         two_groups(beta, (0.6, 0.4)).log_dwell_time(start.separation, TIGHT)
         for beta, start in zip(betas, starts, strict=True)
@@ -376,7 +375,7 @@ def groups_table(betas, several) -> Table:
     """The two phases of groups of several tokens."""
     rows = []
     for beta, path in zip(betas, several, strict=True):
-        report = separation(mf.TokenCloud(on_circle(GROUPS)), beta)
+        report = separation(mf.TokenCloud.from_angles(GROUPS), beta)
         depths = np.asarray(joins_of(path).depths)
         value, slow = report.value, report.log_group_gradient
         rows.append([float(beta), value, slow, float(depths[2]), float(depths[3])])

@@ -31,7 +31,7 @@ from meanformer.experiments import (
     tabulated,
     theory,
 )
-from meanformer.experiments.framework.long_walks import on_circle
+from meanformer.experiments.framework.long_walks import angles_of
 from meanformer.mean_field import (
     Axisymmetric,
     circle_nodes,
@@ -258,14 +258,9 @@ def walk(cloud: mf.TokenCloud, beta: float, depth: float) -> mf.Trajectory:
     return mf.solve(flow, filled, depth, save=SAVED, rtol=1e-10, atol=1e-13)
 
 
-def angles_of(points) -> np.ndarray:
-    """Angles of points of the plane."""
-    return np.arctan2(np.asarray(points)[..., 1], np.asarray(points)[..., 0])
-
-
 def moments(path: mf.Trajectory, modes) -> np.ndarray:
     """The integrals of cosines of the modes at the end of a walk."""
-    angles = angles_of(path.points[-1])
+    angles = angles_of(np.asarray(path.points[-1]))
     return np.cos(np.outer(modes, angles)) @ np.asarray(path.weights)
 
 
@@ -308,7 +303,7 @@ def particle_growth(parameters: Parameters, progress) -> Growth:
     series = []
     for _ in progress.over(range(parameters.repeats), 0.2):
         angles = random.uniform(0, 2 * np.pi, parameters.tokens)
-        cloud = mf.TokenCloud(on_circle(angles))
+        cloud = mf.TokenCloud.from_angles(angles)
         path = mf.solve(flow, cloud, 1.0, save=depths, solver=mf.FixedStep(0.5))
         phases = angles_of(path.points)
         series.append([np.exp(1j * k * phases).mean(axis=1) for k in MODES])
@@ -341,7 +336,9 @@ def random_starts(beta: float, parameters: Parameters) -> list[mf.Trajectory]:
     """Walks from random tokens."""
     random = np.random.default_rng([parameters.seed, int(beta)])
     return [
-        walk(mf.TokenCloud(on_circle(random.uniform(0, 2 * np.pi, TOKENS))), beta, LAST)
+        walk(
+            mf.TokenCloud.from_angles(random.uniform(0, 2 * np.pi, TOKENS)), beta, LAST
+        )
         for _ in range(parameters.starts)
     ]
 

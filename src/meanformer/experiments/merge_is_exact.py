@@ -158,7 +158,7 @@ def merged(parameters: Parameters, distance: float, depths) -> mf.Trajectory:
     )
     return mf.solve(
         flow,
-        mf.TokenCloud(on_circle(ANGLES), WEIGHTS),
+        mf.TokenCloud.from_angles(ANGLES, WEIGHTS),
         depths[-1],
         save=depths,
         merge=mf.Merge(float(distance)),

@@ -137,7 +137,7 @@ def start_counts(beta: float, index: int, parameters: Parameters) -> list[int]:
     """Modes at the start and clusters at the depths, for one random start."""
     key = jr.fold_in(jr.key(parameters.seed), index)
     angles = 2 * jnp.pi * jr.uniform(key, (parameters.count,))
-    cloud = mf.TokenCloud(jnp.stack([jnp.cos(angles), jnp.sin(angles)], axis=1))
+    cloud = mf.TokenCloud.from_angles(angles)
     attention = mf.identity_attention("softmax", 2, beta)
     flow = mf.Flow(attention, space=mf.Sphere())
     path = mf.solve(flow, cloud, DEPTHS[-1], save=jnp.array([0, *DEPTHS]), rtol=1e-6)

@@ -31,7 +31,6 @@ from meanformer.experiments import (
 from meanformer.experiments.framework.circle_atoms import (
     angles_of,
     map_of,
-    on_circle,
     pull,
     search_of,
     table_of,
@@ -162,12 +161,16 @@ def run(parameters: Parameters, *, progress) -> Outcome:
 def block_flow(beta: float, strength: float = STRENGTH) -> mf.Flow:
     """Attention with two ReLU units."""
     attention = mf.identity_attention("unnormalised", 2, float(beta))
-    return perceptron_flow(attention, on_circle([0.0, UNIT]).points, strength)
+    return perceptron_flow(
+        attention, mf.TokenCloud.from_angles([0.0, UNIT]).points, strength
+    )
 
 
 def two_atoms(beta: float, *, masses=(0.5, 0.5)) -> CriticalPoint:
     """The stable two-atom state."""
-    return newton_critical_point(block_flow(beta), on_circle([0.1, 2.0], masses))
+    return newton_critical_point(
+        block_flow(beta), mf.TokenCloud.from_angles([0.1, 2.0], masses)
+    )
 
 
 def lift(angle):
@@ -260,7 +263,7 @@ def extreme_findings(state: CriticalPoint, search):
     exact = np.exp(2) / 4 + 2
     on_nodes, allowed = energy_on_nodes()
     highest = max(point.energy for point in search)
-    turn = on_circle(2 * np.pi * np.arange(4096) / 4096).points
+    turn = mf.TokenCloud.from_angles(2 * np.pi * np.arange(4096) / 4096).points
     top = float(jnp.max(first_variation(layer, state.cloud, turn)))
     atoms = first_variation(layer, state.cloud, state.cloud.points)
     gap = max(top - float(jnp.dot(state.cloud.weights, atoms)), 0.0)
@@ -400,7 +403,7 @@ def draw_states(equal: CriticalPoint, skewed: CriticalPoint) -> Picture:
     turn = np.linspace(-np.pi / 2, 3 * np.pi / 2, 721)
     for cloud, colour in zip(clouds, style.PALETTE, strict=False):
         layer = map_of(flow)
-        heights = first_variation(layer, cloud, on_circle(turn).points)
+        heights = first_variation(layer, cloud, mf.TokenCloud.from_angles(turn).points)
         right.plot(turn, heights, color=colour)
         at = first_variation(layer, cloud, cloud.points)
         right.plot(angles_of(cloud), at, "o", color=colour)

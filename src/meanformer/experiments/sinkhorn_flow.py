@@ -9,6 +9,7 @@ Wasserstein gradient ascent of $\tfrac c2 E_B$, so the energy never decreases.
 """
 
 from dataclasses import dataclass
+from typing import cast
 
 import jax.numpy as jnp
 import jax.random as jr
@@ -28,7 +29,7 @@ from meanformer.experiments import (
     setting,
     theory,
 )
-from meanformer.numerics.self_transport import SelfTransport, oscillation
+from meanformer.numerics.self_transport import SelfTransport
 from meanformer.numerics.sinkhorn import alternate
 from meanformer.plotting import style
 
@@ -171,7 +172,8 @@ def doubly_finding(path: mf.Trajectory):
 
 def contraction() -> tuple[np.ndarray, float, np.ndarray]:
     """Ratios of the oscillation per round, their ceiling, and the errors themselves."""
-    layer, cloud = reference_attention(mf.Sinkhorn), reference_cloud()
+    cloud = reference_cloud()
+    layer = cast(mf.Sinkhorn, reference_attention(mf.Sinkhorn))
     problem = SelfTransport(cloud.points, cloud.weights, 2 * layer.score, cloud.sums)
     limit = alternate(problem, jnp.zeros(cloud.count), half_steps=401).f
     g, errors = jnp.zeros(cloud.count), []
@@ -179,7 +181,7 @@ def contraction() -> tuple[np.ndarray, float, np.ndarray]:
         f = problem.row_step(g)
         errors.append(float(jnp.ptp(f - limit)))
         g = problem.column_step(f)
-    ceiling = float(jnp.tanh(oscillation(problem) / 4) ** 2)
+    ceiling = float(layer.contraction_ratio(cloud)) ** 2
     return np.array(errors[1:]) / np.array(errors[:-1]), ceiling, np.array(errors)
 
 

@@ -273,7 +273,7 @@ def circle_gaps(parameters: Parameters) -> np.ndarray:
 def triangle_finding():
     """Bisect for the temperature at which a triangle becomes stable."""
     angles = 2 * np.pi * np.arange(3) / 3
-    cloud = mf.TokenCloud(np.stack([np.cos(angles), np.sin(angles)], axis=1))
+    cloud = mf.TokenCloud.from_angles(angles)
 
     def largest(beta: float) -> float:
         rates = stationary_report(flow_of("USA", beta, 2), cloud).eigenvalues

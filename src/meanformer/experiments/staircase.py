@@ -36,7 +36,6 @@ from meanformer.experiments.framework.long_walks import (
     depths_around,
     joins_of,
     long_depths,
-    on_circle,
     walk_on_circle,
 )
 from meanformer.observables import (
@@ -198,7 +197,7 @@ def lengths_of(path: mf.Trajectory) -> np.ndarray:
 
 def rule_of(kind: str) -> np.ndarray:
     """The arc lengths of the greedy rule."""
-    cloud = mf.TokenCloud(on_circle(SPACED))
+    cloud = mf.TokenCloud.from_angles(SPACED)
     rule = greedy_staircase(attention_on_circle(kind, LOWEST), cloud)
     return np.asarray(rule.arc_lengths)
 
@@ -411,7 +410,7 @@ def draw_published(paths, scheme) -> Picture:
     figure, (circle, left, right) = style.canvas(
         3, panel=(3.9, 3.3), width_ratios=[0.72, 1.1, 1.1]
     )
-    draw_circle(mf.TokenCloud(on_circle(SPACED)), circle)
+    draw_circle(mf.TokenCloud.from_angles(SPACED), circle)
     colours = style.depth_colours()(np.linspace(0, 1, len(BETAS)))
     for colour, beta in zip(colours, BETAS, strict=True):
         lengths = lengths_of(paths["unnormalised", beta])

@@ -14,6 +14,7 @@ from meanformer.errors import (
     as_integer,
     as_number,
     check,
+    check_choice,
     check_finite,
     check_shape,
     is_concrete,
@@ -280,7 +281,7 @@ def _checked_rule(
         check_shape("score", array, (dimension, dimension))
         check_finite("score", array)
         matrix = np.asarray(array, np.float64)
-    check(ties in TIES, f"ties is {ties!r}; it must be one of {', '.join(TIES)}.")
+    check_choice("ties", ties, TIES)
     delta, tau = as_number("width", width), as_number("tolerance", tolerance)
     check(
         0 <= delta < np.inf, f"width is {width}; it must be zero or more, and finite."

@@ -155,14 +155,7 @@ class Rescaled(AbstractSchedule):
     def at(self, depth: Float[Array, ""]) -> AbstractInContextMap:
         """Return the map in force at a depth."""
         attention = self.attention_at(depth)
-        dimension, dtype = attention.input_dimension, attention.value.dtype
-        decay = Perceptron(
-            attention.value,
-            jnp.zeros((dimension,), dtype),
-            -jnp.eye(dimension, dtype=dtype),
-            activation=_identity,
-        )
-        return attention + decay
+        return attention + Perceptron.affine(-attention.value)
 
     def kinds(self) -> tuple[AbstractInContextMap, ...]:
         """Return the attention layers."""
@@ -229,10 +222,6 @@ class BooleanAttention(AbstractStop):
         if isinstance(self.velocity, Rescaled):
             return self.velocity.seen_at(moment.depth, spread) <= self.tolerance
         return spread(self.velocity.at(moment.depth)) <= self.tolerance
-
-
-def _identity(x: Array) -> Array:
-    return x
 
 
 def _layers_of(velocity) -> tuple[tuple[AbstractInContextMap, ...], Array]:

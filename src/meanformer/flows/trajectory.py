@@ -41,6 +41,8 @@ class Trajectory(AbstractTrajectory):
         flow: the flow that made it, where its numbers are known here and now; `None`
             under `jit` and for a trajectory read from a file, unless from a run that
             a configuration describes.
+        quadrature_error: how far coarser nodes are in mean and covariance, where the
+            tokens are those of a quadrature that `solve` chose; `None` otherwise.
     """
 
     depths: Float[Array, " t"]
@@ -55,6 +57,7 @@ class Trajectory(AbstractTrajectory):
     atoms: Atoms | None = None
     sums: SumSummary | None = None
     flow: Flow | None = None
+    quadrature_error: Float[Array, " t"] | None = None
 
     def cloud(self, index: int) -> TokenCloud:
         """Return the token cloud at a saved depth, by its index."""
@@ -96,12 +99,15 @@ class Trajectory(AbstractTrajectory):
         Where sums were fast also `sum_bound` and `sum_error`, the largest bound on
         their relative errors and the largest error seen on random samples;
         `patched_queries`, how many single queries were summed exactly; `exact_sums`,
-        how many sums were, because fast ones would have been inaccurate.
+        how many sums were, because fast ones would have been inaccurate. Where `solve`
+        chose a quadrature also `quadrature_error`.
         """
         clouds = jax.vmap(lambda points: TokenCloud(points, self.weights))(self.points)
         speeds = jnp.linalg.norm(self.velocities, axis=2)
         present = (self.weights > 0)[None, :]
         merging = {} if self.atoms is None else series(self.atoms, self.weights)
+        error = self.quadrature_error
+        by_nodes = {} if error is None else {"quadrature_error": error}
         return {
             "accepted_steps": self.accepted_steps,
             "rejected_steps": self.rejected_steps,
@@ -111,6 +117,7 @@ class Trajectory(AbstractTrajectory):
             "covariance": jax.vmap(TokenCloud.covariance)(clouds),
             **merging,
             **sum_arrays(self.sums),
+            **by_nodes,
         }
 
     def to_xarray(self):

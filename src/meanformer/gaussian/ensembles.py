@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -18,7 +18,7 @@ from meanformer.attention import (
     Softmax,
     Sum,
 )
-from meanformer.errors import InvalidInput, as_integer, check
+from meanformer.errors import as_integer, check, check_choice
 from meanformer.gaussian.velocity import centred
 from meanformer.measures import Gaussian
 
@@ -60,11 +60,7 @@ class Case(NamedTuple):
         whole = heads[0] if len(heads) == 1 else MultiHead(heads)
         if self.perceptron is None:
             return whole
-        zero = np.zeros(self.dimension)
-        linear = Perceptron(
-            np.eye(self.dimension), zero, self.perceptron, activation=_identity
-        )
-        return Sum([whole, linear])
+        return Sum([whole, Perceptron.affine(self.perceptron)])
 
     def gaussian(self) -> Gaussian:
         """Return the first Gaussian, of mean zero."""
@@ -180,7 +176,7 @@ class GivenHeads(AbstractEnsemble):
 
     def __post_init__(self):
         check(len(self.heads) > 0, "heads is empty; give at least one (Q, K, V).")
-        _check_named("kind", self.kind, KINDS)
+        check_choice("kind", self.kind, KINDS)
 
     @property
     def dimension(self) -> int:
@@ -194,13 +190,6 @@ class GivenHeads(AbstractEnsemble):
         head = tuple(np.asarray(matrix, np.float64) for matrix in matrices)
         factor = random.standard_normal((self.dimension, self.dimension))
         return Case(self.kind, [head], factor @ factor.T, self.beta)
-
-
-def _check_named(name: str, value: str, known: Mapping) -> None:
-    if value not in known:
-        raise InvalidInput(
-            f"{name} is {value!r}; it must be one of {', '.join(known)}."
-        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -230,8 +219,8 @@ class Ensemble(AbstractEnsemble):
     seed: int = 0
 
     def __post_init__(self):
-        _check_named("family", self.family, ENSEMBLES)
-        _check_named("kind", self.kind, KINDS)
+        check_choice("family", self.family, ENSEMBLES)
+        check_choice("kind", self.kind, KINDS)
         as_integer("dimension", self.dimension, least=1)
         as_integer("heads", self.heads, least=1)
 
@@ -280,7 +269,3 @@ KNOWN_CASES: dict[str, Case] = {
         np.eye(2),
     ),
 }
-
-
-def _identity(x):
-    return x

@@ -11,6 +11,7 @@ from meanformer.errors import (
     as_integer,
     as_number,
     check,
+    check_choice,
     check_finite,
     check_shape,
 )
@@ -68,7 +69,7 @@ class Cells(eqx.Module):
             f"vertices has shape {points.shape}; it must be (k, d) with "
             f"{dimension + 1} or more vertices.",
         )
-        check(scores in SCORES, f'scores is {scores!r}; it must be "raw" or "unit".')
+        check_choice("scores", scores, SCORES)
         is_zero = (points == 0).all(axis=1)
         check(
             scores == "raw" or not is_zero.any(),

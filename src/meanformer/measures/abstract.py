@@ -83,7 +83,7 @@ class AbstractContext(eqx.Module):
         self, u: Float[Array, "m d"], profile: Callable[[Array], Array]
     ) -> tuple[Float[Array, " m"], Float[Array, "m d"]]:
         r"""Return $\int \varphi(\langle u,y\rangle)\,\mathrm{d}\mu$, and with $y$."""
-        raise self._refusal("sigmoid attention")
+        raise self._refusal("a function of the score, as in sigmoid attention")
 
     def maximal_mean(
         self, u: Float[Array, "m d"], tolerance: float

@@ -17,6 +17,7 @@ from meanformer.errors import (
     as_integer,
     check,
     check_finite,
+    check_shape,
 )
 from meanformer.measures.abstract import AbstractContext, AbstractMeasure, FeatureMap
 from meanformer.measures.checks import (
@@ -24,7 +25,7 @@ from meanformer.measures.checks import (
     checked_tilts,
     checked_weights,
 )
-from meanformer.numerics.dense import kernel_shares
+from meanformer.numerics.dense import kernel_shares, softmax_shares
 from meanformer.numerics.farthest import farthest_pair
 from meanformer.numerics.fourier_sums import Auto
 from meanformer.numerics.matrices import matmul
@@ -74,9 +75,16 @@ class AbstractCloud(AbstractContext):
         self,
         u: Float[Array, "m k"],
         profile: Callable[[Array], Array],
-        features: Float[Array, "n k"],
+        features: Float[Array, "n k"] | None = None,
     ) -> Float[Array, "m n"]:
-        """Return mass times profile of the score for each pair, as a dense array."""
+        """Return mass times profile of the score for each pair, as a dense array.
+
+        Features stand for the points in the scores, if they are given.
+        """
+
+    def tilted_shares(self, u: Float[Array, "m d"]) -> Float[Array, "m n"]:
+        """Return each point's share in the tilted mean, as a dense array."""
+        return softmax_shares(self.pairs(u))
 
     @property
     def dimension(self) -> int:
@@ -146,9 +154,10 @@ class AbstractWeightedCloud(AbstractCloud, AbstractMeasure):
         self,
         u: Float[Array, "m k"],
         profile: Callable[[Array], Array],
-        features: Float[Array, "n k"],
+        features: Float[Array, "n k"] | None = None,
     ) -> Float[Array, "m n"]:
         """Return mass times profile of the score for each pair, as a dense array."""
+        features = self.points if features is None else features
         return kernel_shares(self.kernel_pairs(u, features), profile)
 
     def mean(self) -> Float[Array, " d"]:
@@ -236,6 +245,32 @@ class TokenCloud(AbstractWeightedCloud):
                 "Sharded(…)."
             )
         self.sums = Auto() if sums is None else sums
+
+    @classmethod
+    def from_angles(
+        cls,
+        angles: ArrayLike,
+        weights: ArrayLike | None = None,
+        *,
+        positions: ArrayLike | None = None,
+        sums: AbstractPairSums | None = None,
+        normalize: bool = False,
+    ) -> "TokenCloud":
+        r"""Put tokens on the unit circle of the plane: $x_i = (\cos a_i, \sin a_i)$.
+
+        Args:
+            angles: the angles $a_i$ in radians, one per token.
+            weights: as for any cloud.
+            positions: as for any cloud.
+            sums: as for any cloud.
+            normalize: as for any cloud.
+        """
+        turns = as_float_array("angles", angles)
+        check_shape("angles", turns, (None,))
+        check_finite("angles", turns)
+        points = jnp.stack([jnp.cos(turns), jnp.sin(turns)], axis=1)
+        options = dict(positions=positions, sums=sums, normalize=normalize)
+        return cls(points, weights, **options)
 
     def pairs(
         self, u: Float[Array, "m k"], keys: Float[Array, "n k"] | None = None

@@ -98,9 +98,10 @@ class MaskedCloud(AbstractCloud):
         self,
         u: Float[Array, "m k"],
         profile: Callable[[Array], Array],
-        features: Float[Array, "n k"],
+        features: Float[Array, "n k"] | None = None,
     ) -> Float[Array, "m n"]:
         """Return mass times profile of the score for each pair that is seen."""
+        features = self.points if features is None else features
         shares = kernel_shares(self.kernel_pairs(u, features), profile)
         return shares / self._divisor()[:, None]
 

@@ -15,6 +15,7 @@ from meanformer.errors import (
     as_integer,
     as_number,
     check,
+    check_choice,
     is_concrete,
 )
 from meanformer.measures.abstract import AbstractMeasure
@@ -153,10 +154,7 @@ def resample(
             f"measure is a {type(measure).__name__}; it must be a measure."
         )
     number = as_integer("count", count, least=1)
-    if method not in ("independent", "systematic"):
-        raise InvalidInput(
-            f'method is {method!r}; it must be "independent" or "systematic".'
-        )
+    check_choice("method", method, ("independent", "systematic"))
     if isinstance(measure, AbstractWeightedCloud):
         return _drawn(measure, number, key, method)
     if method == "systematic":

@@ -26,6 +26,10 @@ from meanformer.numerics.quadrature import (
     tensor_rule,
 )
 
+# Of these orders the largest is taken whose nodes are few enough.
+_ORDERS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 64, 96)
+_ORDERS += (128, 192, 256, 384, 512, 768, 1024)
+
 
 def quadrature(measure: AbstractMeasure, order: SupportsIndex) -> TokenCloud:
     r"""Replace a measure by a token cloud that integrates polynomials exactly.
@@ -56,6 +60,41 @@ def quadrature(measure: AbstractMeasure, order: SupportsIndex) -> TokenCloud:
         The cloud, at most 5e6 points; differentiable in the parameters of the measure.
     """
     return _quadrature(measure, as_integer("order", order, least=1))
+
+
+def quadratures_within(
+    measure: AbstractMeasure, nodes: int
+) -> tuple[TokenCloud, TokenCloud]:
+    """Return the finest quadrature of at most so many nodes, and a coarser one.
+
+    The coarser one has at most half as many, so that results for both tell how large
+    the error is. A cloud stands for itself, twice.
+    """
+    name = type(measure).__name__
+    if isinstance(measure, AbstractWeightedCloud):
+        cloud = _quadrature(measure, 1)
+        return cloud, cloud
+    if not is_concrete(measure.mean()):
+        raise Unsupported(
+            f"{name} is traced, and tokens are put in its place with a look at their "
+            "number and error; under jit pass quadrature(measure, order)."
+        )
+    fitting = []
+    for order in _ORDERS:
+        cloud = _quadrature(measure, order)
+        if cloud.count > nodes:
+            break
+        fitting.append(cloud)
+    if len(fitting) == len(_ORDERS) and fitting[0].count == fitting[-1].count:
+        # As many nodes at every order, such as both points of a sphere on the line.
+        return fitting[0], fitting[-1]
+    coarser = [cloud for cloud in fitting if 2 * cloud.count <= fitting[-1].count]
+    if not coarser:
+        raise Unsupported(
+            f"{name} of dimension {measure.dimension} has no quadrature of few nodes; "
+            "use TokenCloud(measure.sample(count, key=key))."
+        )
+    return fitting[-1], coarser[-1]
 
 
 @singledispatch
@@ -106,8 +145,7 @@ def _(measure: FourierDensity, order: int) -> TokenCloud:
     nodes = jnp.asarray(angles, measure.moments.dtype)
     # A truncated series may be negative, by rounding or a little more.
     masses = jnp.maximum(measure.density(nodes), 0)
-    points = jnp.stack([jnp.cos(nodes), jnp.sin(nodes)], axis=1)
-    return TokenCloud(points, masses, normalize=True)
+    return TokenCloud.from_angles(nodes, masses, normalize=True)
 
 
 @_quadrature.register(UniformSphere)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from meanformer.errors import as_integer, check
+from meanformer.errors import as_integer, check, check_choice
 from meanformer.numerics.self_transport import (
     SelfTransport,
     marginal_error,
@@ -90,10 +90,7 @@ def alternate(
 
 def check_half_steps(half_steps: int | None, end_on: str) -> None:
     """Raise unless so many half-steps end where they are said to; `None`: the limit."""
-    check(
-        end_on in ("row", "column"),
-        f'end_on is {end_on!r}; it must be "row" or "column".',
-    )
+    check_choice("end_on", end_on, ("row", "column"))
     if half_steps is None:
         return
     half_steps = as_integer("half_steps", half_steps, least=1)

@@ -50,14 +50,16 @@ def energy(layer: AbstractInContextMap, mu: AbstractMeasure) -> Float[Array, ""]
     - perceptron $\sum_jc_j\sigma(\langle a_j,x\rangle + b_j)a_j$: $\int\sum_jc_jS(
       \langle a_j,x\rangle + b_j)\,\mathrm{d}\mu(x)$ with $S' = \sigma$;
     - a `Sum` of them that is a gradient flow: $\sum_k c_kE_k$, with the factors $c_k$
-      of `is_gradient_flow` of each term,
+      of `is_gradient_flow` of each term;
+    - a map of one's own: what its method `energy` says,
 
     the double integrals over $\mathrm{d}\mu(x)\,\mathrm{d}\mu(y)$. `is_gradient_flow`
     tells when the layer moves tokens up or down its energy. `gaussian.energy` is the
     same for Sinkhorn and linear attention, at a Gaussian in closed form.
 
     Args:
-        layer: the attention, perceptron or sum; other maps have no energy.
+        layer: the attention, perceptron or sum, or a map that says its energy; other
+            maps have none.
         mu: a token cloud; for linear attention any measure.
 
     Returns:
@@ -68,6 +70,8 @@ def energy(layer: AbstractInContextMap, mu: AbstractMeasure) -> Float[Array, ""]
 
 @functools.singledispatch
 def _energy(layer, mu):
+    if layer.says_energy:
+        return layer.energy(mu)
     raise Unsupported(
         f"{type(layer).__name__} has no known energy; Sinkhorn, Unnormalised, Softmax, "
         "Sigmoid, Linear, Perceptron and their sums may have one."

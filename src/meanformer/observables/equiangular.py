@@ -16,6 +16,7 @@ from meanformer.errors import (
     as_integer,
     as_number,
     check,
+    check_choice,
     check_finite,
     is_concrete,
 )
@@ -318,7 +319,7 @@ def checked_beta(beta: float) -> float:
 
 def checked_kind(kind: str) -> str:
     """Return the kind of attention, or raise."""
-    check(kind in KINDS, f"kind is {kind!r}; it must be one of {KINDS}.")
+    check_choice("kind", kind, KINDS)
     return kind
 
 

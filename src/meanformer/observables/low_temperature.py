@@ -127,10 +127,7 @@ def low_temperature_flow(attention: AbstractAttention) -> Flow:
         value.shape[0] == value.shape[1],
         f"value has shape {value.shape}; it must be a square matrix.",
     )
-    eye = jnp.eye(len(value), dtype=value.dtype)
-    bias = jnp.zeros(len(value), value.dtype)
-    back = Perceptron(value, bias, -eye, activation=_unchanged)
-    return Flow(attention + back)
+    return Flow(attention + Perceptron.affine(-value))
 
 
 def low_temperature_comparison(
@@ -303,7 +300,3 @@ def checked_betas(betas: ArrayLike) -> Float[np.ndarray, " b"]:
         f"betas are {betas}; they must be positive and finite.",
     )
     return numbers
-
-
-def _unchanged(x):
-    return x

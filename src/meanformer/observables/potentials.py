@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from meanformer.attention import Perceptron
-from meanformer.errors import Unsupported, check, is_concrete
+from meanformer.errors import Unsupported, check_choice, is_concrete
 from meanformer.numerics.matrices import matmul
 
 KINK = 1e-9  # how near to a kink a point is taken to sit on it, in double precision
@@ -120,11 +120,8 @@ def activation_named(name: str | Callable[[Array], Array]) -> Callable[[Array], 
     """Return the activation of this name, or the function that was given."""
     if not isinstance(name, str):
         return name
-    check(
-        name in _NAMES,
-        f"activation is {name!r}; it must be one of {', '.join(_NAMES)}, a function, "
-        "or an IntegratedActivation, which has an energy too.",
-    )
+    otherwise = ", a function, or an IntegratedActivation, which has an energy too"
+    check_choice("activation", name, _NAMES, otherwise)
     return _NAMES[name]
 
 

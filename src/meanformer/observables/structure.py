@@ -92,7 +92,8 @@ def is_gradient_flow(
       x\rangle + b_j)$ and $S' = \sigma$;
     - the sum of $c_kE_k$ for a `Sum` of such maps, if the metric of each is that of
       Wasserstein. So unnormalised attention with such a perceptron is one, softmax with
-      a perceptron has no known energy.
+      a perceptron has no known energy;
+    - $E$ for a map of one's own with a method `energy`, on its word.
 
     With $V = cPA$ for a symmetric positive definite $P$ (or $cPB$, $cPA^\top$) the same
     holds in the metric $\langle v, P^{-1}v\rangle$.
@@ -112,6 +113,8 @@ def is_gradient_flow(
 
 @functools.singledispatch
 def _structure(layer, tolerance) -> GradientStructure:
+    if layer.says_energy:
+        return GradientStructure(True, factor=jnp.ones((), dtype_of(layer)))
     return _failed(f"no energy is known for {type(layer).__name__}")
 
 

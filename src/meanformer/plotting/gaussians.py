@@ -10,6 +10,7 @@ from meanformer.flows import GaussianTrajectory
 from meanformer.measures import Gaussian
 from meanformer.plotting import style
 from meanformer.plotting.rates import draw_slope
+from meanformer.plotting.room import check_axes
 
 # A guide lies so much below the smallest eigenvalue, which it would hide otherwise.
 GUIDE_OFFSET = 3.0
@@ -172,6 +173,7 @@ def draw_cone(
     Returns:
         The axes.
     """
+    check_axes(axes, 3)
     arrays = [np.asarray(path, float) for path in paths]
     for array in arrays:
         check(

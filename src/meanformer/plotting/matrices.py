@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Array, Float
 
-from meanformer.errors import as_integer, check
+from meanformer.errors import as_integer, check, check_choice
 from meanformer.plotting import style
 from meanformer.plotting.strips import check_dimension, strip_of
 from meanformer.typing import ArrayLike
@@ -197,10 +197,7 @@ def _row_order(entries: np.ndarray, chosen: np.ndarray, order: Any) -> np.ndarra
     if order is None:
         return np.arange(count)
     if isinstance(order, str):
-        check(
-            order == "leader",
-            f'order is {order!r}; it must be "leader", None or a list of rows.',
-        )
+        check_choice("order", order, ("leader",), ", None or a list of rows")
         return np.argsort(_followed(entries, chosen), kind="stable")
     rows = np.asarray(order, int)
     check(

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from meanformer.errors import check
+from meanformer.errors import check, check_choice
 from meanformer.observables import PhaseCurve, PhaseDiagram
 from meanformer.plotting import style
 
@@ -39,10 +39,7 @@ def draw_phase_diagram(
     Returns:
         The axes.
     """
-    check(
-        colours in ("linear", "log"),
-        f'colours is {colours!r}; it must be "linear" or "log".',
-    )
+    check_choice("colours", colours, ("linear", "log"))
     shown = diagram.mean if values is None else np.asarray(values)
     check(
         shown.shape == diagram.mean.shape,

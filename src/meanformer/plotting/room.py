@@ -35,8 +35,10 @@ def furnish(
 
 def check_axes(axes: Any, dimension: int) -> None:
     """Raise unless the axes are of the plane or of space as the dimension is."""
+    kind = getattr(axes, "name", None)
     check(
-        (axes.name == "3d") == (dimension == 3),
-        f"what has {dimension} coordinates is given for {axes.name} axes; three need "
+        kind is not None and (kind == "3d") == (dimension == 3),
+        f"what has {dimension} coordinates is given for {kind or type(axes).__name__} "
+        "axes; three need "
         'those of canvas(subplot_kw={"projection": "3d"}), two those of canvas().',
     )

@@ -58,6 +58,7 @@ def draw_clusters(points: Any, labels: Any, axes: Any, *, legend: bool = False) 
     """
     strip, clusters = strip_of(points), np.asarray(labels)
     check_dimension(strip, 2, 3)
+    check_axes(axes, strip.dimension)
     count = points.count if isinstance(points, TokenCloud) else len(strip.weights)
     check(
         clusters.shape == (count,),

@@ -7,6 +7,7 @@ import numpy as np
 from meanformer.errors import as_integer, check
 from meanformer.measures import TokenCloud
 from meanformer.plotting import style
+from meanformer.plotting.room import check_axes
 from meanformer.plotting.space import cluster_colours
 from meanformer.plotting.strips import (
     Strip,
@@ -51,6 +52,7 @@ def draw_sphere(
     """
     from mpl_toolkits.mplot3d.art3d import Line3DCollection
 
+    check_axes(axes, 3)
     strip = on_sphere(strip_of(subject), 3)
     eye = _look(axes, view)
     _draw_globe(axes, eye)

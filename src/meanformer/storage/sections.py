@@ -1,6 +1,5 @@
 """Reading a configuration table: every key known, every value of the right type."""
 
-import difflib
 import math
 import reprlib
 from collections.abc import Iterable
@@ -10,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from meanformer.errors import InvalidInput, check
+from meanformer.errors import InvalidInput, check, hint
 
 _NAMES = {
     float: "a finite number",
@@ -148,9 +147,3 @@ def numbers(name: str, value: Any) -> Array:
         "equal length.",
     )
     return jnp.asarray(array, float)
-
-
-def hint(word: object, known: Iterable[str]) -> str:
-    """Return a question naming the nearest known word, or nothing."""
-    close = difflib.get_close_matches(str(word), list(known), n=1, cutoff=0.5)
-    return f" (did you mean {close[0]}?)" if close else ""

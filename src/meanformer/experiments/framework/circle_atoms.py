@@ -13,11 +13,6 @@ from meanformer.flows import Constant
 from meanformer.observables import CriticalPoint, CriticalPoints, find_critical_points
 
 
-def on_circle(angles, masses=None) -> mf.TokenCloud:
-    """Atoms at these angles."""
-    return mf.TokenCloud(long_walks.on_circle(angles), masses)
-
-
 def angles_of(cloud: mf.TokenCloud) -> np.ndarray:
     """The angles of atoms, from zero to a full turn."""
     return long_walks.angles_of(np.asarray(cloud.points))

@@ -17,11 +17,6 @@ TOKENS = 5
 SAVED = 61
 
 
-def on_circle(angles: Sequence[float] | np.ndarray) -> np.ndarray:
-    """Points of the plane at these angles."""
-    return np.stack([np.cos(angles), np.sin(angles)], axis=1)
-
-
 def angles_of(points: np.ndarray) -> np.ndarray:
     """Angles of points of the plane, from zero on."""
     return np.arctan2(points[..., 1], points[..., 0]) % (2 * np.pi)
@@ -51,8 +46,8 @@ def walk_on_circle(
     """Walk at most five tokens through exponentially long depths."""
     missing = TOKENS - len(angles)
     masses = np.full(len(angles), 1 / len(angles)) if weights is None else weights
-    cloud = mf.TokenCloud(
-        on_circle(np.append(angles, np.zeros(missing))),
+    cloud = mf.TokenCloud.from_angles(
+        np.append(angles, np.zeros(missing)),
         np.append(masses, np.zeros(missing)),
     )
     return mf.solve(

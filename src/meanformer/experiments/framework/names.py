@@ -1,18 +1,10 @@
 """Helping with misspelt names: the nearest known ones."""
 
-import difflib
 from collections.abc import Iterable
 
+from meanformer.errors import nearest
+
 LISTED = 12
-
-
-def nearest(word: str, known: Iterable[str], count: int = 3) -> list[str]:
-    """The known names that look most like the word, best first, whatever the case."""
-    by_small = {name.lower(): name for name in known}
-    small = word.lower()
-    close = difflib.get_close_matches(small, by_small, n=count, cutoff=0.5)
-    starting = [name for name in by_small if small and name.startswith(small)]
-    return [by_small[name] for name in dict.fromkeys(close + starting)][:count]
 
 
 def unknown(kind: str, word: str, known: Iterable[str]) -> str:

@@ -9,7 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from meanformer.errors import PrecisionWarning, as_integer, as_number, check, warn
+from meanformer.errors import (
+    PrecisionWarning,
+    as_integer,
+    as_number,
+    check,
+    check_choice,
+    warn,
+)
 from meanformer.observables.equiangular import checked_kind
 from meanformer.observables.phases.readers import (
     AbstractReader,
@@ -113,10 +120,7 @@ def checked_options(
 ) -> Options:
     """Return the options, or raise."""
     is_softmax = checked_kind(kind) == "softmax"
-    check(
-        quantity in QUANTITIES,
-        f"quantity is {quantity!r}; it must be one of {QUANTITIES}.",
-    )
+    check_choice("quantity", quantity, QUANTITIES)
     dtype = _checked_dtype(dtype)
     level = _checked_level(level, dtype)
     betas = _checked_betas(betas, dtype, is_softmax)
