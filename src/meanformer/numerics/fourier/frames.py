@@ -8,7 +8,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, ScalarLike
 
 from meanformer.numerics.fourier.levels import CIRCLE, GAUSSIAN, Level
 from meanformer.numerics.fourier.transforms import (
@@ -34,16 +34,12 @@ class AbstractFrame(eqx.Module):
     log_tokens: eqx.AbstractVar[Float[Array, " n"]]
 
     @abc.abstractmethod
-    def needed_modes(self, accuracy: float) -> Float[Array, ""]:
+    def needed_modes(self, accuracy: ScalarLike) -> Float[Array, ""]:
         """Return how many modes per axis an accuracy needs."""
 
     @abc.abstractmethod
     def defect(self) -> Float[Array, ""]:
         """Return how far the convolution is from the score, as an exponent."""
-
-    @abc.abstractmethod
-    def exponents(self) -> Float[Array, " m"]:
-        """Return the sizes of the exponents of each query, which set their rounding."""
 
     @abc.abstractmethod
     def is_like(self, other: Any) -> Bool[Array, ""]:
@@ -81,17 +77,13 @@ class GaussianFrame(AbstractFrame):
     spans: Float[Array, " k"]
     centre: Float[Array, " k"]
 
-    def needed_modes(self, accuracy: float) -> Float[Array, ""]:
+    def needed_modes(self, accuracy: ScalarLike) -> Float[Array, ""]:
         """Return how many modes per axis an accuracy needs."""
         return gaussian_modes(self.spans, accuracy)
 
     def defect(self) -> Float[Array, ""]:
         """Return zero: the square is completed exactly."""
         return jnp.zeros_like(self.spans[0])
-
-    def exponents(self) -> Float[Array, " m"]:
-        """Return those of the query and of the widest difference."""
-        return jnp.abs(self.log_queries) + jnp.sum(self.spans**2)
 
     def is_like(self, other: "GaussianFrame") -> Bool[Array, ""]:
         """Whether the boxes are the same."""
@@ -125,17 +117,13 @@ class CircleFrame(AbstractFrame):
     concentration: Float[Array, ""]
     spread: Float[Array, ""]
 
-    def needed_modes(self, accuracy: float) -> Float[Array, ""]:
+    def needed_modes(self, accuracy: ScalarLike) -> Float[Array, ""]:
         """Return how many modes an accuracy needs."""
         return circle_modes(self.concentration, accuracy)
 
     def defect(self) -> Float[Array, ""]:
         """Return how far the products of the radii spread."""
         return self.spread
-
-    def exponents(self) -> Float[Array, " m"]:
-        """Return the largest exponents on the circle."""
-        return jnp.abs(self.log_queries) + 2 * self.concentration
 
     def is_like(self, other: "CircleFrame") -> Bool[Array, ""]:
         """Whether the radii are the same."""

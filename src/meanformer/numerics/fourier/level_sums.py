@@ -1,14 +1,14 @@
-"""Log-mass and mean at one level, with the error bound of each query."""
+"""Log-mass and mean at one level, with the amplification of each query."""
 
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
 from meanformer.numerics.fourier.frames import AbstractFrame, box
-from meanformer.numerics.fourier.levels import ERROR, Level
+from meanformer.numerics.fourier.levels import Level
 from meanformer.numerics.pairs import Pairs
 
-# Units of rounding in an exponent or in a sum of the two ways.
+# Units of rounding in a sum of either way.
 ROUNDINGS = 16
 # Some of the queries, so that their number is not bound.
 MassAndMean = tuple[Float[Array, " _m"], Float[Array, "_m _v"]]
@@ -33,7 +33,7 @@ def level_sum(
     *,
     is_moving: bool = False,
 ) -> tuple[MassAndMean, Float[Array, " m"]]:
-    """Return log-mass and mean at a level, and the bound on each query's error.
+    """Return log-mass and mean at a level, and each query's amplification.
 
     Args:
         frame: the frame of the level's kind.
@@ -51,13 +51,13 @@ def level_sum(
         sums = frame.convolve_moving(pairs, columns, level)
     else:
         sums = frame.convolve(columns, level)
-    error = ERROR * level.accuracy * lax.stop_gradient(masses.sum())
-    found = sums[0] > error
+    total = lax.stop_gradient(masses.sum())
+    # Elsewhere rounding has eaten the mass.
+    found = sums[0] > ROUNDINGS * jnp.finfo(total.dtype).eps * total
     mass = jnp.where(found, sums[0], 1)
-    # Where rounding has eaten the mass there is no bound.
-    bound = jnp.where(found, error / (mass - error), jnp.inf) + own_error(frame, top)
     mean = middle[None, :] + width * (sums[1:] / mass[None, :]).T
-    return (frame.log_queries + top + jnp.log(mass), mean), lax.stop_gradient(bound)
+    amplification = jnp.where(found, total / lax.stop_gradient(mass), jnp.inf)
+    return (frame.log_queries + top + jnp.log(mass), mean), amplification
 
 
 def middle_and_width(
@@ -69,20 +69,16 @@ def middle_and_width(
     return middle, jnp.maximum(jnp.max(widths, initial=0), tiny)
 
 
-def own_error(frame: AbstractFrame, top: Float[Array, ""]) -> Float[Array, " m"]:
-    """Return what the frame and its rounding do to the mass of each query."""
-    unit = ROUNDINGS * jnp.finfo(top.dtype).eps
-    return unit * (frame.exponents() + jnp.abs(top)) + frame.defect()
-
-
-def sum_distance(
+def sum_distances(
     first: MassAndMean, second: MassAndMean, width: Float[Array, ""]
-) -> Float[Array, ""]:
-    """Return the largest relative difference of two results, beyond their rounding."""
+) -> Float[Array, " _m"]:
+    """Return the relative difference of each query's results, beyond their rounding."""
     unit = ROUNDINGS * jnp.finfo(width.dtype).eps
 
     def beyond(difference, size):
-        return jnp.max(difference - unit * jnp.abs(size), initial=0)
+        return difference - unit * jnp.abs(size)
 
     masses = beyond(jnp.abs(jnp.expm1(first[0] - second[0])), second[0])
-    return jnp.maximum(masses, beyond(jnp.abs(first[1] - second[1]), second[1]) / width)
+    means = beyond(jnp.abs(first[1] - second[1]), second[1]) / width
+    largest = jnp.maximum(masses, jnp.max(means, axis=1, initial=0))
+    return jnp.where(jnp.isnan(largest), jnp.inf, jnp.maximum(largest, 0))

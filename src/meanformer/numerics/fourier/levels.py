@@ -25,13 +25,13 @@ GAUSSIAN_MODES = {
 CIRCLE_MODES = (32, 128, 1024, 8192)
 # What the transforms can reach, a little above rounding.
 FINEST = {jnp.dtype(jnp.float64): 3e-14, jnp.dtype(jnp.float32): 2e-6}
-# Amplification of the error that all but the finest accuracy allow for. In three
-# dimensions a digit less is worth another branch.
-AMPLIFICATIONS = {1: (256.0,), 2: (256.0,), 3: (16.0, 256.0)}
-# Error of a mass or a mean, in units of the accuracy times the amplification: two
-# transforms of complex pairs (of norm up to 1.12), the quotient (times 1.5), and the
-# cut series (an eighth of the accuracy along each axis).
+# Error of a mass or a mean in units of the accuracy, found to be up to three: errors of
+# a transform are local, so that they are in proportion to the mass that a query finds.
 ERROR = 4.0
+# How far below the tolerance all accuracies but the finest are. The first, a little
+# coarser than a digit, keeps it nearly always. In three dimensions, where a digit costs
+# most, another branch is worth compiling.
+MARGINS = {1: (9.0,), 2: (9.0,), 3: (9.0, 90.0)}
 
 
 class Devices(NamedTuple):
@@ -62,8 +62,8 @@ def smallest_tolerance(dtype: jnp.dtype) -> float:
 
 def accuracies(dimension: int, tolerance: float, dtype: jnp.dtype) -> tuple[float, ...]:
     """Return the accuracies worth trying for a tolerance, coarsest first."""
-    finest, factors = FINEST[dtype], AMPLIFICATIONS[dimension]
-    coarser = [tolerance / (ERROR * factor) for factor in factors]
+    finest = FINEST[dtype]
+    coarser = [tolerance / margin for margin in MARGINS[dimension]]
     return (*[accuracy for accuracy in coarser if accuracy > finest], finest)
 
 

@@ -1,16 +1,18 @@
 r"""Log-mass and mean by fast transforms, never silently inaccurate.
 
-A transform has an *absolute* error: its accuracy $\varepsilon$ times the sum of all
-masses $\sum_j w_j e^{t_j}$. A query far from all tokens finds a tiny mass there, and
-the error relative to it is larger by the amplification
+The errors of a transform of accuracy $\varepsilon$ are of two kinds. Those of moving
+points to a grid are local: they are about $\varepsilon$ relative to what a query finds.
+Those of rounding and of cutting the series are absolute: a query far from all tokens
+finds a tiny mass, and relative to it they are larger by the amplification
 $$A_i = \sum_j w_j e^{t_j} \Big/ \sum_j w_j e^{t_j} G(a_i - z_j).$$
 
 So a sum takes four steps. A random sample of queries is summed exactly: its
-amplifications choose the level, or tell that none will do. All queries are summed at
-that level, and each gets its bound, $4\varepsilon A_i$ and rounding, from its own
-mass. Where the bound is above the tolerance a finer level is tried, and the few queries
-that are left are summed exactly; if they are many, all are. Last, the sample is
-compared with its exact sums, which catches everything the bound has not foreseen.
+amplifications tell how many modes are needed, or that none will do. All queries are
+summed at the coarsest level, and the errors of the sample, and of queries of every
+amplification, are measured. If four times the largest is below the tolerance, that is
+the sum. If not, errors grow in proportion to the amplification at most: where that is
+above the tolerance a finer level is tried, and the few queries that are left are summed
+exactly; if they are many, all are. Last, the sample is compared once more.
 """
 
 from functools import partial
@@ -26,15 +28,16 @@ from meanformer.numerics.batching import all_in_batch, any_in_batch
 from meanformer.numerics.fourier.derivative import with_derivative
 from meanformer.numerics.fourier.frames import AbstractFrame, frames_of
 from meanformer.numerics.fourier.level_sums import (
+    ROUNDINGS,
     MassAndMean,
     level_sum,
     middle_and_width,
-    own_error,
-    sum_distance,
+    sum_distances,
     token_masses,
 )
 from meanformer.numerics.fourier.levels import (
     ERROR,
+    FINEST,
     Devices,
     Ladder,
     Level,
@@ -59,6 +62,11 @@ from meanformer.numerics.pairs import Pairs
 from meanformer.numerics.precision import cast
 
 SAMPLE = 16
+# Queries of every amplification whose errors are measured as well.
+SPREAD = 8
+# The error of any query in units of the largest that was measured, found to be up to
+# three where errors are larger than the accuracy.
+UNSEEN = 4.0
 # Queries that are summed exactly one by one, before all of them are.
 LARGEST_PATCH = 256
 # If more than this multiple of them is foreseen, the level is not tried at all.
@@ -73,7 +81,7 @@ class Sampled(NamedTuple):
 
 
 class Attempt(NamedTuple):
-    """The sums at a level and the bounds on their errors."""
+    """The sums at a level and the bounds on their errors, by what was measured."""
 
     level: Int[Array, ""]
     result: MassAndMean
@@ -108,14 +116,14 @@ def checked_sum(
     frames = frames_of(pairs, pairs.weights > 0)
     sampled = draw_sample(pairs, values, devices)
     allowed, foreseen = allowed_levels(*ladder, frames, pairs, sampled)
-    attempt = best_attempt(levels, allowed, frames, pairs, values, tolerance)
+    attempt = best_attempt(ladder, allowed, frames, pairs, values, sampled)
 
     patch, is_patched = worst_queries(attempt.bounds, tolerance)
     decisions = Decisions(attempt.level, patch, is_patched)
     result = replaced_exactly(attempt.result, decisions, pairs, values, devices)
 
     width = middle_and_width(values, pairs.weights > 0)[1]
-    observed = sum_distance(rows(result, sampled.index), sampled.result, width)
+    observed = sum_distances(rows(result, sampled.index), sampled.result, width).max()
     is_exact = attempt.level == len(levels)
     is_wrong = any_in_batch(~is_exact & ~(observed <= tolerance))
     result = lax.cond(is_wrong, lambda: exactly(pairs, values, devices), lambda: result)
@@ -191,56 +199,62 @@ def allowed_levels(
     pairs: Pairs,
     sampled: Sampled,
 ) -> tuple[Bool[Array, " l"], Int[Array, ""]]:
-    """Return which levels have enough modes, and accuracy enough for the sample.
+    """Return which levels have enough modes for the sample.
 
-    The finest accuracy is allowed unless too many queries would have to be patched.
-    Also return the reason why, if none is allowed.
+    None is allowed if rounding alone would leave too many queries to be patched. Also
+    return the reason why, if none is.
     """
-    finest = min(level.accuracy for level in levels)
-    count, index = len(pairs.tilts), sampled.index
-    amplifications, rooms = {}, {}
+    dtype, count = pairs.tilts.dtype, len(pairs.tilts)
+    amplifications = {}
     for kind, frame in frames.items():
         top, masses = token_masses(frame, pairs.weights, pairs.weights > 0)
-        log_found = sampled.result[0] - frame.log_queries[index]
+        log_found = sampled.result[0] - frame.log_queries[sampled.index]
         amplifications[kind] = jnp.exp(top + jnp.log(masses.sum()) - log_found)
-        rooms[kind] = tolerance - own_error(frame, top)[index]
 
     def has_modes(level: Level) -> Bool[Array, ""]:
         frame = frames[level.kind]
         is_fit = frame.defect() <= tolerance / ERROR
-        return is_fit & (frame.needed_modes(level.accuracy) <= level.modes)
+        relative = level.accuracy / amplifications[level.kind].max()
+        needed = frame.needed_modes(jnp.maximum(relative, FINEST[dtype]))
+        return is_fit & (needed <= level.modes)
 
-    def is_accurate(level: Level) -> Bool[Array, ""]:
-        error = ERROR * level.accuracy * amplifications[level.kind]
-        is_over = ~(error <= rooms[level.kind])
-        if level.accuracy > finest:
-            return ~is_over.any()
-        foreseen = jnp.mean(is_over.astype(pairs.tilts.dtype)) * count
+    def is_in_range(level: Level) -> Bool[Array, ""]:
+        rounding = ROUNDINGS * jnp.finfo(dtype).eps * amplifications[level.kind]
+        foreseen = jnp.mean((~(rounding <= tolerance)).astype(dtype)) * count
         return foreseen <= HOPELESS * LARGEST_PATCH
 
     enough = jnp.stack([has_modes(level) for level in levels])
-    accurate = jnp.stack([is_accurate(level) for level in levels])
-    return all_in_batch(enough & accurate), jnp.where(enough.any(), RANGE, MODES)
+    in_range = jnp.stack([is_in_range(level) for level in levels])
+    return all_in_batch(enough & in_range), jnp.where(enough.any(), RANGE, MODES)
 
 
 def best_attempt(
-    levels: tuple[Level, ...],
+    ladder: Ladder,
     allowed: Bool[Array, " l"],
     frames: dict[str, AbstractFrame],
     pairs: Pairs,
     values: Float[Array, "n v"],
-    tolerance: float,
+    sampled: Sampled,
 ) -> Attempt:
     """Try levels of growing accuracy until few queries are left; then the exact sum."""
+    levels, tolerance = ladder
     accuracies = jnp.asarray([level.accuracy for level in levels], pairs.tilts.dtype)
+    defects = jnp.stack([frames[level.kind].defect() for level in levels])
     present, count = pairs.weights > 0, len(pairs.tilts)
 
     def at_level(level: Level):
         return lambda: level_sum(frames[level.kind], pairs, values, level, present)
 
     def without_level():
-        exact = exactly(pairs, values, levels[0].devices)
+        exact = exactly(pairs, values, ladder.devices)
         return exact, jnp.zeros(count, pairs.tilts.dtype)
+
+    def bounds_of(chosen, result, amplifications) -> Float[Array, " m"]:
+        bounds = measured_bounds(
+            result, amplifications, pairs, values, sampled, ladder
+        )
+        least = ERROR * accuracies[chosen]
+        return jnp.maximum(bounds, least) + defects[chosen]
 
     def is_unfinished(attempt: Attempt) -> Bool[Array, ""]:
         left = jnp.sum(~(attempt.bounds <= tolerance))
@@ -251,7 +265,13 @@ def best_attempt(
         finer = allowed & (accuracies < before)
         chosen = jnp.where(finer.any(), jnp.argmax(finer), len(levels))
         branches = [*map(at_level, levels), without_level]
-        return Attempt(chosen, *lax.switch(chosen, branches))
+        result, amplifications = lax.switch(chosen, branches)
+        bounds = lax.cond(
+            chosen < len(levels),
+            lambda: bounds_of(chosen, result, amplifications),
+            lambda: amplifications,
+        )
+        return Attempt(chosen, result, bounds)
 
     nothing = jnp.zeros(count, pairs.tilts.dtype), jnp.zeros_like(values[:1])
     start = Attempt(
@@ -260,3 +280,41 @@ def best_attempt(
         jnp.full(count, jnp.inf, pairs.tilts.dtype),
     )
     return lax.while_loop(is_unfinished, try_next, start)
+
+
+def measured_bounds(
+    result: MassAndMean,
+    amplifications: Float[Array, " m"],
+    pairs: Pairs,
+    values: Float[Array, "n v"],
+    sampled: Sampled,
+    ladder: Ladder,
+) -> Float[Array, " m"]:
+    """Bound the error of each query by those of the sample and of every amplification.
+
+    If they show that all queries are within the tolerance, one bound is that of all.
+    """
+    index = spread_queries(amplifications)
+    spread = Sampled(index, exactly(queries_of(pairs, index), values, ladder.devices))
+    width = middle_and_width(values, pairs.weights > 0)[1]
+    errors, absolute = [], []
+    for checked in (sampled, spread):
+        error = sum_distances(rows(result, checked.index), checked.result, width)
+        by = amplifications[checked.index]
+        errors.append(error)
+        absolute.append(jnp.where(jnp.isfinite(by), error / by, 0))
+    largest = UNSEEN * jnp.concatenate(errors).max()
+    scaled = UNSEEN * jnp.concatenate(absolute).max() * amplifications
+    bounds = jnp.where(largest <= ladder.tolerance, largest, scaled)
+    # Where rounding has eaten the mass there is no bound.
+    return jnp.where(jnp.isfinite(amplifications), bounds, jnp.inf)
+
+
+def spread_queries(amplifications: Float[Array, " m"]) -> Int[Array, " s"]:
+    """Return queries whose amplifications are evenly spread, the largest among them."""
+    places = jnp.log(amplifications)
+    is_known = jnp.isfinite(places)
+    low = jnp.where(is_known, places, jnp.inf).min()
+    high = jnp.where(is_known, places, -jnp.inf).max()
+    marks = jnp.linspace(low, high, SPREAD)
+    return lax.map(lambda mark: jnp.argmin(jnp.abs(places - mark)), marks)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, ScalarLike
 
 from meanformer.numerics.fourier.levels import CIRCLE, Level
 from meanformer.numerics.fourier.series import few_terms
@@ -52,9 +52,9 @@ def gaussian_convolution(
     )
 
 
-def gaussian_modes(spans: Float[Array, " k"], accuracy: float) -> Float[Array, ""]:
+def gaussian_modes(spans: Float[Array, " k"], accuracy: ScalarLike) -> Float[Array, ""]:
     """Return how many modes per axis cut off less than an eighth of an accuracy."""
-    tail = math.sqrt(2 * math.log(16 / accuracy))
+    tail = jnp.sqrt(2 * jnp.log(16 / accuracy))
     return tail * (jnp.max(spans) + tail) / math.pi + 1
 
 
@@ -80,13 +80,15 @@ def circle_convolution(
     return convolution(queries, tokens, columns, factors[None, :], level)
 
 
-def circle_modes(concentration: Float[Array, ""], accuracy: float) -> Float[Array, ""]:
+def circle_modes(
+    concentration: Float[Array, ""], accuracy: ScalarLike
+) -> Float[Array, ""]:
     r"""Return how many modes are enough: twice $\sqrt{2\rho L} + L/3 + 2$.
 
     $L$ is minus the logarithm of an eighth of the accuracy. The coefficients fall like
     $e^{-k^2/2\rho}$ up to $k = \rho$ and faster than geometrically beyond.
     """
-    digits = -math.log(accuracy / 8)
+    digits = -jnp.log(accuracy / 8)
     return 2 * (jnp.sqrt(2 * digits * concentration) + digits / 3 + 2)
 
 
