@@ -160,7 +160,9 @@ class L2(AbstractTilting):
     def view(self, mu: AbstractContext, x: Float[Array, "m d"]) -> View:
         r"""Return the context times $e^{-\beta|Ky|^2}$, and $2\beta K^\top(Qx+b_Q)$."""
         origin, near = mu.centred()
-        tilted = near.quadratic_tilt(matmul(self.sharpness * self.key.T, self.key))[1]
+        precision = matmul(self.sharpness * self.key.T, self.key)
+        is_positive = not self.allow_negative_beta
+        tilted = near.quadratic_tilt(precision, is_positive=is_positive)[1]
         queries = self.queries(x)
         if origin is not None:
             moved = matmul(self.query - self.key, origin)

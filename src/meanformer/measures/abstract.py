@@ -74,9 +74,15 @@ class AbstractContext(eqx.Module):
         return jnp.ones((count,), bool)
 
     def quadratic_tilt(
-        self, precision: Float[Array, "d d"]
+        self, precision: Float[Array, "d d"], *, is_positive: bool = False
     ) -> tuple[Float[Array, ""], "AbstractContext"]:
-        r"""Multiply by $e^{-y^\top P y/2}$; return the log-mass and the rest."""
+        r"""Multiply by $e^{-y^\top P y/2}$; return the log-mass and the rest.
+
+        Args:
+            precision: the matrix $P$.
+            is_positive: whether it is known that $P \ge 0$, so that there is nothing to
+                be refused.
+        """
         raise self._refusal("L2 attention")
 
     def kernel_mean(

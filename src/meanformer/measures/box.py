@@ -110,7 +110,7 @@ class TruncatedNormalBox(AbstractBox):
         return jnp.sum(log_masses - self.precision * self._origin() ** 2 / 2)
 
     def quadratic_tilt(
-        self, precision: Float[Array, "d d"]
+        self, precision: Float[Array, "d d"], *, is_positive: bool = False
     ) -> tuple[Float[Array, ""], "TruncatedNormalBox"]:
         """Add a diagonal precision."""
         total = self.precision + required_diagonal(precision)

@@ -304,7 +304,7 @@ class TokenCloud(AbstractWeightedCloud):
         return eqx.tree_at(lambda cloud: cloud.points, self, points)
 
     def quadratic_tilt(
-        self, precision: Float[Array, "d d"]
+        self, precision: Float[Array, "d d"], *, is_positive: bool = False
     ) -> tuple[Float[Array, ""], "TiltedCloud"]:
         """Multiply by a Gaussian factor, kept as a logarithm so nothing underflows."""
         return tilt(self, gaussian_log_factor(self.points, precision))

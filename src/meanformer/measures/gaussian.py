@@ -128,14 +128,14 @@ class Gaussian(AbstractMeasure):
         return points.astype(self.location.dtype)
 
     def quadratic_tilt(
-        self, precision: Float[Array, "d d"]
+        self, precision: Float[Array, "d d"], *, is_positive: bool = False
     ) -> tuple[Float[Array, ""], "Gaussian"]:
         r"""Return $\mathcal{N}(Nm, NS)$ with $N = (I + SP)^{-1}$, and its log-mass."""
         if self.factor is not None:
-            return self._tilted_by_factor(self.factor, precision)
+            return self._tilted_by_factor(self.factor, precision, is_positive)
         identity = jnp.eye(self.dimension, dtype=precision.dtype)
         system = identity + matmul(self.spread, precision)
-        system = self._if_integrable(precision, system)
+        system = self._if_integrable(precision, system, is_positive)
         log_determinant = jnp.linalg.slogdet(system)[1]
         solved = jnp.linalg.solve(
             system, jnp.concatenate([self.location[:, None], self.spread], axis=1)
@@ -145,12 +145,16 @@ class Gaussian(AbstractMeasure):
         return -0.5 * (log_determinant + exponent), self._at(location, spread)
 
     def _tilted_by_factor(
-        self, factor: Float[Array, "d r"], precision: Float[Array, "d d"]
+        self,
+        factor: Float[Array, "d r"],
+        precision: Float[Array, "d d"],
+        is_positive: bool,
     ) -> tuple[Float[Array, ""], "Gaussian"]:
         r"""Do the same by a factor: $NS = F(I + F^\top PF)^{-1}F^\top$."""
         identity = jnp.eye(factor.shape[1], dtype=factor.dtype)
         system = identity + matmul(factor.T, matmul(precision, factor))
-        lower = jnp.linalg.cholesky(self._if_integrable(precision, system))
+        system = self._if_integrable(precision, system, is_positive)
+        lower = jnp.linalg.cholesky(system)
         log_determinant = 2 * jnp.sum(jnp.log(jnp.diag(lower)))
         thinner = divided_by_root(factor, lower)
         pull = matmul(precision, self.location)
@@ -192,11 +196,16 @@ class Gaussian(AbstractMeasure):
         )
 
     def _if_integrable(
-        self, precision: Float[Array, "d d"], value: Float[Array, "r r"]
+        self,
+        precision: Float[Array, "d d"],
+        value: Float[Array, "r r"],
+        is_positive: bool,
     ) -> Float[Array, "r r"]:
         """Return the value if the factor is integrable; refuse otherwise.
 
-        What is only known at run time fails when the value is used.
+        What is only known at run time fails when the value is used. That takes a
+        callback, and programs with one are not kept between runs: where the factor
+        should be integrable, one that is not makes NaN instead.
         """
         message = (
             "the repulsive L2 kernel is not integrable against this Gaussian; "
@@ -204,7 +213,10 @@ class Gaussian(AbstractMeasure):
         )
         if not (is_concrete(self.spread) and is_concrete(precision)):
             parameters = lax.stop_gradient((self.spread, precision))
-            return eqx.error_if(value, ~_is_integrable(*parameters), message)
+            holds = _is_integrable(*parameters)
+            if is_positive:
+                return jnp.where(holds, value, jnp.nan)
+            return eqx.error_if(value, ~holds, message)
         values, vectors = np.linalg.eigh(np.asarray(self.spread))
         root = vectors * np.sqrt(np.clip(values, 0, None))
         lowest = np.linalg.eigvalsh(root.T @ np.asarray(precision) @ root)[0]

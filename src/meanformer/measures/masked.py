@@ -111,7 +111,7 @@ class MaskedCloud(AbstractCloud):
         return origin, eqx.tree_at(lambda cloud: cloud.base, self, near)
 
     def quadratic_tilt(
-        self, precision: Float[Array, "d d"]
+        self, precision: Float[Array, "d d"], *, is_positive: bool = False
     ) -> tuple[Float[Array, ""], "MaskedCloud"]:
         """Multiply by a Gaussian factor; the log-mass is left in the density."""
         factor = gaussian_log_factor(self.points, precision)

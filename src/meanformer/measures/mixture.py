@@ -73,10 +73,13 @@ class Mixture(AbstractMeasure):
         return draws[choice, jnp.arange(count)]
 
     def quadratic_tilt(
-        self, precision: Float[Array, "d d"]
+        self, precision: Float[Array, "d d"], *, is_positive: bool = False
     ) -> tuple[Float[Array, ""], "Mixture"]:
         """Multiply each component by the factor and share the mass anew."""
-        parts = [component.quadratic_tilt(precision) for component in self.components]
+        parts = [
+            component.quadratic_tilt(precision, is_positive=is_positive)
+            for component in self.components
+        ]
         log_masses = jnp.stack([log_mass for log_mass, _ in parts])
         log_mass, shares = weighted_logsumexp(log_masses[None, :], self.weights)
         return log_mass[0], eqx.tree_at(

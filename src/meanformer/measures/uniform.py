@@ -51,7 +51,7 @@ class UniformSphere(AbstractRound):
         return self.ambient
 
     def quadratic_tilt(
-        self, precision: Float[Array, "d d"]
+        self, precision: Float[Array, "d d"], *, is_positive: bool = False
     ) -> tuple[Float[Array, ""], "UniformSphere"]:
         """Multiply by a constant: a multiple of the identity is one on the sphere."""
         need = "L2 attention on UniformSphere needs K^T K to be a multiple of I"
@@ -148,7 +148,7 @@ class UniformBox(AbstractBox):
         return jnp.minimum(points, self.high[None, :])
 
     def quadratic_tilt(
-        self, precision: Float[Array, "d d"]
+        self, precision: Float[Array, "d d"], *, is_positive: bool = False
     ) -> tuple[Float[Array, ""], TruncatedNormalBox]:
         """Multiply by a Gaussian with diagonal precision: a truncated normal law."""
         tilted = TruncatedNormalBox(self.low, self.high, required_diagonal(precision))

@@ -250,9 +250,7 @@ def best_attempt(
         return exact, jnp.zeros(count, pairs.tilts.dtype)
 
     def bounds_of(chosen, result, amplifications) -> Float[Array, " m"]:
-        bounds = measured_bounds(
-            result, amplifications, pairs, values, sampled, ladder
-        )
+        bounds = measured_bounds(result, amplifications, pairs, values, sampled, ladder)
         least = ERROR * accuracies[chosen]
         return jnp.maximum(bounds, least) + defects[chosen]
 
