@@ -15,7 +15,7 @@ COMPILE_FAST := --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help atlas test test-all lint format docs bench clean
+.PHONY: help atlas test test-all lint format docs wheel bench clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -44,6 +44,9 @@ format: $(INSTALLED)/dev ## format the code, repair what ruff can
 docs: $(INSTALLED)/docs ## build docs/_build/html, warnings are errors
 	$(BIN)/sphinx-build --fail-on-warning --keep-going -b html docs docs/_build/html
 
+wheel: $(INSTALLED)/base ## build the wheel, install it where there is nothing, run it
+	.ci/wheel $(BIN)/python
+
 bench: $(INSTALLED)/bench ## speed and memory against PyTorch, KeOps and dense JAX
 	$(BIN)/python -m benchmarks $(ARGS)
 
@@ -55,7 +58,7 @@ clean: ## forget the environment and everything built
 $(INSTALLED)/base: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) --upgrade "pip>=25.1"
-	$(PIP) --editable ".[transport]"
+	$(PIP) --editable ".[transport,fourier]"
 	@mkdir -p $(@D) && touch $@
 
 $(INSTALLED)/%: $(INSTALLED)/base

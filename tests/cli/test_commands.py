@@ -4,6 +4,7 @@ import html
 import json
 import re
 import shlex
+import sys
 from pathlib import Path
 
 import jax
@@ -220,6 +221,16 @@ def test_doctor_tells_versions_devices_and_caches(meanformer):
     for piece in ("python", "jax", "devices", "float64", "cache", "transport"):
         assert piece in result.stdout
     assert all(f"{d.platform}:{d.id} " in result.stdout for d in jax.devices())
+
+
+def test_doctor_tells_that_there_is_no_fast_transform(meanformer, monkeypatch):
+    monkeypatch.setitem(sys.modules, "jax_finufft", None)
+    (line,) = [
+        line
+        for line in meanformer("doctor").stdout.splitlines()
+        if line.startswith("sums ")
+    ]
+    assert "exact, since jax-finufft is not installed" in line
 
 
 def test_help_and_version_leave_with_0(meanformer):

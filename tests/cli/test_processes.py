@@ -116,3 +116,24 @@ def test_a_computation_can_be_stopped(number, code):
     output, complaints = process.communicate(timeout=30)
     assert process.returncode == code
     assert (output, complaints) == ("", "")
+
+
+@pytest.mark.slow
+def test_only_the_transform_itself_needs_finufft_and_nothing_needs_fcntl():
+    script = """
+import pkgutil, sys
+for name in ("fcntl", "resource", "jax_finufft"):
+    sys.modules[name] = None
+import meanformer as mf
+for module in pkgutil.walk_packages(mf.__path__, "meanformer."):
+    if not module.name.endswith(("__main__", "fourier.nufft")):
+        __import__(module.name)
+cloud = mf.TokenCloud([[0.0, 1.0], [1.0, 0.0]])
+flow = mf.Flow(mf.identity_attention("softmax", 2, 1.0))
+print(mf.solve(flow, cloud, 1.0).points.shape)
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("2, 2)\n")

@@ -1,6 +1,7 @@
 """The choice between exact and fast sums: by cost, with reasons, kept between runs."""
 
 import dataclasses
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -204,3 +205,20 @@ def test_fourier_explains_only_what_it_would_sum():
         with pytest.raises(mf.Unsupported, match=r"use sums=Auto\(\)"):
             mf.Fourier().explain(cloud, gamma)
         assert "exact sums" in str(mf.Auto().explain(cloud, gamma))
+
+
+def test_without_the_fast_transform_sums_are_exact_and_say_why(costs, monkeypatch):
+    monkeypatch.setitem(sys.modules, "jax_finufft", None)
+    cloud = mf.TokenCloud(sphere(50_000))
+    layer = mf.identity_attention("softmax", 3, 2.0)
+    assert Auto().ladder(*pairs_of(50_000)) is None
+    why = "jax-finufft is not installed (pip install 'meanformer[fourier]')"
+    text = str(Auto().explain(cloud, layer))
+    assert "exact sums" in text
+    assert text.endswith(f"since {why}")
+    with pytest.raises(mf.Unsupported) as refusal:
+        Fourier(1e-6)
+    assert str(refusal.value) == (
+        f"Fourier sums cannot be used: {why}; use sums=Auto(), which sums exactly "
+        "there."
+    )

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pair_problems import dense_softmax
 
+import meanformer as mf
 from meanformer.errors import InvalidInput, SlowSums, Unsupported
 from meanformer.numerics.fourier import transforms
 from meanformer.numerics.fourier.frames import circle_frame
@@ -23,6 +24,7 @@ from meanformer.numerics.fourier.levels import (
     working_dtype,
 )
 from meanformer.numerics.fourier.report import MODES, NONE, RANGE
+from meanformer.numerics.fourier.softmax import fourier_softmax
 from meanformer.numerics.fourier.transforms import (
     circle_convolution,
     circle_modes,
@@ -114,6 +116,88 @@ def check_within_tolerance_or_exact(kind, dimension, beta, form, seed, dtype):
     assert max(errors(result, pairs, values)) <= TOLERANCE + rounding
     assert float(report.bound) <= TOLERANCE
     assert bool(report.is_exact) or float(report.observed) <= TOLERANCE
+
+
+def many(kind, dimension, count=5000):
+    """Points, so many that the grid has few nodes for each."""
+    points = np.random.default_rng(dimension).standard_normal((count, dimension))
+    if kind == "sphere":
+        points /= np.linalg.norm(points, axis=1, keepdims=True)
+    return jnp.asarray(points if kind == "sphere" else points / 2)
+
+
+EVERY_DIMENSION = [
+    (1, "gauss", "softmax", [0.5, 3.0]),
+    (1, "gauss", "l2", [4.0, 50.0]),
+    (2, "gauss", "softmax", [0.5, 2.0]),
+    (2, "sphere", "softmax", [10.0, 60.0]),
+    (2, "gauss", "l2", [4.0, 20.0]),
+    (3, "sphere", "softmax", [1.0, 9.0]),
+    (3, "gauss", "l2", [1.0, 3.0]),
+]
+
+
+@pytest.mark.parametrize(
+    ("tolerance", "dimension", "kind", "form", "betas"),
+    [
+        (1e-7, *EVERY_DIMENSION[0]),
+        *[
+            pytest.param(tolerance, *each, marks=pytest.mark.slow)
+            for tolerance in (1e-4, 1e-6, 1e-8, 1e-10)
+            for each in EVERY_DIMENSION
+        ],
+    ],
+)
+def test_errors_are_below_the_tolerance_and_not_far_below(
+    tolerance, dimension, kind, form, betas
+):
+    points = many(kind, dimension)
+    weights = jnp.full(len(points), 1 / len(points))
+    for beta in betas:
+        sharpness = beta if form == "l2" else 0.0
+        offsets = -sharpness / 2 * jnp.sum(points**2, axis=1)
+        pairs = Pairs(beta * points, points, weights, offsets)
+        result, report = fourier_softmax(
+            pairs, points, Fourier(tolerance).ladder(pairs, points)
+        )
+        exact = Blocked().softmax(pairs, points)
+        mass = np.abs(np.expm1(result[0] - exact[0])).max()
+        mean = np.abs(result[1] - exact[1]).max() / np.ptp(points, axis=0).max()
+        assert not bool(report.is_exact)
+        assert tolerance / 100 <= max(mass, mean) <= tolerance
+        assert max(mass, mean) <= float(report.bound) <= tolerance
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dimension", [1, 2, 3])
+@pytest.mark.parametrize("kind", ["softmax", "l2", "unnormalised", "sinkhorn"])
+@pytest.mark.parametrize("tolerance", [1e-5, 1e-9])
+def test_velocities_of_every_kind_are_within_the_tolerance(kind, dimension, tolerance):
+    points = many("gauss", dimension, 1500)
+    gamma = mf.identity_attention(kind, dimension, 1.5)
+    fast, exact = (
+        gamma(mf.TokenCloud(points, sums=sums), points)
+        for sums in (Fourier(tolerance), Blocked())
+    )
+    scale = np.ptp(points, axis=0).max() * max(1, np.abs(exact).max())
+    assert np.abs(fast - exact).max() <= tolerance * scale
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("share", [0.001, 0.02, 0.3])
+@pytest.mark.parametrize("weight", [1.0, 1e-3])
+def test_tokens_apart_from_the_others_are_within_the_tolerance(share, weight):
+    # A cluster in one place, wherever that is on the grid, does not average errors out.
+    count = 6000
+    few = max(1, int(share * count))
+    apart = np.array([[0.0, 0.0, 1.5]]) + 1e-6 * np.asarray(many("gauss", 3, few))
+    bulk = np.asarray(many("sphere", 3, count - few)) * [1, 1, 0.2]
+    points = jnp.asarray(np.concatenate([bulk, apart]))
+    weights = jnp.asarray(np.r_[np.ones(count - few), np.full(few, weight)])
+    pairs = Pairs(9 * points, points, weights / weights.sum())
+    for tolerance in (1e-5, 1e-8):
+        result = Fourier(tolerance).softmax(pairs, points)
+        assert max(errors(result, pairs, points)) <= tolerance
 
 
 @pytest.mark.parametrize("dimension", [1, 2, 3])

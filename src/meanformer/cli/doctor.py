@@ -12,8 +12,8 @@ import typer
 from meanformer.cli.app import HELP, app
 from meanformer.files import cache_directory
 
-CORE = ("meanformer", "jax", "jaxlib", "jax-finufft", "equinox", "diffrax", "numpy",
-        "scipy", "matplotlib", "xarray", "zarr")  # fmt: skip
+CORE = ("meanformer", "jax", "jaxlib", "equinox", "diffrax", "numpy", "scipy",
+        "matplotlib", "xarray", "zarr")  # fmt: skip
 
 
 @app.command(rich_help_panel=HELP)
@@ -55,8 +55,11 @@ def _arithmetic() -> Iterator[tuple[str, str]]:
 def _choice_of_sums() -> str:
     """From how many tokens on sums are fast, by what is known of this machine."""
     from meanformer.numerics.costs import Costs, costs
-    from meanformer.numerics.fourier_sums import Auto, smallest_fast_count
+    from meanformer.numerics.fourier_sums import Auto, missing, smallest_fast_count
 
+    reason = missing()
+    if reason is not None:
+        return f"exact, since {reason}"
     known = costs()
     origin = "default costs" if known == Costs() else "costs measured here"
     counts = [f"{smallest_fast_count(Auto(), k)} in {k}-d" for k in (1, 2, 3)]

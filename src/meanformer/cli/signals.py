@@ -11,6 +11,7 @@ Files stay whole, because they are written atomically.
 import functools
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -28,10 +29,11 @@ STACK = 2**26  # bytes; what threads get by default is too little for a compiler
 def heed() -> None:
     """Make Ctrl-C and requests to terminate work from now on; once, at the start."""
     signal.signal(signal.SIGTERM, leave)
-    reader, writer = os.pipe()
-    os.set_blocking(writer, False)
-    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    threading.Thread(target=_insist, args=(reader,), daemon=True).start()
+    # Sockets, because Windows lets signals be written to nothing else.
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+    signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    threading.Thread(target=_insist, args=(reader, writer), daemon=True).start()
 
 
 def apart(work: Callable[P, T]) -> Callable[P, T]:
@@ -70,11 +72,11 @@ def abandon(code: int) -> None:
     os._exit(code)
 
 
-def _insist(reader: int) -> None:
-    """Wait for a signal, then for the main thread, and no longer."""
+def _insist(reader: socket.socket, writer: socket.socket) -> None:
+    """Wait for a signal, then for the main thread, and no longer; keep both ends."""
     number = 0
     while number not in STOPPING:
-        number = os.read(reader, 1)[0]
+        number = reader.recv(1)[0]
     time.sleep(SECONDS_OF_GRACE)
     abandon(128 + number)
 

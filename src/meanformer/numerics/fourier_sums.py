@@ -35,6 +35,7 @@ from meanformer.numerics.plans import (
 CLEAR = 4.0
 # Exact sums that take less than this many seconds are not worth a compilation.
 WORTHWHILE = 0.1
+NOT_INSTALLED = "jax-finufft is not installed (pip install 'meanformer[fourier]')"
 # Numbers of tokens to look at, as multiples of powers of ten.
 MARKS = (1, 2, 3, 5, 7)
 
@@ -62,6 +63,7 @@ class Fourier(AbstractPairSums):
 
     def __check_init__(self):
         _check_tolerance(self.tolerance)
+        _refuse(None if _is_installed() else NOT_INSTALLED)
 
     def softmax(self, pairs, values):
         """Log-mass and mean under the exponential of the score."""
@@ -111,8 +113,9 @@ class Auto(AbstractPairSums):
 
     Fast sums where a model of their cost says that they are faster, exact ones
     elsewhere: few tokens (some 10 000), masks, more than three dimensions, kernels
-    other than the exponential. The model has six numbers, measured once on a machine
-    before the first fast sum, and kept in the cache. `explain` tells what is chosen.
+    other than the exponential, no jax-finufft. The model has six numbers, measured once
+    on a machine before the first fast sum, and kept in the cache. `explain` tells what
+    is chosen.
 
     Args:
         tolerance: largest error allowed, relative to the mass that a query sees and to
@@ -206,22 +209,35 @@ def _why_not(pairs: Pairs, tolerance: float) -> str | None:
         return f"the score is one of {dimension} dimensions, more than three"
     if pairs.first is not None:
         return "a mask gives each query its own sum"
-    if not _is_available():
-        return f"there is no fast transform for {jax.default_backend()}"
+    absent = missing()
+    if absent is not None:
+        return absent
     smallest = smallest_tolerance(working_dtype())
     if tolerance < smallest:
         return f"{working_dtype()} can keep a tolerance of {smallest:.1e}, not less"
     return None
 
 
-def _is_available() -> bool:
+def missing() -> str | None:
+    """Return why there is no fast transform on this machine, if there is none."""
+    if not _is_installed():
+        return NOT_INSTALLED
     backend = jax.default_backend()
     module = "jax_finufft_cpu" if backend == "cpu" else "jax_finufft_gpu"
-    return importlib.util.find_spec(f"jax_finufft.{module}") is not None
+    if importlib.util.find_spec(f"jax_finufft.{module}") is None:
+        return f"there is no fast transform for {backend}"
+    return None
+
+
+def _is_installed() -> bool:
+    return importlib.util.find_spec("jax_finufft") is not None
 
 
 def _check_supported(pairs: Pairs, tolerance: float) -> None:
-    reason = _why_not(pairs, tolerance)
+    _refuse(_why_not(pairs, tolerance))
+
+
+def _refuse(reason: str | None) -> None:
     if reason is not None:
         raise Unsupported(
             f"Fourier sums cannot be used: {reason}; use sums=Auto(), which sums "

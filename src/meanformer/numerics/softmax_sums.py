@@ -121,4 +121,3 @@ def slopes_of_tile(
             jnp.broadcast_to(moving.offsets, (len(tilts), *moving.offsets.shape))
         )
     return sum(parts[1:], start=parts[0]) if parts else None
-

@@ -1,7 +1,6 @@
 """A run on disk: the trajectory while it is computed, and all it takes to redo it."""
 
 import contextlib
-import fcntl
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -106,7 +105,7 @@ class RunStore(AbstractRecorder):
     def end(self) -> None:
         """Let other processes write."""
         if self._lock is not None:
-            self._lock.close()
+            self._lock.release()
             self._lock = None
 
     def _create(self, rows: dict[str, np.ndarray]) -> GrowingArrays:
@@ -123,21 +122,24 @@ class RunStore(AbstractRecorder):
         return arrays
 
     def _acquire(self) -> None:
+        """Lock the folder; the system lets go of it however this process ends."""
+        from filelock import FileLock, Timeout
+
+        lock = FileLock(self.path / LOCK, thread_local=False)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = (self.path / LOCK).open("w")
+            lock.acquire(blocking=False)
+        except Timeout as error:
+            raise InvalidInput(
+                f"{self.path} is being written by another process; wait for it or "
+                "choose another folder."
+            ) from error
         except OSError as error:
             raise InvalidInput(
                 f"{self.path} cannot be written: {error.strerror}; choose another "
                 "folder."
             ) from error
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise InvalidInput(
-                f"{self.path} is being written by another process; wait for it or "
-                "choose another folder."
-            ) from error
+        self._lock = lock
 
     def _check_is_this_run(self, folder: Path, metadata: dict[str, Any]) -> None:
         """Raise if what is there is of another run."""

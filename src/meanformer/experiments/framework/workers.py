@@ -19,6 +19,8 @@ from meanformer.experiments.framework.records import Record, attempt, broken
 from meanformer.experiments.framework.settings import Profile, as_json
 
 SECONDS_BETWEEN_REPORTS = 0.2
+# What a system that is out of memory sends; Windows has no name for it.
+KILLED = 9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,7 +122,7 @@ class _Worker:
         self.process.join(timeout=5)
         code = self.process.exitcode
         cause = f"signal {-code}" if code is not None and code < 0 else f"code {code}"
-        hint = "; the machine may be out of memory" if code == -signal.SIGKILL else ""
+        hint = "; the machine may be out of memory" if code == -KILLED else ""
         return broken(
             experiment,
             f"The process running it ended with {cause}{hint}.",
