@@ -358,6 +358,41 @@ def test_derivatives_agree_with_those_of_the_exact_sum(dimension, kind):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), ours, theirs)
 
 
+@pytest.mark.parametrize(
+    ("dimension", "kind"),
+    [
+        (1, "gauss"),
+        pytest.param(2, "gauss", marks=pytest.mark.slow),
+        pytest.param(2, "sphere", marks=pytest.mark.slow),
+        pytest.param(3, "sphere", marks=pytest.mark.slow),
+    ],
+)
+def test_the_derivative_far_from_the_origin_is_a_covariance(dimension, kind):
+    points, place = np.asarray(many(kind, dimension, 400)), 1e6
+    random = np.random.default_rng(8)
+    moving, back = random.standard_normal((2, *points.shape))
+    layer = mf.identity_attention("softmax", dimension, 2.0)
+
+    @jax.jit
+    def both(tokens, queries):
+        cloud = mf.TokenCloud(tokens, sums=Fourier(1e-9))
+        found, pull = jax.vjp(lambda x: layer(cloud, x), queries)
+        return found, jax.jvp(lambda x: layer(cloud, x), (queries,), (moving,))[1], pull
+
+    _, forward, pull = both(jnp.asarray(points + place), jnp.asarray(points))
+    # The tokens as they are there, rounded, measured from the place.
+    near = (points + place) - place
+    shares = np.exp(2 * points @ near.T)
+    shares /= shares.sum(axis=1, keepdims=True)
+    apart = near[None] - (shares @ near)[:, None]
+    jacobians = 2 * np.einsum("mn,mni,mnj->mij", shares, apart, apart)
+    size = np.abs(jacobians).max()
+    expected = np.einsum("mij,mj->mi", jacobians, moving)
+    np.testing.assert_allclose(forward, expected, atol=1e-9 * size)
+    expected = np.einsum("mij,mi->mj", jacobians, back)
+    np.testing.assert_allclose(pull(jnp.asarray(back))[0], expected, atol=1e-9 * size)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("far", [0.5, 10.0, 30.0, 300.0])
 def test_the_weight_of_an_absent_token_anywhere_has_its_derivative(far):
