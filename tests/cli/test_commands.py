@@ -2,6 +2,7 @@
 
 import html
 import json
+import random
 import re
 import shlex
 import sys
@@ -247,3 +248,29 @@ def test_a_file_that_cannot_be_read_is_told_before_its_parameters(meanformer, tm
     result = meanformer("run", file, "--set", "count=3")
     assert result.exit_code == 1
     assert "must define `experiment`" in result.stdout
+
+
+COMMANDS = ("simulate", "resume", "extend", "limit", "movie", "run", "cite", "none", "")
+FILES = ("deep.toml", "bytes.toml", "empty.toml", ".", "none", "/dev/null", "", "\x00")
+OPTIONS = ("--out", "--depth", "--set", "--json", "--frames", "--coordinates", "-x")
+VALUES = ("1e400", "nan", "-1", "0", "out.gif", "1,,2", "=", "[[[[", 300 * "a", "é")
+
+
+def test_any_command_line_ends_with_a_sentence_and_code_two(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "deep.toml").write_text(f"a = {600 * '['}{600 * ']'}")
+    (tmp_path / "bytes.toml").write_bytes(bytes(range(256)))
+    (tmp_path / "empty.toml").touch()
+    rng = random.Random(0)
+    for name in FILES:
+        for words in (
+            ["simulate", name, "--out", "new"],
+            ["limit", name],
+            [rng.choice(COMMANDS), *rng.choices(FILES + OPTIONS + VALUES, k=3)],
+            [rng.choice(COMMANDS), name, rng.choice(OPTIONS), rng.choice(VALUES)],
+        ):
+            result = CliRunner().invoke(app, words)
+            assert result.exit_code == 2, words
+            assert result.stderr.startswith("meanformer: "), words
+            assert result.stderr.count("\n") == 1, words
+    assert not (tmp_path / "new").exists()

