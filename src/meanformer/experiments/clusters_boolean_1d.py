@@ -106,7 +106,7 @@ def run(parameters: Parameters, *, progress) -> Outcome:
                 tipping,
                 TIPPING,
                 tolerance=1e-11,
-                source=other_method("bisection in arithmetic of thirty digits"),
+                source=tabulated("by bisection in arithmetic of thirty digits"),
             ),
             EXCEPTIONAL.close_to(
                 row_at_tipping(),

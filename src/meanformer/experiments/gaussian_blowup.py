@@ -11,6 +11,7 @@ In one dimension every kind has a clock, a function of the variance that grows l
 with depth.
 """
 
+import math
 from dataclasses import dataclass
 
 import jax.numpy as jnp
@@ -293,9 +294,11 @@ def positive_cases(parameters: Parameters):
 
 def bounds(score, value, spread) -> tuple[float, float]:
     """Depths before which no blow-up happens, and by which it has happened."""
-    layer = mf.Softmax(*map(jnp.asarray, (score, np.eye(2), value)))
-    known = mf.gaussian.blowup_time(layer, centred(spread))
-    return known.lower or np.nan, known.upper or np.nan
+    size = math.prod(np.linalg.norm(matrix, 2) for matrix in (value, score, spread))
+    slowest = np.linalg.eigvalsh((score + score.T) / 2)[0]
+    trace = np.trace(np.linalg.solve(value, spread))
+    least = np.linalg.eigvalsh(value)[0]
+    return 1 / float(2 * size), len(value) / float(2 * slowest * least**2 * trace)
 
 
 def line_path(kind, depth: float) -> mf.GaussianTrajectory:

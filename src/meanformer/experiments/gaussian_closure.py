@@ -31,6 +31,7 @@ from meanformer.experiments import (
     reference_attention,
     reference_cloud,
     setting,
+    tabulated,
     theory,
 )
 from meanformer.plotting import (
@@ -358,7 +359,7 @@ def reference_finding(paths: dict[str, mf.GaussianTrajectory]):
         found,
         [TABLE[name] for name in paths],
         tolerance=1e-9,
-        source=other_method("tabulated from an independent computation, 12 digits"),
+        source=tabulated("12 digits"),
     )
 
 
