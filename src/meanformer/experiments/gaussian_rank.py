@@ -39,8 +39,11 @@ SAVED = 41
 KINDS = {"softmax": mf.Softmax, "L2": mf.L2, "Sinkhorn": mf.Sinkhorn}
 # The decaying eigenvalues are those of the inverse of this times t |A_s|.
 INVERSE_RATES = {"softmax": 2.0, "L2": 4.0, "Sinkhorn": 4.0}
-# Least ratio of extreme eigenvalues of a stationary covariance whose rank is counted.
-SURE = 0.03
+# Residual up to which a covariance is stationary: some zeros are double, found slowly.
+RESIDUAL = 1e-6
+# Least ratio of extreme eigenvalues for the rank to count: a direction too many, of an
+# eigenvalue of about the root of the residual, does not show in it.
+SURE = 30 * RESIDUAL**0.5
 # Signs of the eigenvalues of the scores of which stationary covariances are looked for.
 SIGNATURES = ((1, 1, -1, -1), (1, 1, 1, -1), (1, 1, 0, -1), (1, 0, 0, -1), (1, 1, 1, 1))
 
@@ -325,9 +328,13 @@ def highest_rank(signs: tuple[int, ...], parameters: Parameters) -> int:
     )
     found = [0]
     for rank in range(1, DIMENSION + 1):
-        # Some roots are singular and reached slowly: a looser residual, a surer rank.
         points = mf.gaussian.stationary_points(
-            layer, DIMENSION, rank, key=key, starts=parameters.starts, tolerance=1e-6
+            layer,
+            DIMENSION,
+            rank,
+            key=key,
+            starts=parameters.starts,
+            tolerance=RESIDUAL,
         )
         found += [rank for point in points if point.smallest > SURE]
     return max(found)
