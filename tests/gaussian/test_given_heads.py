@@ -123,3 +123,11 @@ def test_heads_taken_apart_add_up_to_the_whole(kind):
     points = jnp.asarray([[0.0, 0.0], [1.0, -2.0], [0.4, 0.7]])
     parts = sum(term(mu, points) for term in terms_of(whole))
     np.testing.assert_allclose(parts, whole(mu, points), rtol=1e-12)
+
+
+def test_a_constant_beside_attention_leaves_no_closed_form():
+    zero = np.zeros((2, 2))
+    drift = mf.Perceptron(zero, np.zeros(2), zero, [1.0, 0.0], activation=lambda x: x)
+    gamma = mf.Sum([mf.Softmax(SCORE, IDENTITY, IDENTITY), drift])
+    with pytest.raises(Unsupported, match="single attention layer only"):
+        explicit_solution(gamma, mf.Gaussian(np.zeros(2), COVARIANCE), 0.1)
