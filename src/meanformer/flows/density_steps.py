@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from meanformer.flows.density_field import DensityProblem, DensityState
+from meanformer.flows.derivatives import Mode, in_both_modes
 from meanformer.flows.integrate import (
-    CHECKPOINTS,
     OVERFLOWN,
     direction,
     just_inside,
@@ -29,9 +29,15 @@ def advance_density(
     problem: DensityProblem, state: DensityState, target: Float[Array, ""]
 ) -> DensityState:
     """Integrate from the state's depth to the target, unless it has stopped already."""
+    return in_both_modes(_advance, problem, state, target)
+
+
+def _advance(
+    problem: DensityProblem, state: DensityState, target: Float[Array, ""], mode: Mode
+) -> DensityState:
     running = state.status == Status.reached
     end = jnp.where(running, target, state.depth)
-    solution = _diffeqsolve(problem, state, end)
+    solution = _diffeqsolve(problem, state, end, mode)
     reached = DensityState(
         cast(Any, solution.ts)[-1],
         cast(Any, solution.ys)[-1],
@@ -51,9 +57,9 @@ def density_snapshot(
 
 
 def _diffeqsolve(
-    problem: DensityProblem, state: DensityState, end: Float[Array, ""]
+    problem: DensityProblem, state: DensityState, end: Float[Array, ""], mode: Mode
 ) -> diffrax.Solution:
-    method = problem.integrator.method_for(False)
+    method = mode.method(problem.integrator.method_for(False))
     decay = problem.decay(len(state.moments))
     # Diffusion is stiff, and known: explicit adaptive steps do without it.
     is_apart = (
@@ -80,7 +86,7 @@ def _diffeqsolve(
         stepsize_controller=integrator.controller(settings),
         event=diffrax.Event(_events(problem, forward)),
         max_steps=problem.max_steps,
-        adjoint=diffrax.RecursiveCheckpointAdjoint(checkpoints=CHECKPOINTS),
+        adjoint=mode.adjoint,
         throw=False,
     )
 

@@ -9,14 +9,18 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PyTree
 
-from meanformer.flows.derivatives import without_derivative
+from meanformer.flows.derivatives import (
+    BACKWARD,
+    Mode,
+    in_both_modes,
+    without_derivative,
+)
 from meanformer.flows.gaussian_state import (
     Carried,
     GaussianProblem,
     GaussianState,
 )
 from meanformer.flows.integrate import (
-    CHECKPOINTS,
     OVERFLOWN,
     direction,
     just_inside,
@@ -60,6 +64,14 @@ def advance_gaussian(
     problem: GaussianProblem, state: GaussianState, target: Float[Array, ""]
 ) -> GaussianState:
     """Integrate from the state's depth to the target, unless it has stopped already."""
+    if isinstance(problem.integrator, LongDepth):
+        return _advance(problem, state, target, BACKWARD)
+    return in_both_modes(_advance, problem, state, target)
+
+
+def _advance(
+    problem: GaussianProblem, state: GaussianState, target: Float[Array, ""], mode: Mode
+) -> GaussianState:
     running = state.status == Status.reached
     end = jnp.where(running, target, state.depth)
     if isinstance(problem.integrator, LongDepth):
@@ -74,7 +86,7 @@ def advance_gaussian(
             lambda new, old: new.astype(old.dtype), last.carried, state.carried
         )
     else:
-        solution = _in_depth(problem, state, end)
+        solution = _in_depth(problem, state, end, mode)
         moved = jax.tree.map(lambda leaf: leaf[-1], solution.ys)
         depth, fired, located = solution.ts[-1], solution.event_mask, jnp.array(False)
     reached = GaussianState(
@@ -87,7 +99,7 @@ def advance_gaussian(
     return kept_if_finite(reached, state, running)
 
 
-def _in_depth(problem: GaussianProblem, state: GaussianState, end) -> Any:
+def _in_depth(problem: GaussianProblem, state: GaussianState, end, mode: Mode) -> Any:
     """Integrate with depth as time; its adaptive steps shrink towards a blow-up."""
     integrator = problem.integrator
 
@@ -103,7 +115,7 @@ def _in_depth(problem: GaussianProblem, state: GaussianState, end) -> Any:
     terms = [term(part) for part in (schedule.terms() if is_split else (schedule,))]
     return diffrax.diffeqsolve(
         diffrax.MultiTerm(*terms) if is_split else terms[0],
-        integrator.method_for(False),
+        mode.method(integrator.method_for(False)),
         state.depth,
         end,
         integrator.first_step(state.depth, end),
@@ -113,7 +125,7 @@ def _in_depth(problem: GaussianProblem, state: GaussianState, end) -> Any:
         ),
         event=diffrax.Event(_events(problem, lambda t, y: (forward * t, y))),
         max_steps=problem.max_steps,
-        adjoint=diffrax.RecursiveCheckpointAdjoint(checkpoints=CHECKPOINTS),
+        adjoint=mode.adjoint,
         throw=False,
     )
 

@@ -10,8 +10,10 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import lineax
+from equinox.internal import prevbefore
 from jaxtyping import Array, Bool, Float, PyTree
 
+from meanformer.flows.derivatives import BACKWARD, Mode
 from meanformer.flows.flow import Flow, field_of
 from meanformer.flows.geodesic import check_geodesic
 from meanformer.flows.locate import FirstZero
@@ -32,9 +34,6 @@ from meanformer.flows.status import AbstractStop, Status, moment_of
 from meanformer.measures import TokenCloud
 from meanformer.typing import Key
 
-# States kept for the gradient of one stretch. Where there are more steps between two
-# saved depths, they are computed again: 561 steps at most twice.
-CHECKPOINTS = 32
 OVERFLOWN = 1e10
 
 
@@ -90,16 +89,18 @@ class Problem(eqx.Module):
         return jnp.where(jnp.isfinite(largest), largest, OVERFLOWN)
 
 
-def integrate(problem: Problem, state: State, target: Float[Array, ""]) -> State:
+def integrate(
+    problem: Problem, state: State, target: Float[Array, ""], mode: Mode = BACKWARD
+) -> State:
     """Integrate from the state's depth to the target, unless it has stopped already.
 
     With `merge` it ends at the next meeting of two tokens, if that comes first.
     """
     if isinstance(problem.integrator, Switching):
-        return _switching(problem, problem.integrator, state, target)
+        return _switching(problem, problem.integrator, state, target, mode)
     running = state.status == Status.reached
     end = jnp.where(running, target, state.depth)
-    solution = _diffeqsolve(problem, state, end)
+    solution = _diffeqsolve(problem, state, end, mode)
     saved, depths, atoms = _results(problem, state, solution)
     points, probes = jax.tree.map(lambda leaf: leaf[-1], saved)
     moved = State(
@@ -116,7 +117,11 @@ def integrate(problem: Problem, state: State, target: Float[Array, ""]) -> State
 
 
 def _switching(
-    problem: Problem, integrator: Switching, state: State, target: Float[Array, ""]
+    problem: Problem,
+    integrator: Switching,
+    state: State,
+    target: Float[Array, ""],
+    mode: Mode,
 ) -> State:
     """Integrate by explicit steps; by implicit ones from where those were too many."""
     explicit = dataclasses.replace(
@@ -128,17 +133,17 @@ def _switching(
 
     def go_on(reached: State) -> State:
         going = eqx.tree_at(lambda s: s.status, reached, Status.reached)
-        end = integrate(stiff, going, target)
+        end = integrate(stiff, going, target, mode)
         return eqx.tree_at(lambda s: s.stretch, end, reached.stretch)
 
-    moved = integrate(explicit, state, target)
+    moved = integrate(explicit, state, target, mode)
     ran_out = (moved.status == Status.step_budget) & (state.status == Status.reached)
     return jax.lax.cond(ran_out, go_on, lambda reached: reached, moved)
 
 
-def _diffeqsolve(problem: Problem, state: State, end: Float[Array, ""]):
+def _diffeqsolve(problem: Problem, state: State, end: Float[Array, ""], mode: Mode):
     flow, integrator = problem.flow, problem.integrator
-    method = integrator.method_for(flow.noise is not None)
+    method = mode.method(integrator.method_for(flow.noise is not None))
     check_geodesic(method, flow.space, flow.noise is not None)
     settings = StepSettings(
         problem.rtol,
@@ -155,7 +160,7 @@ def _diffeqsolve(problem: Problem, state: State, end: Float[Array, ""]):
         integrator.first_step(state.depth, end),
         state.moving,
         max_steps=problem.max_steps,
-        adjoint=diffrax.RecursiveCheckpointAdjoint(checkpoints=CHECKPOINTS),
+        adjoint=mode.adjoint,
         throw=False,
         **_options(problem, state, end, settings),
     )
@@ -299,12 +304,10 @@ def just_inside(
 
     A schedule that jumps there belongs to the next stretch already.
     """
-    low, high, place = jax.lax.stop_gradient(
-        (jnp.minimum(start, end), jnp.maximum(start, end), depth)
-    )
-    inside = jnp.minimum(place, jnp.maximum(jnp.nextafter(high, low), low))
+    low, high = jnp.minimum(start, end), jnp.maximum(start, end)
+    inside = jnp.minimum(depth, jnp.maximum(prevbefore(high), low))
     # The derivative is that of the depth itself, also where depths are differentiated.
-    return depth + (inside - place)
+    return depth + jax.lax.stop_gradient(inside - depth)
 
 
 def direction(start: Float[Array, ""], end: Float[Array, ""]) -> Float[Array, ""]:

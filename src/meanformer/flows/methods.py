@@ -102,6 +102,11 @@ class Retracted(diffrax.AbstractWrappedSolver):
         return self.solver.term_compatible_contr_kwargs
 
     @property
+    def scan_kind(self):
+        """That of the wrapped solver, where it is of the kind of Runge and Kutta."""
+        return cast(diffrax.AbstractRungeKutta, self.solver).scan_kind
+
+    @property
     def root_finder(self):
         """That of the wrapped solver, where it is implicit."""
         return cast(diffrax.AbstractImplicitSolver, self.solver).root_finder
@@ -189,7 +194,8 @@ class Lawson(diffrax.AbstractSolver):
 
 def _runge_kutta_step(term, t0, t1, y0, args):
     """Make one classical step on one term; the terms are plain velocities."""
-    y1, *_ = RK4().step(
-        term, t0, t1, y0, args, RK4().init(term, t0, t1, y0, args), False
+    method = RK4(scan_kind="lax")
+    y1, *_ = method.step(
+        term, t0, t1, y0, args, method.init(term, t0, t1, y0, args), False
     )
     return y1

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from meanformer.flows.derivatives import without_derivative
+from meanformer.flows.derivatives import in_both_modes, without_derivative
 from meanformer.flows.integrate import Problem, integrate
 from meanformer.flows.long_depth import long_velocity, walk_phase
 from meanformer.flows.merging import Atoms, join
@@ -25,7 +25,7 @@ NO_DERIVATIVE = (
 def advance(problem: Problem, state: State, target: Float[Array, ""]) -> State:
     """Integrate from the state's depth to the target, unless it has stopped already."""
     if problem.merge is None:
-        return integrate(problem, state, target)
+        return in_both_modes(integrate, problem, state, target)
     # The event finder computes in the widest type there is, whatever the tokens are.
     wide = jnp.result_type(float)
     problem, start, target = without_derivative(

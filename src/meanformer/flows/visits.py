@@ -36,7 +36,6 @@ def visit_all(way: Way, problem: Any, state: Any, depths: Float[Array, " t"]) ->
     """Visit all depths in one compiled loop; gradients redo a stretch at a time."""
     problem = kept_as_one(problem)
 
-    @eqx.filter_checkpoint
     def stretch(state, target: Float[Array, ""]):
         moved = way.advance(problem, state, target)
         return moved, moved
