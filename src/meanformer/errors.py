@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import jax.core
 import jax.numpy as jnp
+import jax.random
 import numpy as np
 from jaxtyping import Array
 
@@ -176,6 +177,22 @@ def as_integer(name: str, value: Any, *, least: int) -> int:
         ) from None
     check(number >= least, f"{name} is {value}; it must be {least} or more.")
     return number
+
+
+def as_key(key: Any) -> Any:
+    """Return the random key, or raise if it is none."""
+    try:
+        data = jax.random.key_data(key)
+    except TypeError:
+        seed = key if isinstance(key, int) else "seed"
+        raise InvalidInput(
+            f"key is {key!r}; it must be a random key of JAX: jax.random.key({seed})."
+        ) from None
+    check(
+        data.ndim == 1,
+        f"key is an array of keys, of shape {data.shape[:-1]}; pass one of them.",
+    )
+    return key
 
 
 def as_number(name: str, value: Any, allowed: str = "a number") -> float:

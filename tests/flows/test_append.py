@@ -54,6 +54,16 @@ def test_appending_is_running_the_longer_sequence(name, key):
         )
 
 
+def test_tokens_appended_on_the_sphere_stay_on_it(key):
+    flow = mf.Flow(VELOCITIES["softmax"], space=mf.Sphere())
+    points = jr.normal(key, (3, 2))
+    points /= jnp.linalg.norm(points, axis=1, keepdims=True)
+    known, longer = (mf.in_order(mf.TokenCloud(points[:n])) for n in (2, 3))
+    path = mf.append_tokens(flow, mf.run_layers(flow, known, 2), longer)
+    expected = mf.run_layers(flow, longer, 2)
+    np.testing.assert_allclose(path.points, expected.points, rtol=0, atol=1e-12)
+
+
 @pytest.mark.slow
 def test_tokens_can_be_appended_one_by_one_on_the_sphere(key):
     flow = mf.Flow(VELOCITIES["softmax"], space=mf.Sphere())

@@ -18,6 +18,7 @@ from meanformer.attention.softmax import Softmax
 from meanformer.errors import (
     Unsupported,
     as_integer,
+    as_key,
     as_number,
     check,
     check_choice,
@@ -127,6 +128,7 @@ def maximise_lipschitz(
         The best cloud. Cost: one local Lipschitz constant and its gradient per step.
     """
     _check_size(count, radius)
+    key = as_key(key)
     check(steps > 0, f"steps is {steps}; it must be positive.")
     check_choice("space", space, SPACES)
     radius, place = float(radius), _onto_ball if space == "ball" else _onto_sphere

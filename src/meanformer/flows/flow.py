@@ -4,10 +4,12 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from meanformer.errors import check
+from meanformer.errors import as_float_array, check, check_shape
 from meanformer.flows.schedule import AbstractSchedule, as_schedule
 from meanformer.geometry import AbstractSpace, Euclidean
 from meanformer.measures import TokenCloud
+from meanformer.measures.cloud import check_cloud
+from meanformer.typing import ArrayLike
 
 
 class Flow(eqx.Module):
@@ -39,6 +41,38 @@ class Flow(eqx.Module):
             self.noise is None or jnp.ndim(self.noise) == 0,
             "noise must be one number, the strength of the Brownian motion.",
         )
+
+    def velocity_at(
+        self,
+        cloud: TokenCloud,
+        x: ArrayLike | None = None,
+        *,
+        depth: float | Float[Array, ""] = 0.0,
+        positions: ArrayLike | None = None,
+    ) -> Float[Array, "m d"]:
+        r"""Return how fast the tokens of a cloud move, or any points among them.
+
+        Args:
+            cloud: the tokens that are seen.
+            x: the points $x$ at which to take $P_x\Gamma_t[\mu](x)$; the tokens
+                themselves by default.
+            depth: the depth $t$, for a flow that changes with it.
+            positions: the places of the points in the sequence, for masks; by default
+                those of the tokens, or the end of it for points of your own.
+        """
+        check_cloud("cloud", cloud)
+        dtype = cloud.points.dtype
+        places = None if positions is None else as_float_array("positions", positions)
+        if x is None:
+            points, places = cloud.points, cloud.positions if places is None else places
+        else:
+            points = as_float_array("x", x).astype(dtype)
+            check_shape("x", points, (None, cloud.dimension))
+        if places is None and cloud.positions is not None:
+            places = jnp.ones((len(points),), dtype)
+        self.space.check(points)
+        place = as_float_array("depth", depth).astype(dtype)
+        return self.field(place, cloud, points, places)
 
     def field(
         self,

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import diffrax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -59,8 +60,30 @@ def check_tolerances(rtol: float, atol: float) -> None:
     )
 
 
+def check_attainable(rtol: float, dtype: jnp.dtype) -> None:
+    """Raise if a relative tolerance is finer than the numbers themselves."""
+    eps = float(jnp.finfo(dtype).eps)
+    if is_concrete(rtol):
+        check(
+            float(rtol) >= eps,
+            f"rtol is {float(rtol):g}, but {jnp.dtype(dtype).name} resolves no more "
+            f"than {eps:.2g}; ask for less"
+            + (", or give float64 tokens." if dtype == jnp.float32 else "."),
+        )
+
+
 def checked_solver(solver: object) -> AbstractIntegrator:
     """Return the solver, or raise if it is none."""
+    method = solver if isinstance(solver, type) else type(solver)
+    if issubclass(method, diffrax.AbstractSolver):
+        is_implicit = issubclass(method, diffrax.AbstractImplicitSolver)
+        is_adaptive = issubclass(method, diffrax.AbstractAdaptiveSolver)
+        kind = "Stiff" if is_implicit else "Adaptive" if is_adaptive else "FixedStep"
+        step = "h, " if kind == "FixedStep" else ""
+        raise InvalidInput(
+            f"solver is {method.__name__} of diffrax; say how its steps are chosen: "
+            f"solver={kind}({step}{method.__name__}())."
+        )
     if not isinstance(solver, AbstractIntegrator):
         raise InvalidInput(
             f"solver is {solver!r}; it must be Adaptive(…), Stiff(…), Switching(…), "

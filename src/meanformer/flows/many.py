@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Float, Shaped
 
-from meanformer.errors import InvalidInput, check
+from meanformer.errors import InvalidInput, as_key, check
 from meanformer.flows.flow import Flow
 from meanformer.flows.inputs import check_flow
 from meanformer.flows.integrate import Problem
@@ -66,7 +66,7 @@ def solve_many(
     given = _checked(flow, clouds)
     count = max(cloud.count for cloud in given)
     padded = [cloud if cloud.count == count else pad(cloud, count) for cloud in given]
-    keys = None if key is None else jr.split(key, len(given))
+    keys = None if key is None else jr.split(as_key(key), len(given))
     problem, state, depths = set_up(
         *(flow, padded[0], depth, save, solver, rtol, atol, None, merge, stop, key)
     )

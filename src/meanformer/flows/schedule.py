@@ -1,6 +1,7 @@
 """Parameters that change with depth: one in-context map for every depth."""
 
 import abc
+import inspect
 from collections.abc import Callable, Sequence
 
 import equinox as eqx
@@ -22,6 +23,12 @@ from meanformer.errors import (
 from meanformer.flows.status import AbstractStop
 from meanformer.measures import AbstractContext, TokenCloud
 from meanformer.typing import ArrayLike
+
+_FUNCTIONS = (
+    "a function given to Flow takes the depth alone and returns a map: for a velocity "
+    "of points write Flow(PointMap(function)), for one of the measure as well subclass "
+    "AbstractInContextMap."
+)
 
 
 class AbstractSchedule(eqx.Module):
@@ -113,7 +120,22 @@ class FunctionOfDepth(AbstractSchedule):
 
     def kinds(self) -> tuple[AbstractInContextMap, ...]:
         """Return the shapes of the function's map."""
-        return (eqx.filter_eval_shape(self.at, jnp.zeros(())),)
+        try:
+            gamma = eqx.filter_eval_shape(self.at, jnp.zeros(()))
+        except (TypeError, ValueError, IndexError) as error:
+            reason = str(error).partition("\n")[0].rstrip(".")
+            raise InvalidInput(
+                f"velocity is a function that fails when it is given a depth, a scalar "
+                f"({reason}); {_FUNCTIONS}"
+            ) from error
+        if not isinstance(gamma, AbstractInContextMap):
+            is_array = isinstance(gamma, jax.ShapeDtypeStruct)
+            kind = "an array" if is_array else f"a {type(gamma).__name__}"
+            raise InvalidInput(
+                f"velocity is a function that returns {kind} when it is given a depth; "
+                f"{_FUNCTIONS}"
+            )
+        return (gamma,)
 
     def velocity(self, depth, mu, x, positions):
         """Return the value of the function's map."""
@@ -261,11 +283,25 @@ def as_schedule(velocity) -> AbstractSchedule:
     if isinstance(velocity, AbstractInContextMap):
         return Constant(velocity)
     if callable(velocity) and not isinstance(velocity, type):
+        _check_takes_a_depth(velocity)
         return FunctionOfDepth(velocity)
     raise InvalidInput(
         f"velocity is {velocity!r}; it must be an in-context map, a Schedule, or a "
         "function from depth to a map."
     )
+
+
+def _check_takes_a_depth(function: Callable) -> None:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(None)
+    except TypeError:
+        raise InvalidInput(
+            f"velocity is a function of {signature}; {_FUNCTIONS}"
+        ) from None
 
 
 def _checked_depths(

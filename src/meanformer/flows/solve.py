@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from meanformer.errors import InvalidInput, check, is_concrete
+from meanformer.errors import InvalidInput, as_key, check, is_concrete
 from meanformer.flows.density_solve import (
     Spectral,
     density_set_up,
@@ -32,6 +32,7 @@ from meanformer.flows.gaussian_trajectory import (
     as_gaussian_trajectory,
 )
 from meanformer.flows.inputs import (
+    check_attainable,
     check_flow,
     check_tolerances,
     checked_probes,
@@ -45,7 +46,12 @@ from meanformer.flows.merging import Merge, as_merge, check_mergeable, initial_a
 from meanformer.flows.phases import advance, velocities_at
 from meanformer.flows.quadrature_solve import by_quadrature
 from meanformer.flows.recorder import AbstractProgress, AbstractRecorder, bar_for
-from meanformer.flows.solvers import AbstractIntegrator, Adaptive, LongDepth
+from meanformer.flows.solvers import (
+    AbstractAdaptive,
+    AbstractIntegrator,
+    Adaptive,
+    LongDepth,
+)
 from meanformer.flows.state import State, initial_state
 from meanformer.flows.status import AbstractStop, StepBudget
 from meanformer.flows.sums import summary_of
@@ -137,8 +143,9 @@ def solve(
 
     Each stretch between two saved depths is integrated on its own, so what is saved is
     on the path and a run can restart from any of them. The error of a step is the
-    largest over tokens of positive weight and probes. Differentiable in both modes
-    (the backward pass keeps checkpoints, not steps), and usable under `jit` and `vmap`.
+    largest over tokens of positive weight and probes. Differentiable forward and
+    backward (the backward pass keeps checkpoints, not steps; second derivatives take
+    long to compile), and usable under `jit` and `vmap`.
 
     Never raises because of the flow's behaviour: a solve that cannot reach the depth
     ends with the last good state, a `status` that says why, and a warning
@@ -170,7 +177,9 @@ def solve(
         depth: the last depth (the first is 0; negative runs backward), or a pair of
             first and last depth.
         save: how many equally spaced depths to save, both ends included; or the
-            depths themselves, the first one included.
+            depths themselves, in order. Both ends are saved also where they are not
+            listed; only under `jit`, where depths are traced, they must be. A depth
+            at which a schedule jumps, to rounding, is that very depth.
         solver: `Adaptive()` (the default; of order 8 for a Gaussian), `Stiff()`,
             `FixedStep(h)`, `Splitting(h)`, `LongDepth()`; `Spectral()` for a density.
         rtol: relative tolerance of the adaptive solvers.
@@ -255,12 +264,15 @@ def set_up(flow, mu, depth, save, solver, rtol, atol, probes, merge, stop, key):
     check_tolerances(rtol, atol)
     depths = saved_depths(depth, save, mu.points.dtype, flow.velocity.jumps)
     integrator = Adaptive() if solver is None else checked_solver(solver)
+    if isinstance(integrator, AbstractAdaptive) and merge is None:
+        check_attainable(rtol, mu.points.dtype)
     if (flow.noise is None) != (key is None):
         raise InvalidInput(
             "a flow with noise needs key=jax.random.key(seed)."
             if key is None
             else "key is given but the flow has no noise; leave it out."
         )
+    key = None if key is None else as_key(key)
     passive, places = checked_probes(flow, mu, probes)
     is_long = isinstance(integrator, LongDepth)
     if is_long:

@@ -20,7 +20,7 @@ import optimistix
 from jaxtyping import Array, Float
 
 from meanformer.attention import AbstractInContextMap
-from meanformer.errors import as_integer, check
+from meanformer.errors import as_integer, as_key, check
 from meanformer.gaussian.ensembles import KINDS, Case
 from meanformer.gaussian.quiet import quiet_solve
 from meanformer.gaussian.stationary import (
@@ -179,7 +179,7 @@ def _unmoved(near: _Near, root: Float[Array, "d r"]) -> _Unknowns:
 def _starts(near: _Near, rank: int, key: Key, count: int) -> _Unknowns:
     """Return random factors, periods, and unchanged matrices."""
     count = as_integer("starts", count, least=1)
-    for_roots, for_periods = jr.split(key)
+    for_roots, for_periods = jr.split(as_key(key))
     roots = jr.normal(for_roots, (count, len(near.value), rank))
     roots *= jnp.sqrt(near.trace / jnp.sum(roots**2, axis=(1, 2), keepdims=True))
     bounds = jnp.log(jnp.array([SHORTEST, LONGEST]) * near.time())

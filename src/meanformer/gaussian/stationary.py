@@ -12,7 +12,7 @@ import optimistix
 from jaxtyping import Array, Float
 
 from meanformer.attention import AbstractInContextMap
-from meanformer.errors import as_integer, check
+from meanformer.errors import as_integer, as_key, check
 from meanformer.gaussian.heads import only_head, score_of
 from meanformer.gaussian.velocity import (
     affine_velocity,
@@ -82,7 +82,8 @@ def stationary_points(
     check_map(gamma)
     rank = as_integer("rank", rank, least=1)
     check(rank <= dimension, f"rank is {rank}; the dimension is {dimension}.")
-    roots = jr.normal(key, (as_integer("starts", starts, least=1), dimension, rank))
+    count = as_integer("starts", starts, least=1)
+    roots = jr.normal(as_key(key), (count, dimension, rank))
     scales = jnp.sqrt(trace / jnp.sum(roots**2, axis=(1, 2), keepdims=True))
     found = np.asarray(_descend(gamma, scales * roots, jnp.asarray(trace)))
     points = [certified(gamma, root) for root in found if np.isfinite(root).all()]

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float
 from meanformer.errors import (
     as_float_array,
     as_integer,
+    as_key,
     check,
     check_finite,
     check_shape,
@@ -119,7 +120,7 @@ class TruncatedNormalBox(AbstractBox):
 
     def sample(self, count: int, *, key: Key) -> Float[Array, "count d"]:
         """Draw by inverting the distribution function; not differentiable."""
-        count = as_integer("count", count, least=0)
+        count, key = as_integer("count", count, least=0), as_key(key)
         shape, dtype = (count, self.dimension), self.low.dtype
         choices, fractions = (jr.uniform(k, shape, dtype) for k in jr.split(key))
         parameters = (self.precision, self.low, self.high, self._origin())

@@ -15,6 +15,7 @@ from meanformer.errors import (
     InvalidInput,
     as_float_array,
     as_integer,
+    as_key,
     check,
     check_finite,
     check_shape,
@@ -190,7 +191,7 @@ class AbstractWeightedCloud(AbstractCloud, AbstractMeasure):
 
     def sample(self, count: int, *, key: Key) -> Float[Array, "count d"]:
         """Draw points with their weights as probabilities."""
-        count = as_integer("count", count, least=0)
+        count, key = as_integer("count", count, least=0), as_key(key)
         return self.points[jr.choice(key, self.count, (count,), p=self.weights)]
 
     def linear_mean(

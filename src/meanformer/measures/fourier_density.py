@@ -17,6 +17,7 @@ from meanformer.errors import (
     Unsupported,
     as_float_array,
     as_integer,
+    as_key,
     check,
     check_finite,
     check_shape,
@@ -198,7 +199,7 @@ class FourierDensity(AbstractMeasure):
 
     def sample(self, count: int, *, key: Key) -> Float[Array, "count d"]:
         r"""Draw angles by inversion of the distribution function, to rounding."""
-        count = as_integer("count", count, least=0)
+        count, key = as_integer("count", count, least=0), as_key(key)
         dtype = self.moments.dtype
         shares = jr.uniform(key, (count,), dtype)
         angles = grid_angles(8 * self.modes + 8, dtype)

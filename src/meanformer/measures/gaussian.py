@@ -14,6 +14,7 @@ from meanformer.errors import (
     Unsupported,
     as_float_array,
     as_integer,
+    as_key,
     check,
     check_finite,
     check_shape,
@@ -120,7 +121,7 @@ class Gaussian(AbstractMeasure):
 
     def sample(self, count: int, *, key: Key) -> Float[Array, "count d"]:
         """Draw points through a root of the covariance."""
-        count = as_integer("count", count, least=0)
+        count, key = as_integer("count", count, least=0), as_key(key)
         wide = widened(self)
         root = wide.root()
         noise = jr.normal(key, (count, root.shape[1]), root.dtype)

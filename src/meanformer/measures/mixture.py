@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Float
 
-from meanformer.errors import InvalidInput, as_integer, check
+from meanformer.errors import InvalidInput, as_integer, as_key, check
 from meanformer.measures.abstract import AbstractMeasure
 from meanformer.measures.checks import checked_tilts, checked_weights
 from meanformer.numerics.matrices import matmul
@@ -61,7 +61,7 @@ class Mixture(AbstractMeasure):
 
     def sample(self, count: int, *, key: Key) -> Float[Array, "count d"]:
         """Draw a component for each point, then the point."""
-        count = as_integer("count", count, least=0)
+        count, key = as_integer("count", count, least=0), as_key(key)
         key_choice, *keys = jr.split(key, 1 + len(self.components))
         draws = jnp.stack(
             [

@@ -13,6 +13,7 @@ from meanformer.errors import (
     InvalidInput,
     Unsupported,
     as_integer,
+    as_key,
     as_number,
     check,
     check_choice,
@@ -153,7 +154,7 @@ def resample(
         raise InvalidInput(
             f"measure is a {type(measure).__name__}; it must be a measure."
         )
-    number = as_integer("count", count, least=1)
+    number, key = as_integer("count", count, least=1), as_key(key)
     check_choice("method", method, ("independent", "systematic"))
     if isinstance(measure, AbstractWeightedCloud):
         return _drawn(measure, number, key, method)

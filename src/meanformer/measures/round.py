@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 from meanformer.errors import (
     as_float_array,
     as_integer,
+    as_key,
     check,
     check_finite,
     check_shape,
@@ -90,7 +91,7 @@ class AbstractRound(AbstractMeasure):
 
     def sample(self, count: int, *, key: Key) -> Float[Array, "count d"]:
         """Draw normal vectors, project them on the sphere, and forget coordinates."""
-        count = as_integer("count", count, least=0)
+        count, key = as_integer("count", count, least=0), as_key(key)
         shape, dtype = (count, self.sphere_dimension), self.radius.dtype
         if self.sphere_dimension == 1:
             return self.radius * jr.rademacher(key, shape, dtype)

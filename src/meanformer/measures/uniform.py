@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Float, ScalarLike
 
-from meanformer.errors import as_integer
+from meanformer.errors import as_integer, as_key
 from meanformer.measures.box import (
     AbstractBox,
     TruncatedNormalBox,
@@ -142,7 +142,7 @@ class UniformBox(AbstractBox):
 
     def sample(self, count: int, *, key: Key) -> Float[Array, "count d"]:
         """Draw each coordinate uniformly."""
-        count = as_integer("count", count, least=0)
+        count, key = as_integer("count", count, least=0), as_key(key)
         fractions = jr.uniform(key, (count, self.dimension), self.low.dtype)
         points = self.low[None, :] + fractions * (self.high - self.low)[None, :]
         return jnp.minimum(points, self.high[None, :])

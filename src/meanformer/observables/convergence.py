@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from meanformer.attention import AbstractInContextMap
-from meanformer.errors import InvalidInput, Unsupported, as_float_array, check
+from meanformer.errors import InvalidInput, Unsupported, as_float_array, as_key, check
 from meanformer.flows import AbstractIntegrator, Flow, solve
 from meanformer.measures import AbstractMeasure, TokenCloud
 from meanformer.observables.influence import asymptotic_covariance
@@ -95,7 +95,7 @@ def token_convergence(
     limit = _limit(source, reference)
     evaluate = _evaluation(layer, probes, depth, solver)
     exact = evaluate(limit)
-    keys = jr.split(key, (len(counts), repeats))
+    keys = jr.split(as_key(key), (len(counts), repeats))
     errors = jnp.stack(
         [
             _errors(evaluate, source, count, exact, row)

@@ -18,6 +18,7 @@ from meanformer.errors import (
     Overflow,
     Unsupported,
     as_float_array,
+    as_key,
     as_number,
     check,
     check_shape,
@@ -278,7 +279,7 @@ def perturbed(
     check(size >= 0, f"size is {size}; it must not be negative.")
     most = float(jnp.sqrt(jnp.finfo(cloud.points.dtype).max)) / 1e3
     check(size <= most, f"size is {size}; it must be at most {most:.3g}.")
-    noise = jr.normal(key, cloud.points.shape, cloud.points.dtype)
+    noise = jr.normal(as_key(key), cloud.points.shape, cloud.points.dtype)
     moved = cloud.points + size * space.project(cloud.points, noise)
     return cloud.moved(space.retract(moved))
 

@@ -13,6 +13,7 @@ from meanformer.errors import (
     InvalidInput,
     as_float_array,
     as_integer,
+    as_key,
     check,
     check_finite,
     check_shape,
@@ -81,7 +82,7 @@ def _draw(
             'method="sliced" draws random directions and needs a key; pass '
             "key=jax.random.key(0), or the directions as an array."
         )
-    return jr.normal(key, (count, dimension), dtype)
+    return jr.normal(as_key(key), (count, dimension), dtype)
 
 
 def _projected(atoms: Atoms, direction: Float[Array, " d"]) -> Atoms:

@@ -8,7 +8,14 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from meanformer.attention import AbstractInContextMap
-from meanformer.errors import Overflow, Unsupported, as_integer, as_number, check
+from meanformer.errors import (
+    Overflow,
+    Unsupported,
+    as_integer,
+    as_key,
+    as_number,
+    check,
+)
 from meanformer.flows import Flow
 from meanformer.geometry import Sphere
 from meanformer.measures import TokenCloud, UniformSphere
@@ -118,6 +125,7 @@ def _extreme(flow: Flow, sign: int, key, tolerance: float, most_steps: int) -> E
         landscape.dimension == 2 or key is not None,
         "beyond the circle the search starts at random: give a key.",
     )
+    key = None if key is None else as_key(key)
     tolerance = as_number("tolerance", tolerance)
     check(tolerance > 0, f"tolerance is {tolerance}; it must be positive.")
     most = as_integer("most_steps", most_steps, least=1)

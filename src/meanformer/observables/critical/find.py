@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Int
 from meanformer.errors import (
     as_float_array,
     as_integer,
+    as_key,
     as_number,
     check,
 )
@@ -140,7 +141,7 @@ def find_critical_points(
         "find_critical_points needs a flow on Sphere(); elsewhere use "
         "newton_critical_point from starts of your own.",
     )
-    weights = _checked_masses(masses)
+    weights, key = _checked_masses(masses), as_key(key)
     starts = as_integer("starts", starts, least=1)
     dimension = layer.input_dimension
     check(

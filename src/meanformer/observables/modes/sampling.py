@@ -6,7 +6,7 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from meanformer.errors import as_integer, as_number, check
+from meanformer.errors import as_integer, as_key, as_number, check
 from meanformer.geometry import AbstractSpace
 from meanformer.observables.modes.counting import is_circle
 from meanformer.observables.modes.crossings import Crossings, crossings, sites_of
@@ -64,7 +64,7 @@ def sample_modes(
     samples = as_integer("samples", samples, least=2)
     beta, on_circle = checked_beta(beta), is_circle(space)
     draws, bump = (jr.uniform, CircleBump) if on_circle else (jr.normal, LineBump)
-    places = np.asarray(draws(key, (samples, count)), np.float64)
+    places = np.asarray(draws(as_key(key), (samples, count)), np.float64)
     places = 2 * np.pi * places if on_circle else places
     found = [_crossings(row, bump(beta)) for row in places]
     counts = np.array([one.is_mode.sum() for one in found])
@@ -100,7 +100,7 @@ def sample_poisson_modes(rate: float, length: float, *, key: Key) -> ModeSample:
     enough = int(expected + 10 * np.sqrt(expected) + 30)
     found = [
         _crossings(_poisson(rate, enough, one), LineBump(1.0))
-        for one in jr.split(key, stretches)
+        for one in jr.split(as_key(key), stretches)
     ]
     counts = np.array(
         [(one.is_mode & (one.low >= 0) & (one.low < _STRETCH)).sum() for one in found]

@@ -10,7 +10,7 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float
 
-from meanformer.errors import InvalidInput, as_integer
+from meanformer.errors import as_integer, as_key
 from meanformer.flows.recorder import AbstractProgress, bar_for
 from meanformer.observables.phases.follow import Followed, follow
 from meanformer.observables.phases.options import checked_options
@@ -158,7 +158,7 @@ def phase_diagram(
         tolerance=tolerance,
         dtype=dtype,
     )
-    key_starts, key_maps = jr.split(_checked_key(key))
+    key_starts, key_maps = jr.split(as_key(key))
     maps = checked_maps(draw, redraw, options, key_maps)
     clouds = checked_starts(dimension, count, starts, options.dtype, key_starts)
     batch_size = as_integer("batch_size", batch_size, least=1)
@@ -198,16 +198,6 @@ def phase_diagram(
         steps=steps,
         rejected=rejected,
     )
-
-
-def _checked_key(key: Key) -> Key:
-    try:
-        jr.key_data(key)
-    except TypeError:
-        raise InvalidInput(
-            f"key is {key!r}; it must be jax.random.key(seed)."
-        ) from None
-    return key
 
 
 def _checked_workers(workers: int | None) -> int:
