@@ -255,7 +255,7 @@ def test_noise_on_the_sphere_stays_there_and_depends_on_the_key():
         ({"depth": 0.0}, "must not be zero"),
         ({"depth": jnp.nan}, "finite"),
         ({"save": 1}, "2 or more"),
-        ({"save": jnp.array([0.0, 0.5])}, "must run from"),
+        ({"save": jnp.array([0.0, 1.5])}, "must lie between"),
         ({"save": jnp.array([0.0, 0.7, 0.5, 1.0])}, "in order"),
         ({"rtol": -1.0}, "positive"),
         ({"key": jr.key(0)}, "no noise"),
