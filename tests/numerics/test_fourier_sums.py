@@ -169,9 +169,10 @@ def test_errors_are_below_the_tolerance_and_not_far_below(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dimension", [1, 2, 3])
 @pytest.mark.parametrize("kind", ["softmax", "l2", "unnormalised", "sinkhorn"])
-@pytest.mark.parametrize("tolerance", [1e-5, 1e-9])
+@pytest.mark.parametrize(
+    ("dimension", "tolerance"), [(1, 1e-5), (1, 1e-9), (2, 1e-9), (3, 1e-7)]
+)
 def test_velocities_of_every_kind_are_within_the_tolerance(kind, dimension, tolerance):
     points = many("gauss", dimension, 1500)
     gamma = mf.identity_attention(kind, dimension, 1.5)
