@@ -121,6 +121,12 @@ def test_values_of_another_dimension_than_the_tokens_are_allowed():
     np.testing.assert_allclose(power, dense, rtol=1e-12)
 
 
+def test_the_jacobian_of_few_tokens_is_decomposed_and_that_of_many_is_not(key):
+    assert lipschitz_report(SOFTMAX, WEIGHTED).iterations == 0
+    assert lipschitz_report(SOFTMAX, WEIGHTED, method="power").iterations > 0
+    assert lipschitz_report(SOFTMAX, TokenCloud(jr.normal(key, (33, 2)))).iterations > 0
+
+
 def test_the_reported_move_is_amplified_by_the_constant():
     report = lipschitz_report(SOFTMAX, WEIGHTED)
     length = np.sqrt(WEIGHTS @ np.sum(np.asarray(report.move) ** 2, axis=1))

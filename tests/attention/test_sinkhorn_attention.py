@@ -1,5 +1,6 @@
 """Sinkhorn attention: what it says when its limit is far away."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -39,11 +40,11 @@ def test_sinkhorn_that_single_precision_stops_warns():
     [(jnp.float64, "1e-10 in double"), (jnp.float32, "5e-6 in single")],
 )
 def test_the_default_tolerance_is_the_documented_one_and_is_reached(dtype, said):
-    tolerance = float(said.split()[0])
+    tolerance = default_tolerance(jnp.dtype(dtype))
     assert said in " ".join(Sinkhorn.__doc__.split())
-    np.testing.assert_allclose(default_tolerance(dtype), tolerance, rtol=0.05)
+    np.testing.assert_allclose(tolerance, float(said.split()[0]), rtol=0.05)
     attention, cloud = cast((reference_attention(Sinkhorn), reference_cloud()), dtype)
-    assert attention.potentials(cloud).marginal_error <= default_tolerance(dtype)
+    assert attention.potentials(cloud).marginal_error <= tolerance
 
 
 def test_sinkhorn_stopped_on_purpose_does_not_warn():
@@ -64,6 +65,26 @@ def test_the_ratio_of_a_round_predicts_the_half_steps():
     alone = TokenCloud(ref.POINTS[:1])
     assert attention.round_ratio(alone) == 0
     assert attention.contraction_ratio(alone) == 0
+
+
+def test_sinkhorn_settled_on_a_cloud_is_the_same_there_without_a_solver():
+    attention, cloud = reference_attention(Sinkhorn), reference_cloud()
+    settled = attention.settled(cloud)
+
+    def values(gamma):
+        return lambda points: gamma(cloud.moved(points), points)
+
+    points = cloud.points
+    move = jnp.array([[0.3, -0.2], [0.1, 0.4], [-0.5, 0.2], [0.0, 0.7]])
+    (there, change), (expected, slope) = (
+        jax.jvp(values(gamma), (points,), (move,)) for gamma in (settled, attention)
+    )
+    np.testing.assert_allclose(there, expected, atol=1e-10)
+    np.testing.assert_allclose(change, slope, atol=1e-9)
+    assert "while" in str(jax.make_jaxpr(values(attention))(points))
+    assert "while" not in str(jax.make_jaxpr(values(settled))(points))
+    stepwise = reference_attention(Sinkhorn, half_steps=3)
+    assert stepwise.settled(cloud) is stepwise
 
 
 def test_potentials_in_half_precision_are_computed_in_single():

@@ -17,6 +17,7 @@ from meanformer.attention.jacobian import (
     unscaled,
     warn_if_unfinished,
 )
+from meanformer.attention.sinkhorn import Sinkhorn
 from meanformer.errors import Unsupported, is_concrete
 from meanformer.measures import AbstractMeasure, TokenCloud
 from meanformer.numerics.precision import cast, widened
@@ -123,7 +124,21 @@ def lipschitz_report(
     gamma, cloud = widened((gamma, mu))
     # Evaluated once outside of the compiled code, where bad input is told.
     gamma(cloud, cloud.points, positions=cloud.positions)
+    gamma = _settled(gamma, cloud)
     return cast(_report(gamma, cloud, norm, search), dtype)
+
+
+def _settled(gamma: AbstractInContextMap, mu: TokenCloud) -> AbstractInContextMap:
+    """Return the map with what Sinkhorn attention looks for at this cloud found."""
+
+    def is_whole(node) -> bool:
+        # The later layers of a composition see other clouds.
+        return isinstance(node, Sinkhorn | Composition)
+
+    def settle(node):
+        return node.settled(mu) if isinstance(node, Sinkhorn) else node
+
+    return jax.tree.map(settle, gamma, is_leaf=is_whole)
 
 
 def layer_lipschitz(

@@ -91,6 +91,7 @@ class Sinkhorn(AbstractTilting):
         tolerance: largest error of a column sum; by default 1e-10 in double, 5e-6 in
             single precision, which rounding allows for all but very large scores.
         max_steps: most steps of the solver; `potentials(mu)` reports the error left.
+            With 0 the start is taken for the limit, see `settled`.
         start: potential at the tokens to start from, a warm start.
     """
 
@@ -101,7 +102,7 @@ class Sinkhorn(AbstractTilting):
     tolerance: float | None = _optional(as_number, "tolerance")
     max_steps: int = eqx.field(
         default=200,
-        converter=lambda value: as_integer("max_steps", value, least=1),
+        converter=lambda value: as_integer("max_steps", value, least=0),
         kw_only=True,
         static=True,
     )
@@ -113,6 +114,10 @@ class Sinkhorn(AbstractTilting):
         check(
             self.tolerance is None or self.tolerance > 0,
             f"tolerance is {self.tolerance}; it must be positive.",
+        )
+        check(
+            self.max_steps > 0 or self.start is not None,
+            "max_steps is 0; it must be 1 or more, unless start is the limit.",
         )
         if self.start is not None:
             check_finite("start", self.start)
@@ -185,6 +190,17 @@ class Sinkhorn(AbstractTilting):
             previous=found.previous - from_tokens - half,
         )
         return cast(found, mu.points.dtype)
+
+    def settled(self, mu: TokenCloud) -> "Sinkhorn":
+        """Return the attention that has its limit on a cloud, and solves for no other.
+
+        Its values and first derivatives at that cloud are those of the attention; what
+        differentiates compiles faster without the solver.
+        """
+        if self.half_steps is not None:
+            return self
+        start = self.potentials(mu).g
+        return dataclasses.replace(self, start=start, max_steps=0)
 
     def oscillation(self, mu: TokenCloud) -> Float[Array, ""]:
         r"""Return $\eta$, the largest oscillation of the score over a cloud.

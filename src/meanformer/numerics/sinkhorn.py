@@ -19,7 +19,7 @@ from meanformer.numerics.self_transport import (
     marginal_error,
     rounding_level,
 )
-from meanformer.numerics.sinkhorn_limit import limit_potential
+from meanformer.numerics.sinkhorn_limit import known_potential, limit_potential
 
 
 class EntropicPotentials(eqx.Module):
@@ -143,26 +143,39 @@ def balance(
         start: token potential of a nearby problem; it replaces the ladder. If absent,
             the resting potential of the cloud.
         tolerance: largest marginal error to accept; `default_tolerance` if absent.
-        max_steps: largest number of rounds and Newton steps, per rung of the ladder.
+        max_steps: largest number of rounds and Newton steps, per rung of the ladder; 0
+            takes the start for the limit.
 
     Returns:
         The potentials; if not converged, with the error reached. Always finite.
         Cost: two pair sums per round; a Newton step adds two per step of the
         conjugate gradients (up to 256 tokens: a direct solve).
     """
-    check(max_steps > 0, f"max_steps is {max_steps}; it must be positive.")
+    check(
+        max_steps > 0 or (max_steps == 0 and start is not None),
+        f"max_steps is {max_steps}; it must be positive, or 0 if start is the limit.",
+    )
     dtype = problem.points.dtype
     if tolerance is None:
         tolerance = default_tolerance(dtype)
     check(tolerance > 0, f"tolerance is {tolerance}; it must be positive.")
     # Arrays, so that one compiled program serves all their values.
+    goal = jnp.asarray(tolerance, dtype)
+    if max_steps == 0:
+        return _known(problem, start, tolerance=goal)
     return _balance(
         problem,
         problem.resting_potential() if start is None else start,
-        tolerance=jnp.asarray(tolerance, dtype),
+        tolerance=goal,
         max_steps=jnp.asarray(max_steps),
         has_ladder=jnp.asarray(start is None),
     )
+
+
+@eqx.filter_jit
+def _known(problem, start, *, tolerance):
+    g = known_potential(problem, lax.stop_gradient(start))
+    return _finished(problem, g, 0, tolerance)
 
 
 @eqx.filter_jit
@@ -174,6 +187,11 @@ def _balance(problem, start, *, tolerance, max_steps, has_ladder):
         max_steps=max_steps,
         has_ladder=has_ladder,
     )
+    return _finished(problem, g, count, tolerance)
+
+
+def _finished(problem, g, count, tolerance) -> EntropicPotentials:
+    """Return both potentials from that of the tokens, of equal means."""
     f = problem.row_step(g)
     balanced = problem.column_step(f)
     error = marginal_error(problem.weights, g, balanced)
