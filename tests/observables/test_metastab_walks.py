@@ -164,7 +164,7 @@ def test_plateaus_are_found_by_counting_where_a_threshold_is_given():
 
 def test_undecided_counts_are_reported():
     times = np.linspace(0, 1, SAVED)
-    steps = plateaus(walked([0.0, 0.5, 1.1, 1.8], 4.0, times), threshold="auto")
+    steps = plateaus(walked([0.0, 0.2, 0.41, 0.64], 4.0, times), threshold="auto")
     assert steps[0].count is None
     assert steps[0].level is None
     assert "undecided at" in steps.verdict

@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.integrate
 
 import meanformer as mf
 from meanformer.observables import greedy_staircase
@@ -44,7 +45,80 @@ def test_ties_are_reported():
     np.testing.assert_array_equal(steps.is_tied, [True, False, False])
     lines = str(steps).splitlines()
     assert lines[1].split()[:4] == ["0", "+", "1", "0.4"]
-    assert [line.endswith("; tied") for line in lines] == [False, True, False, False]
+    assert [line.endswith("; tied (0 + 1, 1 + 2)") for line in lines] == [
+        False,
+        True,
+        False,
+        False,
+    ]
+
+
+def merges_first(layer, angles, masses):
+    steps = greedy_staircase(layer, on_circle(angles, masses))
+    assert not bool(steps.is_tied[0])
+    assert steps.ties[0] == ()
+    return int(steps.leaders[0]), int(steps.tokens[0])
+
+
+@pytest.mark.parametrize("turn", [0.0, 0.3, 1.1, 2.9])
+def test_of_equal_gaps_the_one_with_the_larger_factor_of_masses_closes_first(turn):
+    angles = np.array([0.0, 0.4, 1.5, 1.9]) + turn
+    # m1 + m2 is 0.4 and 0.6; m1/m2 + m2/m1 is 3.33 and 2.17.
+    masses = [0.1, 0.3, 0.24, 0.36]
+    assert merges_first(UNNORMALISED, angles, masses) == (2, 3)
+    assert merges_first(SOFTMAX, angles, masses) == (0, 1)
+
+
+def first_gap_closed(masses, beta, is_softmax):
+    """Which gap of three tokens 0.4 apart closes first, without the library."""
+    masses = np.array(masses)
+
+    def velocity(_, angles):
+        gaps = angles[None, :] - angles[:, None]
+        kernel = masses * np.exp(beta * (np.cos(gaps) - 1))
+        unit = np.exp(beta * (np.cos(np.diff(angles).min()) - 1))
+        return (kernel * np.sin(gaps)).sum(1) / unit / (kernel.sum(1) ** is_softmax)
+
+    def closed(_, angles):
+        return np.diff(angles).min() - 0.02
+
+    closed.terminal = True
+    end = scipy.integrate.solve_ivp(
+        velocity, (0, 50), [0.0, 0.4, 0.8], "LSODA", events=closed, rtol=1e-9, atol=1e-9
+    ).y[:, -1]
+    return int(np.diff(end).argmin())
+
+
+@pytest.mark.parametrize(("layer", "is_softmax"), [(UNNORMALISED, 0), (SOFTMAX, 1)])
+@pytest.mark.parametrize(
+    "masses", [(0.6, 0.3, 0.1), (0.25, 0.35, 0.4), (0.2, 0.3, 0.5), (0.3, 0.6, 0.1)]
+)
+def test_a_group_between_two_others_goes_where_the_flow_takes_it(
+    layer, is_softmax, masses
+):
+    first = first_gap_closed(masses, 400.0, is_softmax)
+    found = merges_first(layer, [0.3, 0.7, 1.1], list(masses))
+    assert found == (first, first + 1)
+
+
+def test_pairs_of_equal_gaps_and_rates_are_listed_as_tied():
+    angles = np.array([0.0, 0.4, 1.5, 1.9, 3.3, 3.7])
+    steps = greedy_staircase(
+        UNNORMALISED, on_circle(angles, [0.15, 0.25, 0.1, 0.3, 0.1, 0.1])
+    )
+    assert steps.ties[0] == ((0, 1), (2, 3))
+    assert steps.ties[1] == ()
+    np.testing.assert_array_equal(steps.is_tied[:3], [True, False, False])
+
+
+def test_a_regular_polygon_is_at_rest_and_all_its_sides_are_tied():
+    angles = 0.7 + np.arange(5) * 2 * np.pi / 5
+    assert len(greedy_staircase(SOFTMAX, on_circle(angles)).ties[0]) == 5
+
+
+def test_copies_of_a_token_are_no_tie():
+    steps = greedy_staircase(SOFTMAX, on_circle([0.0, 0.0, 0.0, 1.0, 1.0]))
+    np.testing.assert_array_equal(steps.is_tied, False)
 
 
 def test_ties_in_single_precision_are_reported():

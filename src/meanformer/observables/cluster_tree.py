@@ -18,7 +18,7 @@ from meanformer.numerics.linkage import (
 
 MOST_FOR_TREE = 20_000
 GAP_RATIO = 10.0
-# The default threshold in units of beta^(-1/2) on the sphere, of the diameter elsewhere.
+# The default threshold, in units of beta^(-1/2) on the sphere, else of the diameter.
 SPHERE_SHARE = 0.5
 EUCLIDEAN_SHARE = 0.05
 

@@ -2,6 +2,9 @@
 
 from typing import NamedTuple
 
+import numpy as np
+from jaxtyping import ArrayLike
+
 from meanformer.attention import AbstractInContextMap, Softmax, Unnormalised
 from meanformer.attention.isotropic import isotropic_factors
 from meanformer.errors import Unsupported, check, is_concrete
@@ -69,3 +72,12 @@ def first_share(is_softmax: bool, first: float, second: float) -> float:
     """
     power = 2 if is_softmax else 1
     return second**power / (first**power + second**power)
+
+
+def pull(is_softmax: bool, on: ArrayLike, by: ArrayLike) -> np.ndarray:
+    r"""Return how fast one group moves towards another, by their masses.
+
+    As $\beta \to \infty$, beside a factor of the angle alone: $m_2$ for unnormalised
+    attention, $m_2/m_1$ for softmax.
+    """
+    return np.asarray(np.divide(by, on if is_softmax else 1))

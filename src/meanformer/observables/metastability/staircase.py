@@ -13,9 +13,13 @@ from meanformer.errors import check, is_concrete
 from meanformer.geometry import Sphere
 from meanformer.measures import TokenCloud
 from meanformer.measures.cloud import check_cloud
-from meanformer.observables.metastability.attraction import attraction_of, first_share
+from meanformer.observables.metastability.attraction import (
+    attraction_of,
+    first_share,
+    pull,
+)
 
-# Angles that differ by less are a tie, or by so many roundings.
+# Angles and rates of closing that differ by less, or by so many roundings, are equal.
 TIE = 1e-9
 ROUNDINGS = 32
 
@@ -32,8 +36,11 @@ class Staircase(eqx.Module):
         arc_lengths: length of the path of all tokens up to each merge.
         levels: energy before the first merge and after each, in units of that of one
             cluster.
-        is_tied: whether another pair was equally close, so that the order is arbitrary;
-            or the two are opposite, so that the way on which they meet is.
+        is_tied: whether another pair was as close and closing as fast, so that the
+            order is arbitrary; or the two are opposite, so that the way on which they
+            meet is.
+        ties: for each merge the pairs, leader and token, that could go first with equal
+            right; empty where there is one.
     """
 
     leaders: Int[Array, " k"]
@@ -44,6 +51,7 @@ class Staircase(eqx.Module):
     arc_lengths: Float[Array, " k"]
     levels: Float[Array, " l"]
     is_tied: Bool[Array, " k"]
+    ties: tuple[tuple[tuple[int, int], ...], ...] = eqx.field(static=True)
 
     def __str__(self) -> str:
         """Return a table, one line for each merge."""
@@ -53,7 +61,8 @@ class Staircase(eqx.Module):
             zip(self.leaders, self.tokens, strict=True)
         ):
             masses = ", ".join(f"{mass:.3g}" for mass in np.asarray(self.masses[k]))
-            note = "; tied" if self.is_tied[k] else ""
+            pairs = ", ".join(f"{first} + {second}" for first, second in self.ties[k])
+            note = "; tied" * bool(self.is_tied[k]) + f" ({pairs})" * bool(pairs)
             lines.append(
                 f"{f'{leader} + {token}':>11}{self.gaps[k]:>11.5g}"
                 f"{self.arc_lengths[k]:>12.6g}{self.levels[k + 1]:>11.6g}"
@@ -66,8 +75,12 @@ def greedy_staircase(layer: AbstractInContextMap, cloud: TokenCloud) -> Staircas
     r"""Predict the merges of groups on the sphere as $\beta \to \infty$.
 
     Attention to others falls so fast with the distance that the closest pair moves and
-    all others wait. Groups of masses $m_1, m_2$ made of $N_1, N_2$ tokens, an angle $g$
-    apart, meet on the arc between them, the first after the share
+    all others wait. Of pairs that are equally close the one that closes fastest goes
+    first, and equal rates are a tie. The rate of two groups of masses $m_1, m_2$ by
+    themselves is $m_1 + m_2$ (unnormalised) or $m_1/m_2 + m_2/m_1$ (softmax); a group
+    that belongs to several such pairs is pulled by all of them. Groups made of
+    $N_1, N_2$ tokens, an angle $g$ apart, meet on the arc between them, the first after
+    the share
     $$\sigma = \frac{m_2}{m_1+m_2} \ \text{(unnormalised)}, \qquad
       \sigma = \frac{m_2^2}{m_1^2+m_2^2} \ \text{(softmax)},$$
     and the path of all tokens grows by $g\,(N_1\sigma^2 + N_2(1-\sigma)^2)^{1/2}$. The
@@ -98,7 +111,8 @@ def climbed(
     groups = _Groups(cloud, masses, counts)
     levels, steps, length = [groups.level()], [], 0.0
     for _ in groups.indices[1:]:
-        first, second, gap, is_tied = groups.closest()
+        first, second, gap, ties = groups.closest(is_softmax)
+        is_tied = len(ties) > 0 or gap >= math.pi - groups.tie
         share = first_share(is_softmax, *groups.masses[[first, second]])
         counts = groups.counts[[first, second]]
         length += gap * math.hypot(
@@ -107,7 +121,7 @@ def climbed(
         pair = groups.indices[first], groups.indices[second]
         masses = groups.masses[[first, second]]
         point = groups.join(first, second, share)
-        steps.append((*pair, gap, point, masses, length, is_tied))
+        steps.append((*pair, gap, point, masses, length, is_tied, ties))
         levels.append(groups.level())
     return _as_staircase(steps, levels, cloud)
 
@@ -131,12 +145,36 @@ class _Groups:
     def level(self) -> float:
         return float(np.sum(self.masses**2))
 
-    def closest(self) -> tuple[int, int, float, bool]:
-        """Return the closest pair, its angle, and whether that is a tie."""
-        first, second = divmod(int(self.gaps.argmin()), len(self.gaps))
-        gap = float(self.gaps[first, second])
-        is_tied = int(np.sum(self.gaps <= gap + self.tie)) > 1
-        return first, second, gap, is_tied or gap >= math.pi - self.tie
+    def closest(self, is_softmax: bool) -> tuple[int, int, float, tuple]:
+        """Return the pair that goes first, its angle, and the pairs tied with it."""
+        shortest = self.gaps.min()
+        pairs = np.stack(np.nonzero(self.gaps <= shortest + self.tie), 1)
+        if len(pairs) > 1 and shortest > self.tie:
+            rates = self._closing_rates(is_softmax, pairs)
+            # Directions are known up to the rounding of points over their distance.
+            pairs = pairs[rates >= rates.max() - self.tie / shortest]
+            ties = self.indices[pairs] if len(pairs) > 1 else pairs[:0]
+        else:
+            # Whichever of the tokens at one place is joined first changes nothing.
+            ties = pairs[:0]
+        first, second = (int(index) for index in pairs[0])
+        listed = tuple((int(leader), int(token)) for leader, token in ties)
+        return first, second, float(self.gaps[first, second]), listed
+
+    def _closing_rates(self, is_softmax: bool, pairs: np.ndarray) -> np.ndarray:
+        """Return how fast each of these pairs closes, in units of the strongest pull.
+
+        They are equally close, and each group is pulled by all others that it is close
+        to.
+        """
+        on, by = np.concatenate([pairs, pairs[:, ::-1]]).T
+        across = self.points[by] - self.points[on]
+        across -= np.sum(across * self.points[on], 1, keepdims=True) * self.points[on]
+        across /= np.linalg.norm(across, axis=1, keepdims=True)
+        velocities = np.zeros_like(self.points)
+        pulls = pull(is_softmax, self.masses[on], self.masses[by])
+        np.add.at(velocities, on, pulls[:, None] / pulls.max() * across)
+        return np.sum(velocities[on] * across, 1).reshape(2, -1).sum(0)
 
     def join(self, first: int, second: int, share: float) -> np.ndarray:
         """Let the second group join the first, this share of the way along the arc."""
@@ -182,8 +220,8 @@ def _check(cloud: TokenCloud) -> None:
 
 
 def _as_staircase(steps: list, levels: list[float], cloud: TokenCloud) -> Staircase:
-    columns = list(zip(*steps, strict=True)) if steps else [[] for _ in range(7)]
-    leaders, tokens, gaps, points, masses, lengths, ties = columns
+    columns = list(zip(*steps, strict=True)) if steps else [[] for _ in range(8)]
+    leaders, tokens, gaps, points, masses, lengths, are_tied, ties = columns
     dtype = cloud.points.dtype
     return Staircase(
         jnp.asarray(leaders, int),
@@ -193,5 +231,6 @@ def _as_staircase(steps: list, levels: list[float], cloud: TokenCloud) -> Stairc
         jnp.asarray(np.reshape(masses, (-1, 2)), dtype),
         jnp.asarray(lengths, dtype),
         jnp.asarray(levels, dtype),
-        jnp.asarray(ties, bool),
+        jnp.asarray(are_tied, bool),
+        tuple(ties),
     )

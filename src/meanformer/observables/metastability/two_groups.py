@@ -23,6 +23,7 @@ from meanformer.observables.metastability.attraction import (
     Attraction,
     attraction_of,
     first_share,
+    pull,
 )
 from meanformer.typing import ArrayLike
 
@@ -111,10 +112,10 @@ class TwoGroups(eqx.Module):
         unnormalised attention, whatever the end; by Laplace's method at the start.
         """
         start = _checked_angle("start", start)
-        first, second = self.masses
-        total = first + second
-        if self.attraction.is_softmax:
-            total = first / second + second / first
+        total = sum(
+            float(pull(self.attraction.is_softmax, *pair))
+            for pair in (self.masses, self.masses[::-1])
+        )
         slope = self.attraction.beta * np.sin(start) ** 2
         return float(self._log_unit(start) - np.log(slope * total))
 
