@@ -35,7 +35,7 @@ class Overflow(ArithmeticError):
 
 
 class PrecisionWarning(UserWarning):
-    """Input more precise than the arithmetic that JAX is set to use."""
+    """Fewer digits than were given, or asked for; the message gives advice."""
 
 
 class StoppedEarly(UserWarning):

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 import meanformer as mf
-from meanformer.errors import InvalidInput, Unsupported
-from meanformer.mean_field import evolve
+from meanformer.errors import InvalidInput, PrecisionWarning, Unsupported
+from meanformer.mean_field import evolve, panels
 from meanformer.measures import FourierDensity, circle_moments
 
 
@@ -70,6 +70,30 @@ def test_later_moments_agree_with_many_tokens_from_the_start(evolution):
     np.testing.assert_allclose(
         evolution.moments(6)[-1], circle_moments(many.cloud(-1), 6), atol=0.02
     )
+
+
+@pytest.fixture(scope="module")
+def late_density():
+    """The density at depth six, for which eight times the modes suffice."""
+    spectral = mf.flows.Spectral(most_modes=512)
+    return mf.solve(flow_of(), start(), 6.0, save=2, solver=spectral).density(-1)
+
+
+def test_tokens_are_as_accurate_as_a_density_with_more_modes(evolution, late_density):
+    assert float(evolution.hand_over) < 4
+    found = circle_moments(evolution.at(6.0), 12)
+    assert evolution.error < 1e-5
+    np.testing.assert_allclose(found, late_density.moments[:12], atol=1e-6)
+
+
+def test_tokens_too_few_for_what_was_asked_are_told(monkeypatch, late_density):
+    monkeypatch.setattr(panels, "GROWTH", 1)
+    monkeypatch.setattr(panels, "FEW", 0)
+    with pytest.warns(PrecisionWarning, match=r"estimated error of .* more nodes"):
+        coarse = evolve(flow_of(), start(), 6.0, save=2, most_modes=64)
+    found = circle_moments(coarse.measure(-1), 3)
+    off = float(np.abs(found - late_density.moments[:3]).max())
+    assert 1e-5 < off < coarse.error < 1000 * off
 
 
 def test_a_density_that_stays_smooth_needs_no_tokens():

@@ -7,7 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from meanformer.errors import StoppedEarly, Unsupported, as_integer, check, warn
+from meanformer.errors import (
+    PrecisionWarning,
+    StoppedEarly,
+    Unsupported,
+    as_integer,
+    check,
+    warn,
+)
 from meanformer.flows import (
     DensityTrajectory,
     Flow,
@@ -20,16 +27,14 @@ from meanformer.flows import (
 from meanformer.flows.density_solve import check_circle_flow
 from meanformer.flows.inputs import saved_depths
 from meanformer.flows.interpolation import check_in_range
+from meanformer.mean_field.panels import SLACK, refined
 from meanformer.measures import (
     FourierDensity,
     TokenCloud,
     circle_moments,
-    quadrature,
 )
 from meanformer.typing import ArrayLike
 
-# Nodes that carry less mass than this are left out.
-LIGHTEST = 1e-18
 # Tolerances finer than so many roundings only cost steps.
 ROUNDINGS = 32
 
@@ -40,10 +45,13 @@ class Evolution(eqx.Module):
     Attributes:
         densities: the densities, up to the hand-over or to the end.
         tokens: weighted tokens from the hand-over on; `None` if there was none.
+        error: an estimate of what moments of low order lose by the finite number of
+            tokens, the largest along depth; zero if there are none.
     """
 
     densities: DensityTrajectory
     tokens: Trajectory | None
+    error: float = eqx.field(static=True)
 
     def __str__(self) -> str:
         """Return what there is, and from where to where."""
@@ -104,9 +112,10 @@ def evolve(
     r"""Follow infinitely many tokens on the circle, through the forming of clusters.
 
     The density is solved for as long as `most_modes` of its modes suffice; it steepens
-    exponentially while clusters form. Then its values at equispaced angles become
-    weighted tokens, which go on: they stand for the density with the accuracy of the
-    trapezoidal sum, that is with all the digits that the modes still have.
+    exponentially while clusters form. Then weighted tokens go on, at the nodes of Gauss
+    rules on panels of the circle. Panels are halved where clusters part: there the
+    places of tokens become a step, and what equispaced tokens get wrong is the mass of
+    one of them.
 
     Args:
         flow: a flow on `Sphere()`, without noise if tokens are to take over.
@@ -114,13 +123,15 @@ def evolve(
         depth: as for `solve`.
         save: as for `solve`; the depth of the hand-over is saved too.
         most_modes: modes up to which the density is solved.
-        nodes: how many equispaced tokens take over; two for each mode by default.
+        nodes: how many tokens take over before panels are halved; two for each mode by
+            default. There may be eight times as many, or 2048.
         rtol: relative tolerance; one that rounding does not allow is loosened.
         atol: absolute tolerance, likewise.
         progress: show a progress bar on standard error.
 
     Returns:
-        The measures along depth.
+        The measures along depth, with an estimate of the error; there is a warning if
+        it is more than a thousand times `rtol`.
     """
     check(
         isinstance(density, FourierDensity),
@@ -141,7 +152,8 @@ def evolve(
             density,
             (float(depths[0]), float(depths[-1])),
             save=depths,
-            solver=Spectral(most_modes=most_modes),
+            # Where clusters part there is little mass: the density must be right there.
+            solver=Spectral(most_modes=most_modes, tail=options["rtol"]),
             progress=bar,
             **options,
         )
@@ -150,17 +162,27 @@ def evolve(
         warn(smooth.message, StoppedEarly)
     left = depths[_is_beyond(depths, smooth.depths)]
     if not is_sharp or len(left) == 0:
-        return Evolution(smooth, None)
+        return Evolution(smooth, None, 0.0)
     if flow.noise is not None:
         raise Unsupported(
             f"with noise no tokens take over, and {most_modes} modes do not suffice: "
             "pass a larger most_modes."
         )
     late = jnp.append(smooth.depths[-1:], left)
-    cloud = _present(quadrature(smooth.density(-1), nodes))
-    span = (float(late[0]), float(late[-1]))
+    span, last = (float(late[0]), float(late[-1])), smooth.density(-1)
+    panels = refined(flow, last, nodes, span, **options)
+    cloud = panels.cloud(late.dtype)
     tokens = solve(flow, cloud, span, save=late, progress=bar, **options)
-    return Evolution(smooth, tokens)
+    places = np.asarray(tokens.points)
+    places = places.reshape(len(places), *panels.places.shape)
+    error = float(panels.errors(places).sum(1).max())
+    if error > SLACK * options["rtol"]:
+        warn(
+            f"the tokens that took over at depth {span[0]:.6g} have moments with an "
+            f"estimated error of {error:.2g}; pass more nodes or a larger most_modes.",
+            PrecisionWarning,
+        )
+    return Evolution(smooth, tokens, error)
 
 
 def _is_beyond(
@@ -168,8 +190,3 @@ def _is_beyond(
 ) -> Bool[Array, "*batch"]:
     """Return which depths lie beyond the last of a path, forward or backward."""
     return jnp.abs(depths - path[0]) > jnp.abs(path[-1] - path[0])
-
-
-def _present(cloud: TokenCloud) -> TokenCloud:
-    kept = np.flatnonzero(np.asarray(cloud.weights) > LIGHTEST)
-    return TokenCloud(cloud.points[kept], cloud.weights[kept], normalize=True)
