@@ -141,6 +141,27 @@ def test_random_layers_of_known_limit_are_recognised(kind):
         assert predict_limit(layer).geometry == geometry
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_nearly_equal_eigenvalues_that_fill_the_space_leave_no_subspace(sign):
+    near, exact = (
+        predict_limit(plain(sign * np.diag([1, 1 + gap]))) for gap in (1e-13, 0.0)
+    )
+    assert near.geometry == exact.geometry == ("polytope" if sign > 0 else "origin")
+    for gap in (1e-11, 1e-9):
+        found = predict_limit(plain(sign * np.diag([1, 1 + gap])))
+        assert found.geometry in ("unknown", "codimension-k")
+        assert found.status != "theorem"
+
+
+@pytest.mark.parametrize("size", [1e-11, 1e-10, 1e-8, 1.0])
+def test_a_small_jordan_block_is_one(size):
+    block = np.array([[1, size], [0, 1]])
+    for value in (block, np.block([[block, np.zeros((2, 1))], [np.zeros(2), 0.5]])):
+        found = predict_limit(plain(value))
+        assert found.geometry == "unknown"
+        assert "Jordan block" in found.reason
+
+
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_what_cannot_be_told_from_a_jordan_block_is_unknown(size):
     block = np.eye(size) + np.eye(size, k=1)

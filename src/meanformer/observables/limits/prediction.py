@@ -14,7 +14,6 @@ from meanformer.geometry import Euclidean
 from meanformer.numerics.proportions import (
     ROUNDINGS,
     multiple_of,
-    multiple_of_identity,
 )
 from meanformer.observables.limits.spectrum import (
     CLEAR,
@@ -279,7 +278,7 @@ def _boolean(facts: _Facts) -> _Holds | str:
 
 
 def _polytope(facts: _Facts) -> _Holds | str:
-    factor = multiple_of_identity(facts.value)
+    factor = facts.spectrum.multiple
     if factor is None:
         return "V is not a multiple of the identity"
     if facts.common_failure or factor <= 0:
@@ -341,6 +340,8 @@ def _mixed(facts: _Facts) -> _Holds | str:
         return failure
     if found.multiplicity < 2:
         return "the leading eigenvalue is simple"
+    if found.multiplicity == len(facts.value):
+        return "no other eigenvalue is left for the subspace"
     if not facts.is_definite:
         return _indefinite(facts)
     reason = (
@@ -353,6 +354,8 @@ def _mixed(facts: _Facts) -> _Holds | str:
 def _codimension(facts: _Facts) -> _Holds | str:
     if facts.common_failure:
         return facts.common_failure
+    if facts.spectrum.is_defective:
+        return _defective(facts.spectrum)
     vectors, functionals, values = leading_positive(facts.value)
     counts = [k for k in range(len(values), 1, -1) if _splits(values, k)]
     for count in counts:
@@ -371,7 +374,7 @@ def _splits(values: np.ndarray, count: int) -> bool:
 
 
 def _origin(facts: _Facts) -> _Holds | str:
-    value = multiple_of_identity(facts.value)
+    value = facts.spectrum.multiple
     score = multiple_of(np.eye(len(facts.score)), facts.score, facts.rounding)
     if value is None or value >= 0:
         return "V is not a negative multiple of the identity"

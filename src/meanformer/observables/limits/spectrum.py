@@ -7,7 +7,8 @@ import numpy as np
 from jaxtyping import Complex, Float
 
 # Relative to the norm of the matrix: eigenvalues closer than the first are one
-# eigenvalue; farther apart than the second they are two; between, nobody can tell.
+# eigenvalue, and so small a matrix beside it is none; farther apart than the second
+# they are two; between, nobody can tell.
 SAME, APART = 1e-12, 1e-7
 ROUNDINGS = 64
 # Left and right eigenvectors with a smaller cosine belong to a matrix that cannot be
@@ -48,6 +49,12 @@ class Spectrum(eqx.Module):
     is_diagonal: bool
 
     @property
+    def multiple(self) -> float | None:
+        r"""The number $\lambda$ if the matrix is $\lambda I$; else `None`."""
+        is_whole = self.is_diagonal and self.multiplicity == len(self.eigenvalues)
+        return self.leading.real if is_whole else None
+
+    @property
     def is_defective(self) -> bool:
         """Whether the matrix cannot be told from one with a Jordan block there."""
         return self.cosine < SKEW or (self.is_real and not self.is_diagonal)
@@ -68,7 +75,7 @@ def spectrum(matrix: Float[np.ndarray, "d d"]) -> Spectrum:
     vectors, functionals, cosine, defect = _eigenspace(
         matrix, leading.real, multiplicity
     )
-    is_diagonal = is_real and defect <= 1e3 * same
+    is_diagonal = is_real and defect <= same
     if multiplicity == 1 or not is_diagonal:
         cosine = float(cosines[close].min())
     rest = np.abs(values[~close]).max(initial=0.0)
