@@ -134,3 +134,23 @@ def test_what_is_no_density_and_depths_out_of_range_are_refused(untyped, evoluti
 def test_noise_needs_modes_enough():
     with pytest.raises(Unsupported, match="larger most_modes"):
         evolve(flow_of(noise=0.05), start(), 20.0, save=2, most_modes=16)
+
+
+def test_panels_have_the_moments_of_the_density_and_no_negative_mass():
+    flow = mf.Flow(mf.identity_attention("softmax", 2, 0.0), space=mf.Sphere())
+    moments = np.zeros((3, 2))
+    # A little below zero at its lowest.
+    moments[2] = 0.5 * (1 + 1e-9), 0.0
+    density = FourierDensity(moments)
+    mesh = panels.refined(flow, density, 48, (0.0, 0.0), rtol=1e-9, atol=1e-11)
+    assert mesh.masses.min() >= 0
+    found = circle_moments(mesh.cloud(float), 3)
+    np.testing.assert_allclose(found, moments, atol=1e-8)
+    # Halved panels are the same arcs, with places by a series of the old ones.
+    halved = panels._halved(density, mesh, -1.0)
+    assert len(halved.starts) == 2 * len(mesh.starts)
+    again = panels._begun(density, halved.starts, halved.widths)
+    np.testing.assert_allclose(halved.places, again.places, atol=1e-9)
+    np.testing.assert_allclose(
+        circle_moments(again.cloud(float), 3), moments, atol=1e-8
+    )

@@ -105,6 +105,10 @@ def test_where_two_degrees_change_places_they_are_tied():
         low, high = (low, middle) if gap(middle) > 0 else (middle, high)
     fastest = fastest_degree(attention("softmax", low))
     assert (fastest.degree, fastest.is_tied) == (2, True)
+    # The larger one is ahead by a rounding, and the smaller one is given.
+    assert gap(high) > 0
+    ahead = fastest_degree(attention("softmax", high))
+    assert (ahead.degree, ahead.is_tied) == (2, True)
     assert not fastest_degree(attention("softmax", low - 1e-3)).is_tied
     after = fastest_degree(attention("softmax", low + 1e-3))
     assert (after.degree, after.is_tied) == (3, False)

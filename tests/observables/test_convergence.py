@@ -11,6 +11,7 @@ from meanformer.errors import InvalidInput, Unsupported
 from meanformer.flows import Flow
 from meanformer.measures import Gaussian, Mixture, TokenCloud, quadrature
 from meanformer.observables import asymptotic_covariance, token_convergence
+from meanformer.observables.convergence import fitted_slope
 from reference import KEY, POINTS, QUERY, SCORE, VALUE, WEIGHTS
 
 LAW = Gaussian([0.3, -0.4], [[1.0, 0.3], [0.3, 0.6]])
@@ -148,3 +149,16 @@ def test_wrong_input_is_named():
         token_convergence(LAW, Softmax(QUERY, KEY, 0 * VALUE), [8, 16], **options)
     with pytest.raises(Unsupported, match="Sigmoid"):
         asymptotic_covariance(Sigmoid(QUERY, KEY, VALUE), LAW, PROBE)
+
+
+def test_the_interval_of_the_slope_is_as_wide_as_slopes_scatter():
+    rng = np.random.default_rng(0)
+    counts = np.array([10, 40, 160])
+    fits = [
+        fitted_slope(counts, rng.gamma(4.0, 1 / np.sqrt(counts)[:, None], (3, 100)))
+        for _ in range(400)
+    ]
+    slopes = np.array([slope for slope, _ in fits])
+    margins = np.array([(high - low) / 2 for _, (low, high) in fits])
+    np.testing.assert_allclose(margins.mean(), 1.96 * slopes.std(), rtol=0.1)
+    np.testing.assert_allclose(slopes.mean(), -0.5, atol=0.01)

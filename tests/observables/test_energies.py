@@ -1,5 +1,7 @@
 """Energies and gradient structure, checked by automatic differentiation."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -239,6 +241,16 @@ def test_repulsion_lowers_the_energy_all_along_the_path():
     assert profile.worst_violation == 0
     assert (np.diff(profile.energies) < 0).all()
     assert (profile.rates < 0).all()
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_path_that_is_solved_backward_is_monotone_too(sign):
+    flow = Flow(Softmax(FORM, IDENTITY, sign * FORM))
+    path = solve(flow, CLOUD, 0.4, save=5)
+    back = dataclasses.replace(path, depths=path.depths[::-1], points=path.points[::-1])
+    forward, backward = (energy_profile(flow, one) for one in (path, back))
+    assert backward.worst_violation == forward.worst_violation == 0
+    np.testing.assert_allclose(backward.energies[::-1], forward.energies, rtol=1e-14)
 
 
 def test_a_path_of_another_flow_violates_monotonicity():

@@ -301,7 +301,10 @@ def test_single_precision_is_solved_in_single_precision():
         (lambda: Equiangular(5, 1.0, kind="l2"), "kind is 'l2'"),
         (lambda: Equiangular(5, 1.0, scheme="pre"), "scheme is 'pre'"),
         (lambda: Equiangular(5, 1.0).time_to(1.0), "level is 1.0"),
-        (lambda: Equiangular(5, 1.0, start=0.5).time_to(0.4), "above the start, 0.5"),
+        (
+            lambda: Equiangular(5, 1.0, start=0.5).log_time_to(0.4),
+            "above the start, 0.5",
+        ),
         (lambda: Equiangular(5, 1.0).solve([2.0, 1.0]), "must increase"),
         (lambda: Equiangular(5, 1.0).solve([-1.0]), "must increase"),
         (
@@ -371,3 +374,9 @@ def test_a_short_depth_needs_half_the_number_of_tokens_over_it(depth):
 def test_a_depth_that_is_no_number_is_refused(untyped):
     with pytest.raises(mf.InvalidInput, match="must be a number"):
         critical_beta(32, "a")
+
+
+@pytest.mark.parametrize("start", [0.5, -0.25, 1.0])
+def test_a_level_that_the_start_has_passed_is_reached_at_depth_zero(start):
+    model = Equiangular(5, 1.0, start=start)
+    assert model.time_to(start) == model.time_to(start - 0.2) == 0

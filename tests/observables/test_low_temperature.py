@@ -32,20 +32,14 @@ def uniform(seed, count=30):
     return mf.TokenCloud(points)
 
 
-def test_distances_of_thirty_tokens_in_the_square_have_the_sizes_of_the_reference():
-    # The generator of the reference is unknown: sizes and pattern only, and a seed
-    # whose last token changes its cell between beta = 100 and 300, as there.
-    betas = [10, 30, 100, 300, 1000, 3000]
-    run = low_temperature_comparison(softmax(), uniform(198), [2.0], [*betas, 3e4])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_distances_to_the_limit_are_those_to_a_very_low_temperature(seed):
+    betas = [10, 100, 1000]
+    run = low_temperature_comparison(softmax(), uniform(seed), [2.0], [*betas, 3e6])
     last = mf.TokenCloud(run.points[-1, 0])
     distances = [mf.wasserstein(mf.TokenCloud(p), last) for p in run.points[:-1, 0]]
-    reference = np.array([0.35, 0.24, 0.18, 1.3e-3, 1.1e-4, 3.5e-5])
-    ratios = np.array(distances) / reference
-    assert ratios.min() > 1 / 1.6
-    assert ratios.max() < 1.6
-    assert run.at(0).changed[:, 0].tolist() == [1, 1, 1, 0, 0, 0, 0]
-    # The limit flow takes the place of beta = 3e4.
-    np.testing.assert_allclose(run.distances[:-2, 0], distances[:-1], rtol=0.05)
+    assert run.distances[-1, 0] < 1e-5
+    np.testing.assert_allclose(run.distances[:-1, 0], distances, atol=1e-5)
 
 
 def test_two_opposite_tokens_follow_an_exponential_integral():

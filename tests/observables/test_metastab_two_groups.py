@@ -207,7 +207,7 @@ def test_single_precision_stays_single():
         (lambda: softmax(1.0, ("half", 0.5)), "each of masses is 'half'"),
         (lambda: softmax(1.0).velocity(4.0), r"angle holds 4\.0"),
         (lambda: softmax(1.0).velocities([0.1, np.nan]), "from 0 to pi"),
-        (lambda: softmax(0.0), "positive multiple"),
+        (lambda: unnormalised(0.0, speed=0.0), "positive multiple"),
         (lambda: softmax(1.0).log_dwell_time(np.pi, 0.1), "opposite ones do not"),
         (lambda: softmax(1.0).dwell_time(0.1, 0.5), "must be below the start"),
         (lambda: softmax(1.0).meeting_point(0.5, 0.7), "between 0 and 0.5"),
@@ -223,3 +223,24 @@ def test_speeds_beyond_all_numbers_are_refused_with_advice():
     with pytest.raises(mf.errors.Overflow, match="the shift beta"):
         unnormalised(800.0).velocity(0.1)
     assert np.isfinite(unnormalised(800.0, shift=800.0).velocity(0.1))
+
+
+@pytest.mark.parametrize("masses", [(0.5, 0.5), (0.7, 0.2)])
+def test_without_scores_the_angle_falls_like_that_of_a_pendulum_at_its_limit(masses):
+    """Both move at a speed proportional to the sine of the angle."""
+    start, end = 2.5, 0.1
+    length = np.log(np.tan(start / 2) / np.tan(end / 2))
+    soft, plain = softmax(0.0, masses), unnormalised(0.0, masses)
+    total = sum(masses)
+    np.testing.assert_allclose(soft.dwell_time(start, end), length, rtol=1e-12)
+    np.testing.assert_allclose(plain.dwell_time(start, end), length / total, rtol=1e-12)
+    share = masses[1] / total
+    for groups in (soft, plain):
+        found = groups.meeting_point(start)
+        np.testing.assert_allclose(found, share * start, rtol=1e-12)
+    np.testing.assert_allclose(soft.velocity(1.1), -np.sin(1.1), rtol=1e-12)
+    # It is the limit of small scores.
+    near = softmax(1e-9, masses).dwell_time(start, end)
+    np.testing.assert_allclose(near, length, rtol=1e-8)
+    with pytest.raises(mf.InvalidInput, match="take log_dwell_time"):
+        soft.asymptotic_log_dwell_time(start)

@@ -130,9 +130,8 @@ ENERGY = Claim(
 )
 TAKE_OVER = Claim(
     id="take-over",
-    statement=r"Where $256$ modes no longer resolve the density, tokens take over: "
-    r"$512$ and $1024$ of them agree on all moments later on, up to twice the mass of "
-    r"one token at each point where clusters part.",
+    statement=r"Where $256$ modes no longer resolve the density, tokens take over: a "
+    r"little later they have the moments of a density with $1024$ modes.",
     status="observation",
 )
 CLUSTERS = Claim(
@@ -159,11 +158,11 @@ def run(parameters: Parameters, *, progress) -> Outcome:
     findings.append(energy_finding())
     for _ in progress.over(range(1), 0.3):
         evolution = evolve(flow_of("softmax"), seeds(BETA), 14.0, save=57)
-        fine = evolve(flow_of("softmax"), seeds(BETA), 14.0, save=2, nodes=1024)
+        finer = take_over_density(evolution)
         steep = evolve(
             flow_of("softmax", parameters.steep), seeds(parameters.steep), 12.0, save=49
         )
-    findings += [take_over_finding(evolution, fine), clusters_finding(evolution)]
+    findings += [take_over_finding(evolution, finer), clusters_finding(evolution)]
     return Outcome(
         findings=findings,
         pictures=[
@@ -392,16 +391,32 @@ def energy_finding():
     )
 
 
-def take_over_finding(evolution: Evolution, fine: Evolution):
-    """Two numbers of tokens that take over, at the last depth."""
-    coarse_end = evolution.moments(SHOWN)[-1]
-    fine_end = fine.moments(SHOWN)[-1]
-    values = np.asarray(evolution.densities.density(-1).on_grid(1024))
-    is_valley = (values <= np.roll(values, 1)) & (values <= np.roll(values, -1))
-    return TAKE_OVER.at_most(
-        np.abs(np.asarray(coarse_end - fine_end)).max(),
-        2 * (2 * np.pi / 512) * values[is_valley].sum(),
-        source=theory("one token in each valley of the density changes sides"),
+def take_over_density(evolution: Evolution) -> FourierDensity:
+    """The density a little after tokens took over, with four times the modes."""
+    return mf.solve(
+        flow_of("softmax"),
+        seeds(BETA),
+        float(evolution.depths[later(evolution)]),
+        save=2,
+        solver=Spectral(most_modes=1024),
+        rtol=1e-9,
+        atol=1e-11,
+    ).density(-1)
+
+
+def later(evolution: Evolution) -> int:
+    """The index of the second saved depth after tokens took over."""
+    return len(evolution.densities) + 1
+
+
+def take_over_finding(evolution: Evolution, finer: FourierDensity):
+    """Moments of tokens against those of a density."""
+    tokens = evolution.measure(later(evolution))
+    return TAKE_OVER.close_to(
+        np.ravel(circle_moments(tokens, 8)),
+        np.ravel(circle_moments(finer, 8)),
+        tolerance=1e-6,
+        source=other_method("a density with more modes"),
     )
 
 

@@ -124,7 +124,7 @@ def evolve(
         save: as for `solve`; the depth of the hand-over is saved too.
         most_modes: modes up to which the density is solved.
         nodes: how many tokens take over before panels are halved; two for each mode by
-            default. There may be eight times as many, or 2048.
+            default. There may be twice as many later on, or 1536.
         rtol: relative tolerance; one that rounding does not allow is loosened.
         atol: absolute tolerance, likewise.
         progress: show a progress bar on standard error.

@@ -15,8 +15,8 @@ from meanformer.flows import Flow, solve
 from meanformer.measures import FourierDensity, TokenCloud, pad
 
 ORDER = 12
-# How many tokens there may be, for each one at the hand-over, or in all.
-GROWTH, FEW = 8, 2048
+# How many tokens there may be, or for each one at the hand-over.
+FEW, GROWTH = 1536, 2
 # How many tolerances an error may be; stages that end with a larger one are shortened.
 SLACK = 1e3
 STAGES, SHORTEST = 16, 4096
@@ -24,7 +24,7 @@ STAGES, SHORTEST = 16, 4096
 ROUGHER = 10
 # Stages are solved with multiples of so many tokens, absent ones among them, so that
 # compiled programs serve again.
-SIZE = 1024
+SIZE = 512
 
 _NODES, _MASSES = np.polynomial.legendre.leggauss(ORDER)
 _VALUES_TO_SERIES = np.linalg.inv(np.polynomial.legendre.legvander(_NODES, ORDER - 1))

@@ -16,6 +16,8 @@ NODES = 20
 PANEL = 1.0
 # Where an exponential has fallen by e to these powers.
 FALLS = (1.0, 3.0, 6.0, 10.0, 16.0, 24.0, 40.0, 80.0)
+# An exponential flatter than this does not fall at all.
+FLATTEST = 1e-30
 
 Numbers = Float[np.ndarray, " q"]
 Grid = Float[np.ndarray, "*s"] | Float[Array, "*s"]
@@ -33,7 +35,7 @@ def log_dwell_integral(
     is not normalised.
 
     Args:
-        beta: the inverse temperature, positive.
+        beta: the inverse temperature, zero or more.
         masses: those of the two groups.
         start: the angle $\varphi_0$ at the beginning.
         end: the angle $\varphi_1$ at the end.
@@ -41,7 +43,8 @@ def log_dwell_integral(
     """
     first, last = ends = np.log(np.tan(np.array([end, start]) / 2))
     foot, height = _rise(ends)
-    falls = height - np.minimum(np.array(FALLS) / (2 * beta), height - foot)
+    steepness = max(2 * beta, FLATTEST)
+    falls = height - np.minimum(np.array(FALLS) / steepness, height - foot)
     # Rounding may put the end of a fall outside of the way.
     below, least = 1 - np.finfo(float).eps, np.finfo(float).tiny
     falls = np.clip(falls, least, below)
@@ -66,12 +69,12 @@ def first_way(beta: float, masses: Masses, start: float, end: float) -> float:
     with the pulls $p_1, p_2$ of `relative_pulls`.
 
     Args:
-        beta: the inverse temperature, positive.
+        beta: the inverse temperature, zero or more.
         masses: those of the two groups.
         start: the angle $\varphi_0$ at the beginning.
         end: the angle $\varphi_1$ at the end.
     """
-    scale = 1 / np.sqrt(beta)
+    scale = 1 / np.sqrt(max(beta, FLATTEST))
     near = np.clip(scale * np.arange(1, 13), end, start)
     even = np.linspace(end, start, int(np.ceil((start - end) / PANEL)) + 1)
     angles, weights = panels(np.sort(np.concatenate([even, near])))

@@ -102,7 +102,7 @@ def token_convergence(
             for count, row in zip(counts, keys, strict=True)
         ]
     )
-    slope, interval = _fitted_slope(np.asarray(counts), np.asarray(errors))
+    slope, interval = fitted_slope(np.asarray(counts), np.asarray(errors))
     scaled = np.asarray(counts)[:, None] * np.asarray(errors) ** 2
     return TokenConvergence(
         tuple(counts),
@@ -186,10 +186,13 @@ def _predicted(layer, limit, probes) -> float | None:
     return float(jnp.sqrt(jnp.trace(covariances, axis1=1, axis2=2).mean()))
 
 
-def _fitted_slope(
+def fitted_slope(
     counts: np.ndarray, errors: np.ndarray
 ) -> tuple[float, tuple[float, float]]:
-    """Weighted least squares of the logarithms; the weights are sampling errors."""
+    """Return the exponent of the count and its interval, from errors of repeats.
+
+    Weighted least squares of the logarithms; the weights are sampling errors.
+    """
     squares = errors**2
     means = squares.mean(axis=1)
     check(bool((means > 0).all()), "the map has no error at the probes to fit.")

@@ -183,8 +183,11 @@ class Equiangular(eqx.Module):
         ordinary differential equation, at the relative tolerance $10^{-10}$.
 
         Args:
-            level: the inner product to reach, above the start and below 1.
+            level: the inner product to reach, below 1; one that does not lie above the
+                start is reached at depth 0.
         """
+        if as_number("level", level) <= self.start:
+            return 0.0
         log_time = self.log_time_to(level)
         if log_time > np.log(np.finfo(float).max):
             raise Overflow(

@@ -17,7 +17,7 @@ class Attraction(NamedTuple):
 
     Attributes:
         is_softmax: whether attention is divided by its mass.
-        beta: the inverse temperature $\beta > 0$, whatever matrices it comes from.
+        beta: the inverse temperature $\beta$, whatever matrices it comes from.
         speed: the factor $c > 0$ of the values.
         shift: the number taken off every score, for unnormalised attention.
     """
@@ -28,15 +28,20 @@ class Attraction(NamedTuple):
     shift: float
 
 
-def attraction_of(layer: AbstractInContextMap, topic: str) -> Attraction:
+def attraction_of(
+    layer: AbstractInContextMap, topic: str, *, with_flat: bool = False
+) -> Attraction:
     """Return the numbers of a layer under which tokens attract each other, or raise.
 
     Args:
         layer: `Softmax` or `Unnormalised` whose scores are positive multiples of inner
             products and whose values are positive multiples of the tokens.
         topic: what needs it, in the plural, for the message.
+        with_flat: allow scores that are zero.
     """
-    beta, speed = isotropic_factors(layer, topic, is_attracting=True)
+    beta, speed = isotropic_factors(
+        layer, topic, is_attracting=True, with_flat=with_flat
+    )
     check(
         is_concrete(beta) and is_concrete(speed),
         f"{topic} need known matrices; call this outside of jit.",

@@ -45,7 +45,7 @@ class TwoGroups(eqx.Module):
 
     Args:
         layer: `Softmax` or `Unnormalised` with scores and values that are positive
-            multiples of inner products and tokens.
+            multiples of inner products and tokens; $\beta = 0$ is allowed.
         masses: the two masses, positive; equal halves by default.
     """
 
@@ -57,7 +57,7 @@ class TwoGroups(eqx.Module):
         layer: AbstractInContextMap,
         masses: tuple[float, float] | ArrayLike = (0.5, 0.5),
     ):
-        self.attraction = attraction_of(layer, "laws of two groups")
+        self.attraction = attraction_of(layer, "laws of two groups", with_flat=True)
         self.masses = _checked_masses(masses)
 
     def velocity(self, angle: ArrayLike) -> Float[Array, "*s"]:
@@ -112,6 +112,10 @@ class TwoGroups(eqx.Module):
         unnormalised attention, whatever the end; by Laplace's method at the start.
         """
         start = _checked_angle("start", start)
+        check(
+            self.attraction.beta > 0,
+            "beta is 0; the leading term is for large beta: take log_dwell_time.",
+        )
         total = sum(
             float(pull(self.attraction.is_softmax, *pair))
             for pair in (self.masses, self.masses[::-1])
