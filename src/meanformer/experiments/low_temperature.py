@@ -487,7 +487,6 @@ experiment = Experiment(
     room="observables",
     about=__doc__,
     claims=(
-        SIZES,
         EXACT,
         OTHERS,
         ALGEBRAIC,
