@@ -32,7 +32,7 @@ from meanformer.experiments import (
 from meanformer.flows import DensityTrajectory, Spectral
 from meanformer.mean_field import Evolution, evolve
 from meanformer.measures import FourierDensity, circle_moments
-from meanformer.observables import count_clusters, energy
+from meanformer.observables import count_modes, energy
 from meanformer.plotting import style
 
 BETA = 5.0
@@ -422,8 +422,8 @@ def take_over_finding(evolution: Evolution, finer: FourierDensity):
 
 def clusters_finding(evolution: Evolution):
     """The number of clusters at the end."""
-    cloud = evolution.measure(-1)
-    found = count_clusters(cloud, space=mf.Sphere(), beta=BETA, smallest_mass=0.01)
+    # Modes, since a few light tokens are still on their way between the clusters.
+    found = count_modes(evolution.measure(-1), BETA, space=mf.Sphere())
     expected = fastest(BETA)
     return CLUSTERS.close_to(
         found.count, expected, tolerance=0, source=theory("fastest mode")

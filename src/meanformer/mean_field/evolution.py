@@ -115,7 +115,8 @@ def evolve(
     exponentially while clusters form. Then weighted tokens go on, at the nodes of Gauss
     rules on panels of the circle. Panels are halved where clusters part: there the
     places of tokens become a step, and what equispaced tokens get wrong is the mass of
-    one of them.
+    one of them. So light tokens are on their way between clusters for long:
+    `count_modes` counts clusters by mass, where `count_clusters` would see a chain.
 
     Args:
         flow: a flow on `Sphere()`, without noise if tokens are to take over.
