@@ -160,7 +160,7 @@ CONSTRUCTIONS = {
     ),
     "sinkhorn steps in words": (
         lambda: sink(max_steps="many"),
-        "max_steps is 'many'; it must be an integer, 1 or more",
+        "max_steps is 'many'; it must be an integer, 0 or more",
     ),
     "sinkhorn tolerance in words": (
         lambda: sink(tolerance="small"),
