@@ -71,7 +71,8 @@ from meanformer.numerics.watched import Watched
 from meanformer.typing import ArrayLike, Key
 
 Stops = AbstractStop | StepBudget | Sequence[AbstractStop | StepBudget]
-Depth = float | tuple[float, float] | Float[Array, ""]
+Number = float | Float[Array, ""]
+Depth = Number | tuple[Number, Number]
 
 
 @overload
