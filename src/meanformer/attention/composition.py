@@ -26,9 +26,7 @@ from meanformer.errors import (
     check_finite,
     check_shape,
 )
-from meanformer.measures import (
-    AbstractContext,
-)
+from meanformer.measures import AbstractContext
 from meanformer.numerics.matrices import matmul
 
 

@@ -11,6 +11,7 @@ from meanformer.measures.cloud import TokenCloud
 from meanformer.numerics.matrices import matmul
 from meanformer.numerics.nearest import PAIRS_AT_ONCE, squared_distances
 from meanformer.numerics.norms import safe_norm
+from meanformer.numerics.padding import held
 from meanformer.numerics.ties import ROUNDINGS
 from meanformer.numerics.tiles import map_rows
 
@@ -77,24 +78,26 @@ class NearestOther(AbstractInContextMap):
         return map_rows(lambda block: self._nearest(mu, block), x, rows)
 
     def _nearest(self, mu: TokenCloud, x: Float[Array, "m d"]) -> Float[Array, "m d"]:
-        points, queries = lax.stop_gradient((mu.points, x))
+        present = (mu.weights > 0)[:, None]
+        held_points = held(mu.points, present)
+        points, queries = lax.stop_gradient((held_points, x))
         rounding = ROUNDINGS * jnp.finfo(x.dtype).eps * _sizes(queries, points)
-        distances = jnp.sqrt(squared_distances(queries, points))
+        # In units of the largest coordinate, whose square may be no number.
+        largest = jnp.maximum(jnp.abs(points).max(), jnp.abs(queries).max())
+        unit = jnp.where(largest > 0, largest, 1)
+        distances = unit * jnp.sqrt(squared_distances(queries / unit, points / unit))
         is_other = distances > jnp.maximum(self.tolerance, rounding)
         candidates = is_other & (mu.weights > 0)[None, :]
         nearest = jnp.where(candidates, distances, jnp.inf).min(axis=1, keepdims=True)
         is_nearest = candidates & (distances <= nearest + rounding)
         shares = jnp.where(is_nearest, mu.weights[None, :], 0)
-        total = shares.sum(axis=1, keepdims=True)
-        mean = matmul(shares / jnp.where(total > 0, total, 1), _present(mu))
-        return jnp.where(total > 0, mean, x)
+        total = lax.stop_gradient(shares.sum(axis=1, keepdims=True))
+        # Divided twice: the square of a tiny mass is no number.
+        shares /= jnp.where(total > 0, total, 1)
+        whole = shares.sum(axis=1, keepdims=True)
+        mean = matmul(shares / jnp.where(whole > 0, whole, 1), held_points)
+        return jnp.where(whole > 0, mean, x)
 
 
 def _sizes(x: Float[Array, "m d"], points: Float[Array, "n d"]) -> Float[Array, "m n"]:
     return safe_norm(x)[:, None] + safe_norm(points)[None, :]
-
-
-def _present(mu: TokenCloud) -> Float[Array, "n d"]:
-    """The points, those of absent tokens held fixed."""
-    present = (mu.weights > 0)[:, None]
-    return jnp.where(present, mu.points, lax.stop_gradient(mu.points))

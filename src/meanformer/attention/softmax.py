@@ -163,11 +163,29 @@ class L2(AbstractTilting):
         precision = matmul(self.sharpness * self.key.T, self.key)
         is_positive = not self.allow_negative_beta
         tilted = near.quadratic_tilt(precision, is_positive=is_positive)[1]
-        queries = self.queries(x)
-        if origin is not None:
-            moved = matmul(self.query - self.key, origin)
-            queries = self.queries(x - origin[None, :]) + moved[None, :]
+        queries = self.queries(x) if origin is None else self._queries_from(x, origin)
         return view_of(self, tilted, self.sharpness * queries, origin)
+
+    def _queries_from(
+        self, x: Float[Array, "m d"], origin: Float[Array, " d"]
+    ) -> Float[Array, "m k"]:
+        r"""Return $Qx + b_Q - Ko$, by whichever way cancels less.
+
+        Close to the origin it is a small $Q(x - o)$, and $(Q - K)o$ vanishes for
+        $Q = K$; but a large $Q$ must not meet the origin at all.
+        """
+        apart, difference = x - origin[None, :], self.query - self.key
+        sizes = (
+            matmul(jnp.abs(apart), jnp.abs(self.query).T)
+            + matmul(jnp.abs(difference), jnp.abs(origin))[None, :],
+            matmul(jnp.abs(x), jnp.abs(self.query).T)
+            + matmul(jnp.abs(self.key), jnp.abs(origin))[None, :],
+        )
+        ways = (
+            self.queries(apart) + matmul(difference, origin)[None, :],
+            self.queries(x) - matmul(self.key, origin)[None, :],
+        )
+        return jnp.where(sizes[0] < sizes[1], *ways)
 
     def read(
         self, mass: Float[Array, " m"] | None, moment: Float[Array, "m d"]

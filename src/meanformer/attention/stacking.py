@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int, PyTree
 from meanformer.attention.abstract import AbstractInContextMap
 from meanformer.attention.affine import is_array
 from meanformer.attention.push_forward import push_forward
-from meanformer.measures import AbstractContext
+from meanformer.measures import AbstractContext, TokenCloud
 from meanformer.numerics.watched import unwatched, watched, watched_anew
 
 
@@ -179,6 +179,8 @@ def _network(units: tuple[AbstractInContextMap, ...], mu, x, positions, is_watch
 
 
 def _layer(gamma: AbstractInContextMap, mu, x, positions):
+    # Absent tokens are carried along, and must not overflow on the way.
+    mu = mu.without_harm() if isinstance(mu, TokenCloud) else mu
     return push_forward(gamma, mu), gamma(mu, x, positions=positions)
 
 

@@ -31,6 +31,7 @@ from meanformer.numerics.farthest import farthest_pair
 from meanformer.numerics.fourier_sums import Auto
 from meanformer.numerics.matrices import matmul
 from meanformer.numerics.norms import safe_norm
+from meanformer.numerics.padding import held
 from meanformer.numerics.pair_sums import AbstractPairSums
 from meanformer.numerics.pairs import Pairs
 from meanformer.typing import ArrayLike, Key
@@ -199,7 +200,7 @@ class AbstractWeightedCloud(AbstractCloud, AbstractMeasure):
     ) -> tuple[Float[Array, " m"], Float[Array, "m d"]]:
         """Return mass and moment of a linear kernel; $O((m+n)kd)$, no pair formed."""
         weighted = self.weights[:, None] * features_of(self, feature_map)
-        moments = matmul(weighted.T, self.points)
+        moments = matmul(weighted.T, held(self.points, (self.weights > 0)[:, None]))
         return matmul(u, weighted.sum(0)), matmul(u, moments)
 
 
@@ -292,13 +293,18 @@ class TokenCloud(AbstractWeightedCloud):
         token: from there, no token loses digits to one far away. Derivatives hold it
         fixed.
         """
-        points, present = lax.stop_gradient(self.points), (self.weights > 0)[:, None]
+        near = self.without_harm()
+        points, present = lax.stop_gradient(near.points), (self.weights > 0)[:, None]
         low = jnp.where(present, points, jnp.inf).min(axis=0)
         high = jnp.where(present, points, -jnp.inf).max(axis=0)
         twice = 2 * (jnp.maximum(low, 0) + jnp.minimum(high, 0))
         mean = matmul(lax.stop_gradient(self.weights), points)
         origin = jnp.clip(mean, jnp.minimum(twice, 0), jnp.maximum(twice, 0))
-        return origin, self.moved(self.points - origin[None, :])
+        return origin, near.moved(near.points - origin[None, :])
+
+    def without_harm(self) -> "TokenCloud":
+        """Return the same context with absent tokens held where they do no harm."""
+        return self.moved(held(self.points, (self.weights > 0)[:, None]))
 
     def moved(self, points: Float[Array, "n e"]) -> "TokenCloud":
         """Return the same masses and places at other points."""
@@ -397,12 +403,9 @@ def features_of(
     Features of an absent token must not do harm: they have no derivative in the point,
     and zero stands for what is not finite.
     """
-    if feature_map is None:
-        return cloud.points
     present = (cloud.weights > 0)[:, None]
-    points = jnp.where(present, cloud.points, lax.stop_gradient(cloud.points))
-    features = feature_map(points)
-    return jnp.where(present | jnp.isfinite(features), features, 0)
+    points = held(cloud.points, present)
+    return points if feature_map is None else held(feature_map(points), present)
 
 
 def gaussian_log_factor(

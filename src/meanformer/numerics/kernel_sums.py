@@ -86,6 +86,9 @@ def hardmax_sum(
 def mean_over_ties(best: Array, total: Array, slope: Array) -> tuple[Array, Array]:
     """Best score, with its derivative, and mean from what `sums_over_ties` returns."""
     is_empty = best == -jnp.inf
+    # Divided twice: the square of a tiny mass is no number.
+    unit = jnp.where(is_empty, 1, lax.stop_gradient(total[:, 0]))
+    total, slope = total / unit[:, None], slope / unit
     mass = jnp.where(is_empty, 1, total[:, 0])
     slope = slope / mass
     # The value is the best score itself; its derivative is that of the average.

@@ -5,9 +5,11 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Bool, Float
 
 from meanformer.numerics.matrices import matmul
+from meanformer.numerics.padding import held
 from meanformer.numerics.pairs import Pairs
 from meanformer.numerics.tiles import Range
 
@@ -50,31 +52,39 @@ def as_terms(pairs: Pairs, values: Float[Array, "n v"]) -> Terms:
     """Gather the arrays of a sum; half precision is computed in single precision."""
     pairs, values = in_one_precision(pairs, values)
     weights = pairs.weights[None, :]
-    masses = jnp.concatenate([weights, weights * values.T])
-    points = _within_range(pairs.points.T, weights > 0)
+    present = weights > 0
+    masses = jnp.concatenate([weights, weights * held(values.T, present)])
+    points = _within_range(pairs.points.T, pairs.tilts, present)
+    offsets = pairs.offsets
+    if offsets is not None:
+        offsets = held(offsets[None, :], present, 0.5)[0]
     first, last = pairs.first, pairs.last
     seen = None if first is None or last is None else (first, last)
     tilts, points = _never_one_product(pairs.tilts, points)
-    return Terms(tilts, Tokens(points, pairs.offsets, masses), seen)
+    return Terms(tilts, Tokens(points, offsets, masses), seen)
 
 
 def _never_one_product(
     tilts: Float[Array, "m k"], points: Float[Array, "k n"]
 ) -> tuple[Float[Array, "m k2"], Float[Array, "k2 n"]]:
-    """Add a coordinate of zeros to a single one.
+    """Add coordinates of zeros until there are two.
 
     Compilers merge a single product into everything that uses it, and round it
     differently there. The exponential of large scores sees that: a score must be the
     same number wherever it is used.
     """
-    if tilts.shape[1] != 1:
-        return tilts, points
-    return jnp.pad(tilts, ((0, 0), (0, 1))), jnp.pad(points, ((0, 1), (0, 0)))
+    missing = (0, max(0, 2 - tilts.shape[1]))
+    return jnp.pad(tilts, ((0, 0), missing)), jnp.pad(points, (missing, (0, 0)))
 
 
-def _within_range(points: Float[Array, "k n"], present: Array) -> Float[Array, "k n"]:
+def _within_range(
+    points: Float[Array, "k n"], tilts: Float[Array, "m k"], present: Array
+) -> Float[Array, "k n"]:
     """Bound the points of absent tokens, so that their scores do not overflow."""
-    largest = jnp.sqrt(jnp.finfo(points.dtype).max).astype(points.dtype)
+    limit = float(jnp.finfo(points.dtype).max)
+    longest = jnp.abs(lax.stop_gradient(tilts)).sum(axis=1).max(initial=1)
+    points = held(points, present, 0.5)
+    largest = limit / 8 / longest
     return jnp.where(present, points, jnp.clip(points, -largest, largest))
 
 
@@ -88,8 +98,12 @@ def scaled(terms: Terms, factor: float) -> Terms:
 
 def scores_of_tile(tilts: Array, tokens: Tokens) -> Float[Array, "m n"]:
     """Scores of a block of queries against a block of tokens."""
-    scores = matmul(tilts, tokens.points)
-    return scores if tokens.offsets is None else scores + tokens.offsets[None, :]
+    points, offsets, _ = tokens
+    if offsets is not None:
+        # One product for all terms, for the reason of `_never_one_product`.
+        tilts = jnp.pad(tilts, ((0, 0), (0, 1)), constant_values=1)
+        points = jnp.concatenate([points, offsets[None, :]])
+    return matmul(tilts, points)
 
 
 def sizes_of_tile(tilts: Array, tokens: Tokens) -> Float[Array, "m n"]:

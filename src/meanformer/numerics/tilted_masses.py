@@ -5,7 +5,7 @@ from functools import partial
 
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from meanformer.numerics.batching import any_in_batch
 from meanformer.numerics.exponential import exponent_scale, scaled_exp
@@ -26,23 +26,74 @@ FEW_PAIRS = 256 * 256
 ROUGH = 1.0
 
 Shifted = tuple[Float[Array, " m"], Float[Array, "m c"]]
+# Tokens, bounds on their exponents, and their indices.
+Capped = tuple[Tokens, Float[Array, " n"], Int[Array, " n"]]
 
 
-def sum_tilted_masses(terms: Terms, block_size: int | str) -> Shifted:
+def sum_tilted_masses(
+    terms: Terms, best: Int[Array, " m"] | None, block_size: int | str
+) -> Shifted:
     r"""Sum masses times exponentials of scores that carry `exponent_scale`.
+
+    Args:
+        terms: what is summed.
+        best: the tokens with the largest terms, where they are known.
+        block_size: queries and tokens per tile.
 
     Returns:
         Shifts $c_i$ and $\sum_j W_j e^{s_{ij} - c_i}$, so that nothing overflows and
         nothing that matters underflows. Queries that see nothing get zero.
     """
-    pair_count = len(terms.tilts) * terms.tokens.points.shape[1]
-    if pair_count > FEW_PAIRS:
+    if best is None:
         return relative_to_bound(terms, block_size)
+    shift = score_of_best(terms, best)
 
-    def row_of_tiles(tilts, fold):
-        return relative_to_largest(tilts, no_masses(terms, tilts), fold)
+    def row_of_tiles(queries, fold):
+        tilts, *rest = queries
 
-    return fold_tiles(row_of_tiles, *terms, block_size)
+        def step(total, columns, seen):
+            factors = factors_of_tile(tilts, columns, *rest, seen)
+            return total + summed(factors, columns[0].masses)
+
+        return fold(step, no_masses(terms, tilts))
+
+    queries = terms.tilts, shift, jnp.zeros_like(shift), best
+    tokens = with_caps(terms.tokens)
+    return shift, fold_tiles(row_of_tiles, queries, tokens, terms.ranges, block_size)
+
+
+def are_few(terms: Terms) -> bool:
+    """Whether there are so few pairs that a sweep more does not matter."""
+    return len(terms.tilts) * terms.tokens.masses.shape[1] <= FEW_PAIRS
+
+
+def score_of_best(terms: Terms, best: Int[Array, " m"]) -> Float[Array, " m"]:
+    """Score of one token for each query; NaN if it overflows downwards."""
+    points, offsets, _ = terms.tokens
+    scores = jnp.sum(terms.tilts * points[:, best].T, axis=1)
+    scores = scores if offsets is None else scores + offsets[best]
+    return lax.stop_gradient(jnp.where(scores == -jnp.inf, jnp.nan, scores))
+
+
+def factors_of_tile(
+    tilts: Array,
+    columns: Capped,
+    shift: Array,
+    rest: Array,
+    best: Array | None,
+    seen: Array | bool,
+) -> Float[Array, "m n"]:
+    """Exponentials of scores less shift and rest, which may be too small to join it.
+
+    That of the best token, whose score is the shift, is known without rounding. A large
+    score may be rounded differently wherever it is computed.
+    """
+    tokens, caps, index = columns
+    exponents = scores_of_tile(tilts, tokens) - shift[:, None]
+    if best is not None:
+        exponents = jnp.where(index[None, :] == best[:, None], 0, exponents)
+    exponents = jnp.minimum(exponents - rest[:, None], caps[None, :])
+    return jnp.where(seen, scaled_exp(exponents), 0)
 
 
 def relative_to_bound(terms: Terms, block_size: int | str) -> Shifted:
@@ -73,24 +124,36 @@ def relative_to_bound(terms: Terms, block_size: int | str) -> Shifted:
 
 def score_bounds(terms: Terms) -> Float[Array, " m"]:
     """Bound the scores of each query by a ball around the tokens."""
-    points, offsets, masses = terms.tokens
-    weights = masses[0]
+    middle, reach = middle_and_reach(terms)
+    bounds = middle + reach
+    weights, offsets = terms.tokens.masses[0], terms.tokens.offsets
+    if offsets is not None:
+        highest = jnp.where(weights > 0, offsets, -jnp.inf).max()
+        bounds += jnp.where(highest == -jnp.inf, 0, highest)
+    # Norms overflow before scores do, and a bound whose rounding the exponential sees
+    # is none; an infinite bound finds no mass.
+    is_rough = ~(jnp.finfo(bounds.dtype).eps * score_sizes(terms) < ROUGH)
+    return jnp.where(is_rough, jnp.inf, bounds)
+
+
+def score_sizes(terms: Terms) -> Float[Array, " m"]:
+    """Bound the absolute scores of each query."""
+    middle, reach = middle_and_reach(terms)
+    weights, offsets = terms.tokens.masses[0], terms.tokens.offsets
+    sizes = jnp.abs(middle) + reach
+    if offsets is not None:
+        sizes += jnp.where(weights > 0, jnp.abs(offsets), 0).max()
+    return sizes
+
+
+def middle_and_reach(terms: Terms) -> tuple[Float[Array, " m"], Float[Array, " m"]]:
+    """Score of each query at the mean of the tokens, and how far others differ."""
+    points, weights = terms.tokens.points, terms.tokens.masses[0]
     mass = weights.sum()
     centre = matmul(points, weights) / jnp.where(mass > 0, mass, 1)
     distances = jnp.linalg.norm(points - centre[:, None], axis=0)
     radius = jnp.where(weights > 0, distances, 0).max()
-    bounds = matmul(terms.tilts, centre)
-    reach = radius * jnp.linalg.norm(terms.tilts, axis=1)
-    sizes = jnp.abs(bounds) + reach
-    bounds += reach
-    if offsets is not None:
-        highest = jnp.where(weights > 0, offsets, -jnp.inf).max()
-        bounds += jnp.where(mass > 0, highest, 0)
-        sizes += jnp.where(weights > 0, jnp.abs(offsets), 0).max()
-    # Norms overflow before scores do, and a bound whose rounding the exponential sees
-    # is none; an infinite bound finds no mass.
-    is_rough = ~(jnp.finfo(sizes.dtype).eps * sizes < ROUGH)
-    return jnp.where(is_rough, jnp.inf, bounds)
+    return matmul(terms.tilts, centre), radius * jnp.linalg.norm(terms.tilts, axis=1)
 
 
 def smallest_mass(weights: Float[Array, " n"]) -> Float[Array, ""]:
@@ -121,24 +184,29 @@ def add_tile_rescaling(
     """Add the masses of a tile, relative to the largest term so far."""
     top, total = carry
     scores = scores_of_tile(tilts, tokens)
-    # The weight counts: a tiny one on a large score must not hide the other terms.
-    visible = is_visible(tokens, seen)
-    log_weights = exponent_scale(top.dtype) * jnp.log(tokens.masses[0])
-    terms = jnp.maximum(scores + log_weights[None, :], jnp.finfo(top.dtype).min)
-    terms = jnp.where(visible, terms, -jnp.inf)
-    new_top = jnp.maximum(top, terms.max(axis=1))
+    new_top = jnp.maximum(top, log_terms(scores, tokens, seen).max(axis=1))
     shift = jnp.where(new_top == -jnp.inf, 0, new_top)
-    factors = tilted_factors(scores, shift, exponent_caps(tokens.masses[0]), seen)
+    caps = exponent_caps(tokens.masses[0])
+    exponents = jnp.minimum(scores - shift[:, None], caps[None, :])
+    factors = jnp.where(seen, scaled_exp(exponents), 0)
     total = total * scaled_exp(top - shift)[:, None]
     return new_top, total + summed(factors, tokens.masses)
 
 
-def tilted_factors(
-    scores: Array, shift: Array, caps: Array, seen: Array | bool
-) -> Float[Array, "m n"]:
-    """Exponentials of scores less the shifts, within the caps of the tokens."""
-    exponents = jnp.minimum(scores - shift[:, None], caps[None, :])
-    return jnp.where(seen, scaled_exp(exponents), 0)
+def log_terms(scores: Array, tokens: Tokens, seen: Array | bool) -> Array:
+    """Logarithms of the terms of a tile; minus infinity where nothing is seen alone.
+
+    The weight counts: a tiny one on a large score must not hide the other terms.
+    """
+    log_weights = exponent_scale(scores.dtype) * jnp.log(tokens.masses[:1])
+    heights = jnp.maximum(scores + log_weights, jnp.finfo(scores.dtype).min)
+    return jnp.where(is_visible(tokens, seen), heights, -jnp.inf)
+
+
+def with_caps(tokens: Tokens) -> Capped:
+    """Return the tokens with bounds on their exponents and their indices."""
+    weights = tokens.masses[0]
+    return tokens, exponent_caps(weights), jnp.arange(len(weights))
 
 
 def exponent_caps(weights: Float[Array, " n"]) -> Float[Array, " n"]:
