@@ -1,5 +1,7 @@
 """Bad input: one sentence that names the argument, what it was and what is allowed."""
 
+import equinox as eqx
+import jax
 import jax.numpy as jnp
 import jaxtyping
 import numpy as np
@@ -452,3 +454,13 @@ def test_messages_are_one_sentence():
         message = str(raised.value)
         assert message.endswith(".")
         assert ". " not in message
+
+
+def test_negative_beta_is_refused_when_it_becomes_known():
+    def output(beta):
+        return reference_attention(beta=beta)(reference_cloud(), jnp.ones((1, 2)))
+
+    compiled = eqx.filter_jit(output)
+    np.testing.assert_allclose(compiled(jnp.array(0.5)), output(0.5), rtol=1e-14)
+    with pytest.raises(RuntimeError, match="beta must not be negative; for the repul"):
+        jax.block_until_ready(compiled(jnp.array(-1.0)))

@@ -1,16 +1,18 @@
 """The ends of the floating-point range, and no queries at all."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import reference as ref
-from map_zoo import MAPS, TOKENS, cloud_of, every_map
+from map_zoo import MAPS, MASSES, QUERIES, TOKENS, cast, cloud_of, every_map
 from meanformer.attention import (
     L2,
     Hardmax,
     Linear,
+    NearestOther,
     Sigmoid,
     Sinkhorn,
     Softmax,
@@ -95,3 +97,52 @@ def test_log_laplace_and_tilted_mean_beyond_the_range_raise(dtype, sign):
         cloud.log_laplace(queries)
     with pytest.raises(Overflow, match=f"tilted_mean {message}"):
         cloud.tilted_mean(queries)
+
+
+@pytest.mark.parametrize("size", [2e7, 1e15])
+def test_a_large_query_matrix_of_l2_takes_no_digits_from_a_query_at_zero(size):
+    points = np.array([[3.1, 0.2], [3.6, -0.3], [2.9, 0.4]], np.float32)
+    query, eye = size * np.eye(2, dtype=np.float32), np.eye(2, dtype=np.float32)
+    cloud = TokenCloud(jnp.asarray(points))
+    found = L2(query, eye, eye, beta=0.5)(cloud, jnp.zeros((1, 2), jnp.float32))
+    shares = np.exp(-0.5 * np.sum(points.astype(float) ** 2, axis=1))
+    expected = shares @ points.astype(float) / shares.sum()
+    np.testing.assert_allclose(found[0], expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+@pytest.mark.parametrize("gamma", [Hardmax, NearestOther])
+def test_gradients_by_tiny_weights_are_finite(gamma, dtype):
+    points = jnp.array([[1.0, 0.0], [0.0, 1.0], [2.0, 2.0]], dtype)
+    eye = jnp.eye(2, dtype=dtype)
+    layer = gamma() if gamma is NearestOther else gamma(eye, eye, eye)
+
+    def total(weights):
+        return layer(TokenCloud(points, weights), points[1:2] / 2).sum()
+
+    weights = jnp.array([1.0, 1e-30, 0.0], dtype)
+    gradient = jax.grad(total)(weights)
+    assert np.isfinite(gradient).all()
+    # The query sees one token: in proportion, its weight does not matter.
+    np.testing.assert_allclose(gradient * weights, 0, atol=1e-6)
+
+
+@every_map(["sinkhorn", "three half-steps", "network", "l2"], slow=["sinkhorn"])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+def test_an_absent_token_far_away_has_no_part_in_any_derivative(name, dtype):
+    gamma = cast(MAPS[name], dtype)
+    far = 1e12 if dtype == jnp.float32 else 1e80
+    arrays, rest = eqx.partition(gamma, eqx.is_inexact_array)
+
+    def gradient(cloud):
+        def total(arrays):
+            return eqx.combine(arrays, rest)(cloud, cast(QUERIES, dtype)).sum()
+
+        return jax.grad(total)(arrays)
+
+    plain = gradient(cloud_of(places=None, dtype=dtype))
+    points, weights = np.append(TOKENS, [[far, -far]], axis=0), np.append(MASSES, 0)
+    padded = gradient(cloud_of(points, weights, None, dtype))
+    for found, expected in zip(*map(jax.tree.leaves, (padded, plain)), strict=True):
+        tolerance = 1e3 * float(jnp.finfo(dtype).eps)
+        np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance)

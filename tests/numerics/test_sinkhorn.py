@@ -18,7 +18,9 @@ from sinkhorn_cases import (
 )
 
 from meanformer.errors import InvalidInput
+from meanformer.numerics.pair_sums import Blocked
 from meanformer.numerics.self_transport import (
+    SelfTransport,
     is_positive_form,
     oscillation,
     oscillation_bound,
@@ -301,3 +303,16 @@ def test_a_wrong_number_of_half_steps_is_refused(half_steps, end_on, word):
 def test_no_half_step_is_refused():
     with pytest.raises(InvalidInput, match="half_steps is 0"):
         rounds_from_l2(0, end_on="column")
+
+
+def test_the_bound_on_the_oscillation_is_exact_for_a_form_of_rank_one():
+    random = np.random.default_rng(3)
+    points = random.normal(size=(9, 3))
+    left, right = random.normal(size=(2, 3))
+    weights = np.append(np.full(8, 0.125), 0.0)
+    problem = SelfTransport(
+        jnp.asarray(points), jnp.asarray(weights), jnp.outer(left, right), Blocked()
+    )
+    widths = [np.ptp(points[:8] @ side) for side in (left, right)]
+    np.testing.assert_allclose(oscillation_bound(problem), np.prod(widths), rtol=1e-12)
+    np.testing.assert_allclose(oscillation(problem), np.prod(widths), rtol=1e-12)

@@ -23,6 +23,11 @@ from meanformer.measures.cloud import AbstractCloud
 from meanformer.numerics.matrices import matmul
 from meanformer.numerics.precision import widened
 
+NEGATIVE_BETA = (
+    "must not be negative; for the repulsive case change the sign of query, or pass "
+    "allow_negative_beta=True."
+)
+
 
 class AbstractInContextMap(eqx.Module):
     r"""A map $\Gamma[\mu](x)$ that sees a point and a whole measure.
@@ -140,6 +145,12 @@ class AbstractAttention(AbstractInContextMap):
         "value_bias", default=None, kw_only=True
     )
     allow_negative_beta: bool = eqx.field(default=False, kw_only=True, static=True)
+
+    def __post_init__(self):
+        # A traced value is known when it is used: only then can it be refused.
+        if not self.allow_negative_beta and not is_concrete(self.beta):
+            wrong = self.beta < 0
+            self.beta = eqx.error_if(self.beta, wrong, f"beta {NEGATIVE_BETA}")
 
     def __check_init__(self):
         _check_projections(self)
@@ -312,7 +323,4 @@ def _check_beta(beta: Array, allow_negative: bool) -> None:
     check(beta.shape == (), f"beta has shape {beta.shape}; it must be one number.")
     check_finite("beta", beta)
     if is_concrete(beta) and float(beta) < 0 and not allow_negative:
-        raise InvalidInput(
-            f"beta is {float(beta)}; it must not be negative; for the repulsive case "
-            "change the sign of query, or pass allow_negative_beta=True."
-        )
+        raise InvalidInput(f"beta is {float(beta)}; it {NEGATIVE_BETA}")

@@ -200,6 +200,8 @@ class LayerNorm(AbstractNorm):
         """Return the standardised coordinates."""
         scaled, epsilon = _scaled_down(x, self.epsilon)
         centred = scaled - scaled.mean(axis=1, keepdims=True)
+        # Once more, for the rounding of a mean much larger than what is left.
+        centred -= centred.mean(axis=1, keepdims=True)
         return _divided(centred, (centred**2).mean(axis=1), epsilon)
 
 

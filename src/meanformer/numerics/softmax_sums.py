@@ -34,7 +34,7 @@ from meanformer.numerics.tilted_masses import (
 )
 
 # Scores up to this size have slopes whose rounding no derivative shows.
-SHARP = 64.0
+SHARP = 256.0
 # What is taken off the scores of each query: a shift, what it is too large to hold, and
 # the token whose score it is, if it is one.
 Shifts = tuple[Float[Array, " m"], Float[Array, " m"], Int[Array, " m"] | None]
@@ -73,30 +73,31 @@ def tilted_average_jvp(block_size, primals, tangents):
     (terms,), (moving,) = primals, tangents
     moving = only_moving(moving)
     best = best_tokens(terms, block_size) if are_few(terms) else None
-    shift, total = tilted_masses(terms, best, block_size)
-    scale = exponent_scale(shift.dtype)
-    log_mass, mean = log_mass_and_mean(shift / scale, total)
-    mass = jnp.where(total[:, 0] == 0, 1, total[:, 0])
-    shifts = shift, scale * jnp.log(mass), best
+    sums = tilted_masses(terms, best, block_size)
+    scale = exponent_scale(sums[0].dtype)
+    log_mass, mean = log_mass_and_mean(sums[0] / scale, sums[1])
 
-    def led_by(best):
-        lead = slopes_of_best(terms, moving, best)
-        lead = None if lead is None else jnp.where(total[:, 0] == 0, 0, lead)
+    def moved_by(best, sums):
+        shift, total = sums
+        is_empty = total[:, 0] == 0
+        lead = None if best is None else slopes_of_best(terms, moving, best)
+        lead = None if lead is None else jnp.where(is_empty, 0, lead)
+        mass = jnp.where(is_empty, 1, total[:, 0])
+        shift = jnp.where(is_empty, -jnp.inf, shift)
+        shifts = shift, scale * jnp.log(mass), best
         moved = moved_masses(terms, moving, shifts, block_size, lead)
         return moved, jnp.zeros_like(shift) if lead is None else lead
 
-    def without_lead():
-        moved = moved_masses(terms, moving, shifts, block_size)
-        return moved, jnp.zeros_like(shift)
+    def moved_sharply():
+        best = best_tokens(terms, block_size)
+        return moved_by(best, tilted_masses(terms, best, block_size))
 
     if best is None:
         # Small scores have small slopes, and need no lead.
         is_sharp = any_in_batch(jnp.any(~(score_sizes(terms) < SHARP)))
-        found = lax.cond(
-            is_sharp, lambda: led_by(best_tokens(terms, block_size)), without_lead
-        )
+        found = lax.cond(is_sharp, moved_sharply, lambda: moved_by(None, sums))
     else:
-        found = led_by(best)
+        found = moved_by(best, sums)
     moved, lead = found
     share, moment = moved[:, 0] + lead / scale, moved[:, 1:]
     return (log_mass, mean), (share, moment - mean * moved[:, :1])
@@ -229,7 +230,7 @@ def slopes_of_best(
 
 
 def best_tokens(terms: Terms, block_size: int | str) -> Int[Array, " m"]:
-    """Index of the token with the largest term of each query, weight included."""
+    """Index of the token with the largest term of each query; -1 if it sees none."""
     terms = lax.stop_gradient(terms)
 
     def row_of_tiles(tilts, fold):
@@ -241,7 +242,7 @@ def best_tokens(terms: Terms, block_size: int | str) -> Int[Array, " m"]:
             return jnp.maximum(top, carry[0]), kept
 
         unknown = jnp.full(len(tilts), -jnp.inf, tilts.dtype)
-        return fold(step, (unknown, jnp.zeros(len(tilts), int)))[1]
+        return fold(step, (unknown, jnp.full(len(tilts), -1)))[1]
 
     tokens = terms.tokens, jnp.arange(terms.tokens.masses.shape[1])
     return fold_tiles(row_of_tiles, terms.tilts, tokens, terms.ranges, block_size)

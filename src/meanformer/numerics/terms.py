@@ -82,7 +82,9 @@ def _within_range(
 ) -> Float[Array, "k n"]:
     """Bound the points of absent tokens, so that their scores do not overflow."""
     limit = float(jnp.finfo(points.dtype).max)
-    longest = jnp.abs(lax.stop_gradient(tilts)).sum(axis=1).max(initial=1)
+    lengths = jnp.abs(lax.stop_gradient(tilts)).sum(axis=1)
+    # A query that is no number must not spoil the others.
+    longest = jnp.where(jnp.isfinite(lengths), lengths, 0).max(initial=1)
     points = held(points, present, 0.5)
     largest = limit / 8 / longest
     return jnp.where(present, points, jnp.clip(points, -largest, largest))

@@ -57,9 +57,13 @@ def sum_tilted_masses(
 
         return fold(step, no_masses(terms, tilts))
 
-    queries = terms.tilts, shift, jnp.zeros_like(shift), best
-    tokens = with_caps(terms.tokens)
-    return shift, fold_tiles(row_of_tiles, queries, tokens, terms.ranges, block_size)
+    # A tiny weight on a large score must not hide the other terms.
+    weights = lax.stop_gradient(terms.tokens.masses[0])[best]
+    weights = jnp.where(weights > 0, weights, 1)
+    rest = exponent_scale(shift.dtype) * jnp.log(weights)
+    queries, tokens = (terms.tilts, shift, rest, best), with_caps(terms.tokens)
+    total = fold_tiles(row_of_tiles, queries, tokens, terms.ranges, block_size)
+    return shift, weights[:, None] * total
 
 
 def are_few(terms: Terms) -> bool:
