@@ -22,5 +22,6 @@ def tie_margin(
         sizes: the sizes of all scores.
         tolerance: the margin asked for.
     """
-    rounding = ROUNDINGS * jnp.finfo(sizes.dtype).eps * (sizes + best_size)
-    return jnp.maximum(tolerance, rounding)
+    # Each on its own: the sum of two sizes may be no number where they are.
+    unit = ROUNDINGS * jnp.finfo(sizes.dtype).eps
+    return jnp.maximum(tolerance, unit * sizes + unit * best_size)
