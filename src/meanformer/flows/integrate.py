@@ -275,9 +275,11 @@ def _noise_term(
 ) -> diffrax.ControlTerm:
     """Return independent Brownian motions, numbered by the stretch of depth."""
     moving = jax.eval_shape(lambda: state.moving)
-    step = cast(Array, problem.integrator.first_step(state.depth, end))
+    # A path of the noise has no derivative in depth.
+    start, end = jax.lax.stop_gradient((state.depth, end))
+    step = cast(Array, problem.integrator.first_step(start, end))
     path = diffrax.VirtualBrownianTree(
-        state.depth,
+        start,
         end,
         tol=jnp.abs(step) / 4,
         shape=moving,

@@ -194,7 +194,7 @@ class Lawson(diffrax.AbstractSolver):
 
 def _runge_kutta_step(term, t0, t1, y0, args):
     """Make one classical step on one term; the terms are plain velocities."""
-    method = RK4(scan_kind="lax")
+    method = RK4(scan_kind="bounded")
     y1, *_ = method.step(
         term, t0, t1, y0, args, method.init(term, t0, t1, y0, args), False
     )
