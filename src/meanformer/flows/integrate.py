@@ -98,6 +98,10 @@ def integrate(
     """
     if isinstance(problem.integrator, Switching):
         return _switching(problem, problem.integrator, state, target, mode)
+    if problem.flow.noise is not None:
+        # A path of the noise has no derivative in depth.
+        start, target = jax.lax.stop_gradient((state.depth, target))
+        state = eqx.tree_at(lambda s: s.depth, state, start)
     running = state.status == Status.reached
     end = jnp.where(running, target, state.depth)
     solution = _diffeqsolve(problem, state, end, mode)
@@ -275,11 +279,9 @@ def _noise_term(
 ) -> diffrax.ControlTerm:
     """Return independent Brownian motions, numbered by the stretch of depth."""
     moving = jax.eval_shape(lambda: state.moving)
-    # A path of the noise has no derivative in depth.
-    start, end = jax.lax.stop_gradient((state.depth, end))
-    step = cast(Array, problem.integrator.first_step(start, end))
+    step = cast(Array, problem.integrator.first_step(state.depth, end))
     path = diffrax.VirtualBrownianTree(
-        start,
+        state.depth,
         end,
         tol=jnp.abs(step) / 4,
         shape=moving,
