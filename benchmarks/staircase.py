@@ -9,7 +9,7 @@ import numpy as np
 
 import meanformer as mf
 from benchmarks.result import Result
-from meanformer.experiments.framework.long_walks import attention_on_circle, on_circle
+from meanformer.experiments.framework.long_walks import attention_on_circle
 from meanformer.experiments.staircase import BETAS, SPACED, STEP, published_step
 from meanformer.flows import Merges
 
@@ -53,7 +53,7 @@ def of_temperature(beta: float) -> Iterator[Result]:
 def walk(beta: float, rtol: float) -> mf.Trajectory:
     """Walk until one cluster is left."""
     flow = mf.Flow(attention_on_circle("unnormalised", beta), space=mf.Sphere())
-    cloud = mf.TokenCloud(on_circle(SPACED))
+    cloud = mf.TokenCloud.from_angles(SPACED)
     return mf.solve(flow, cloud, 1e300, save=2, solver=mf.LongDepth(), rtol=rtol)
 
 
