@@ -125,7 +125,9 @@ def run_padded(start, dtype):
     @jax.jit
     def run(jumps, rates, depths):
         velocity = FunctionOfDepth(
-            lambda depth: growth(rates[jnp.searchsorted(jumps, depth, side="right")]),
+            lambda depth: growth(
+                rates[jnp.searchsorted(jumps.astype(depth.dtype), depth, side="right")]
+            ),
             jumps,
         )
         path = mf.solve(
