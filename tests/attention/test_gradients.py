@@ -7,6 +7,7 @@ import jax.random as jr
 import numpy as np
 import pytest
 
+import meanformer as mf
 import reference as ref
 from map_zoo import (
     DIFFERENTIABLE,
@@ -327,3 +328,19 @@ def test_a_token_far_away_takes_no_digits_from_the_others(name):
     queries = cast(queries, jnp.float32)
     found, expected = gamma(cloud, queries), gamma(plain, queries)
     np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_second_derivatives_of_softmax_are_those_of_the_dense_formula():
+    points = jnp.asarray(np.random.default_rng(0).normal(size=(5, 2)))
+    probes = jnp.cos(jnp.arange(10.0)).reshape(5, 2)
+
+    def blocked(points):
+        gamma = mf.identity_attention("softmax", 2, 1.3)
+        return jnp.sum(probes * gamma(mf.TokenCloud(points), points))
+
+    def dense(points):
+        return jnp.sum(probes * (jax.nn.softmax(1.3 * points @ points.T) @ points))
+
+    found = jax.jit(jax.hessian(blocked))(points)
+    expected = jax.jit(jax.hessian(dense))(points)
+    np.testing.assert_allclose(found, expected, atol=1e-12)

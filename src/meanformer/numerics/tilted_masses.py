@@ -95,7 +95,10 @@ def factors_of_tile(
     tokens, caps, index = columns
     exponents = scores_of_tile(tilts, tokens) - shift[:, None]
     if best is not None:
-        exponents = jnp.where(index[None, :] == best[:, None], 0, exponents)
+        known = jnp.where(jnp.isfinite(exponents), exponents, 0)
+        # The value is zero, the derivative is not: the shift counts as a constant.
+        zero = known - lax.stop_gradient(known)
+        exponents = jnp.where(index[None, :] == best[:, None], zero, exponents)
     exponents = jnp.minimum(exponents - rest[:, None], caps[None, :])
     return jnp.where(seen, scaled_exp(exponents), 0)
 
