@@ -206,8 +206,9 @@ def test_a_simplex_and_a_cluster_rest(name):
     for start in (-1 / 7, 1.0):
         model = eight(name, start=start)
         np.testing.assert_allclose(model.solve([0.0, 3.0]), start, atol=1e-15)
-        with pytest.raises(mf.InvalidInput, match=r"level|nothing moves"):
-            model.time_to(0.999)
+    with pytest.raises(mf.InvalidInput, match=r"level|nothing moves"):
+        eight(name, start=-1 / 7).time_to(0.999)
+    assert eight(name, start=1.0).time_to(0.999) == 0
     # A cluster pulls at its own direction with force one.
     grows = name in ("pre", "peri")
     radius = eight(name, start=1.0).radius([3.0])[0]

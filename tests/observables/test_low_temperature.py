@@ -140,7 +140,9 @@ def test_the_distance_falls_in_beta_where_no_leader_differs():
         coupled, same = run.coupled[:, 0], run.changed[:, 0] == 0
         both = same[1:] & same[:-1]
         assert both.sum() >= 3
-        assert (coupled[1:] < coupled[:-1])[both].all()
+        # It falls until the errors of the solves are left.
+        falls = (coupled[1:] < coupled[:-1]) | (coupled[:-1] < 1e-8)
+        assert falls[both].all()
         # A changed leader costs a distance that does not fall with beta.
         assert coupled[same].max() < 0.5 * coupled[~same].min()
 

@@ -297,6 +297,11 @@ class Sinkhorn(AbstractTilting):
             check_shape("start", start, (near.count,))
             start = start + matmul(near.points, matmul(self.form, origin))
         if self.half_steps is None:
+            if start is None:
+                # No potential as seen from the mean: the way there, and where it stops,
+                # do not know where the cloud lies.
+                way = matmul(self.form, near.mean())
+                start = -lax.stop_gradient(matmul(near.points, way))
             return balance(
                 problem, start=start, tolerance=self.tolerance, max_steps=self.max_steps
             )
