@@ -149,7 +149,7 @@ class Sinkhorn(AbstractTilting):
                 f"half_steps is {self.half_steps}; on {type(mu).__name__} only the "
                 "limit has a closed form: leave half_steps out, or use quadrature."
             )
-        origin, near = mu.centred()
+        origin, near = self._centred(mu)
         slopes = self._slopes(x, origin)
         if self.end_on == "column" and isinstance(near, TokenCloud):
             found = self._potentials(near, origin, None)
@@ -176,7 +176,7 @@ class Sinkhorn(AbstractTilting):
             start: token potential to start from; that of the layer by default.
         """
         wide, cloud, start = widened((self, mu, start))
-        origin, near = cloud.centred()
+        origin, near = wide._centred(cloud)
         found = wide._potentials(near, origin, start)
         from_queries, from_tokens = (
             matmul(near.points, matmul(form, origin))
@@ -209,7 +209,9 @@ class Sinkhorn(AbstractTilting):
         over tokens that are present. Cost: $O(n^3)$ time, $O(nd)$ memory.
         """
         wide, cloud = widened((self, mu))
-        return oscillation(wide._problem(cloud.centred()[1])).astype(mu.points.dtype)
+        return oscillation(wide._problem(wide._centred(cloud)[1])).astype(
+            mu.points.dtype
+        )
 
     def contraction_ratio(self, mu: TokenCloud) -> Float[Array, ""]:
         r"""Return $\tanh(\eta/4)$, by which each half-step contracts at least.
@@ -227,7 +229,7 @@ class Sinkhorn(AbstractTilting):
         whichever way the limit was found: close to one, alternation alone stalls.
         """
         wide, cloud = widened((self, mu))
-        origin, near = cloud.centred()
+        origin, near = wide._centred(cloud)
         found = balance(wide._problem(near), max_steps=self.max_steps)
         return round_ratio(wide._problem(near), found).astype(mu.points.dtype)
 
@@ -245,6 +247,17 @@ class Sinkhorn(AbstractTilting):
         error = as_number("error", error)
         check(0 < error < 1, f"error is {error}; it must lie between 0 and 1.")
         return half_steps_to_reach(self.round_ratio(mu), error)
+
+    def _centred(
+        self, mu: AbstractContext
+    ) -> tuple[Float[Array, " d"] | None, AbstractContext]:
+        """Return an origin amid the context, and the context as seen from there."""
+        if self.half_steps is not None or not isinstance(mu, TokenCloud):
+            return mu.centred()
+        origin, near = mu.centred()
+        # From the mean, the way to the limit does not know where the cloud lies.
+        way = lax.stop_gradient(near.mean())
+        return origin + way, near.moved(near.points - way[None, :])
 
     def _slopes(
         self, x: Float[Array, "m d"], origin: Float[Array, " d"] | None
@@ -297,11 +310,6 @@ class Sinkhorn(AbstractTilting):
             check_shape("start", start, (near.count,))
             start = start + matmul(near.points, matmul(self.form, origin))
         if self.half_steps is None:
-            if start is None:
-                # No potential as seen from the mean: the way there, and where it stops,
-                # do not know where the cloud lies.
-                way = matmul(self.form, near.mean())
-                start = -lax.stop_gradient(matmul(near.points, way))
             return balance(
                 problem, start=start, tolerance=self.tolerance, max_steps=self.max_steps
             )
