@@ -52,6 +52,7 @@ _HOMES = {
     ),
     "errors": (
         "InvalidInput",
+        "LostDepths",
         "Overflow",
         "PrecisionWarning",
         "QuadratureWarning",

@@ -48,6 +48,7 @@ from meanformer.attention import push_forward as push_forward
 from meanformer.attention import stability_constant as stability_constant
 from meanformer.attention import standard_beta as standard_beta
 from meanformer.errors import InvalidInput as InvalidInput
+from meanformer.errors import LostDepths as LostDepths
 from meanformer.errors import Overflow as Overflow
 from meanformer.errors import PrecisionWarning as PrecisionWarning
 from meanformer.errors import QuadratureWarning as QuadratureWarning

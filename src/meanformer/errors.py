@@ -46,6 +46,10 @@ class QuadratureWarning(UserWarning):
     """A continuous measure that was replaced by tokens; the message tells the error."""
 
 
+class LostDepths(UserWarning):
+    """Depths of a run whose files are gone from the disk; the message tells which."""
+
+
 class SlowSums(UserWarning):
     """Fast sums that would have been inaccurate, so that exact ones were computed."""
 

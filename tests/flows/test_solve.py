@@ -302,6 +302,24 @@ def test_probes_off_the_sphere_are_refused():
         mf.solve(flow, mf.TokenCloud(np.eye(2)), 1.0, probes=[[1.0, 0.0], [0.0, 5.0]])
 
 
+def test_noise_ends_where_a_condition_says():
+    flow, cloud = (
+        mf.Flow(mf.identity_attention("softmax", 2), noise=0.1),
+        on_the_sphere(),
+    )
+    options = {"save": 3, "solver": mf.FixedStep(0.25), "key": jr.key(0)}
+    with pytest.warns(mf.StoppedEarly, match="escape radius"):
+        path = mf.solve(flow, cloud, 2.0, stop=mf.EscapeRadius(1.2), **options)
+    assert path.depths[-1] < 2
+
+
+def test_noise_is_not_run_backward():
+    flow = mf.Flow(reference_attention(), noise=0.1)
+    options = {"solver": mf.FixedStep(0.25), "key": jr.key(0)}
+    with pytest.raises(InvalidInput, match="no way back"):
+        mf.solve(flow, reference_cloud(), -1.0, **options)
+
+
 def test_noise_without_a_key_or_fixed_steps_is_refused():
     noisy = mf.Flow(reference_attention(), noise=0.1)
     with pytest.raises(mf.InvalidInput, match="needs key"):

@@ -212,19 +212,30 @@ def test_a_trajectory_saved_by_hand_is_not_overwritten(tmp_path):
     [("points/3.0.0", 3), ("status/5", 5), ("accepted_steps/0", 0), ("weights/0", 0)],
 )
 @pytest.mark.parametrize("is_cut", [False, True])
-def test_a_row_that_the_disk_lost_is_computed_again(tmp_path, chunk, left, is_cut):
+def test_a_row_that_the_disk_lost_is_told_and_computed_again(
+    tmp_path, chunk, left, is_cut
+):
     whole = solve_into(tmp_path)
     lost = tmp_path / TRAJECTORY / chunk
     lost.unlink()
     if is_cut:
         lost.touch()
+    told = f"from number {left} on, of 6, are missing"
+    with pytest.warns(mf.LostDepths, match=told):
+        assert_opened(tmp_path, whole, left)
+    with pytest.warns(mf.LostDepths, match=told):
+        np.testing.assert_array_equal(solve_into(tmp_path).points, whole.points)
+    np.testing.assert_array_equal(mf.open_run(tmp_path).points, whole.points)
+
+
+def assert_opened(folder, whole, left):
+    """Check that so many depths are there, or that one says that there are none."""
     if left > 0:
-        np.testing.assert_array_equal(mf.open_run(tmp_path).points, whole.points[:left])
+        shorter = mf.open_run(folder).points
+        np.testing.assert_array_equal(shorter, whole.points[:left])
     else:
         with pytest.raises(mf.InvalidInput, match="no finished depth"):
-            mf.open_run(tmp_path)
-    np.testing.assert_array_equal(solve_into(tmp_path).points, whole.points)
-    np.testing.assert_array_equal(mf.open_run(tmp_path).points, whole.points)
+            mf.open_run(folder)
 
 
 def test_what_is_announced_has_reached_the_disk(tmp_path, monkeypatch):

@@ -35,6 +35,8 @@ from meanformer.measures import TokenCloud
 from meanformer.typing import Key
 
 OVERFLOWN = 1e10
+# Places on a path of noise, in steps, that differ by rounding only.
+ALIKE = 1e-3
 
 
 class Problem(eqx.Module):
@@ -98,10 +100,6 @@ def integrate(
     """
     if isinstance(problem.integrator, Switching):
         return _switching(problem, problem.integrator, state, target, mode)
-    if problem.flow.noise is not None:
-        # A path of the noise has no derivative in depth.
-        start, target = jax.lax.stop_gradient((state.depth, target))
-        state = eqx.tree_at(lambda s: s.depth, state, start)
     running = state.status == Status.reached
     end = jnp.where(running, target, state.depth)
     solution = _diffeqsolve(problem, state, end, mode)
@@ -277,16 +275,33 @@ def _terms(problem: Problem, state: State, end: Float[Array, ""]):
 def _noise_term(
     problem: Problem, state: State, end: Float[Array, ""]
 ) -> diffrax.ControlTerm:
-    """Return independent Brownian motions, numbered by the stretch of depth."""
+    """Return independent Brownian motions, numbered by the stretch of depth.
+
+    They are paths over the number of steps, scaled to the step: a depth that is off by
+    rounding sees the same path, and a longer stretch the same one, stretched.
+    """
     moving = jax.eval_shape(lambda: state.moving)
     step = cast(Array, problem.integrator.first_step(state.depth, end))
+    step = eqx.error_if(step, step < 0, "a flow with noise must be run forward.")
+    start, size = jax.lax.stop_gradient((state.depth, step))
+    count = jnp.maximum(jnp.round((jax.lax.stop_gradient(end) - start) / size), 1)
     path = diffrax.VirtualBrownianTree(
-        state.depth,
-        end,
-        tol=jnp.abs(step) / 4,
+        jnp.zeros_like(count),
+        count,
+        tol=0.25,
         shape=moving,
         key=jr.fold_in(problem.key, state.stretch),
     )
+
+    def place(depth):
+        passed = (jax.lax.stop_gradient(depth) - start) / size
+        whole = jnp.round(passed)
+        passed = jnp.where(jnp.abs(passed - whole) < ALIKE, whole, passed)
+        return jnp.clip(passed, 0, count)
+
+    def increment(before, after):
+        drawn = path.evaluate(place(before), place(after))
+        return jax.tree.map(lambda dw: jnp.sqrt(step) * dw, drawn)
 
     def diffusion(depth, points, args):
         def push(increment):
@@ -298,7 +313,7 @@ def _noise_term(
 
         return lineax.FunctionLinearOperator(push, moving)
 
-    return diffrax.ControlTerm(diffusion, path)
+    return diffrax.ControlTerm(diffusion, increment)
 
 
 def just_inside(

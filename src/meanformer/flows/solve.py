@@ -146,7 +146,9 @@ def solve(
     on the path and a run can restart from any of them. The error of a step is the
     largest over tokens of positive weight and probes. Differentiable forward and
     backward (the backward pass keeps checkpoints, not steps; second derivatives take
-    long to compile), and usable under `jit` and `vmap`.
+    long to compile), and usable under `jit` and `vmap`. Derivatives hold the steps
+    fixed, and so the depth of the end where a solve ends early; with noise they hold
+    the normal numbers that were drawn.
 
     Never raises because of the flow's behaviour: a solve that cannot reach the depth
     ends with the last good state, a `status` that says why, and a warning
@@ -273,6 +275,10 @@ def set_up(flow, mu, depth, save, solver, rtol, atol, probes, merge, stop, key):
             if key is None
             else "key is given but the flow has no noise; leave it out."
         )
+    check(
+        flow.noise is None or _is_forward(depths),
+        f"depth is {depth}; a flow with noise has no way back: run it forward.",
+    )
     key = None if key is None else as_key(key)
     passive, places = checked_probes(flow, mu, probes)
     is_long = isinstance(integrator, LongDepth)

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from meanformer.errors import InvalidInput, check
+from meanformer.errors import InvalidInput, LostDepths, check, warn
 from meanformer.files import read_sealed, sealed
 
 METADATA = ".zmetadata"
@@ -212,9 +212,11 @@ def damaged(path: Path, reason: object) -> InvalidInput:
 def whole_rows(folder: Path, metadata: dict[str, Any]) -> int:
     """Return how many depths are visible with every chunk in place and complete.
 
-    A disk that lost what it had confirmed shortens the run; it does not add a NaN.
+    A disk that lost what it had confirmed shortens the run, with a warning; it does not
+    add a NaN.
     """
-    rows = metadata["depth/.zarray"]["shape"][0] if metadata else 0
+    announced = metadata["depth/.zarray"]["shape"][0] if metadata else 0
+    rows = announced
     for name, array in arrays_in(metadata):
         size = math.prod(array["chunks"]) * np.dtype(array["dtype"]).itemsize
         size += 4 * _is_checked(array)
@@ -226,6 +228,13 @@ def whole_rows(folder: Path, metadata: dict[str, Any]) -> int:
         count = sum(1 for _ in present)
         if 0 not in array["shape"][is_growing:]:
             rows = min(rows, count) if is_growing else rows * count
+    if rows < announced:
+        warn(
+            f"{folder} is damaged: files of its depths from number {rows} on, of "
+            f"{announced}, are missing or cut; restore them from a copy, or resume the "
+            "run, which computes these depths again.",
+            LostDepths,
+        )
     return rows
 
 

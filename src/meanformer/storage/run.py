@@ -257,7 +257,7 @@ def _reading(path: Path) -> Iterator[None]:
         yield
     except InvalidInput:
         raise
-    except Exception as error:
+    except (LookupError, OSError, TypeError, ValueError) as error:
         raise InvalidInput(f"{path} holds no trajectory: {error}") from error
 
 
