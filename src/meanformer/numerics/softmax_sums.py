@@ -72,35 +72,40 @@ def tilted_average_jvp(block_size, primals, tangents):
     """
     (terms,), (moving,) = primals, tangents
     moving = only_moving(moving)
-    best = best_tokens(terms, block_size) if are_few(terms) else None
-    sums = tilted_masses(terms, best, block_size)
-    scale = exponent_scale(sums[0].dtype)
-    log_mass, mean = log_mass_and_mean(sums[0] / scale, sums[1])
+    best, (shift, total) = leading_masses(terms, block_size)
+    scale = exponent_scale(shift.dtype)
+    log_mass, mean = log_mass_and_mean(shift / scale, total)
+    is_empty = total[:, 0] == 0
+    mass = jnp.where(is_empty, 1, total[:, 0])
+    shift = jnp.where(is_empty, -jnp.inf, shift)
+    lead = slopes_of_best(terms, moving, best)
+    lead = None if lead is None else jnp.where(is_empty | (best < 0), 0, lead)
+    shifts = shift, scale * jnp.log(mass), best
+    moved = moved_masses(terms, moving, shifts, block_size, lead)
+    share = moved[:, 0] if lead is None else moved[:, 0] + lead / scale
+    return (log_mass, mean), (share, moved[:, 1:] - mean * moved[:, :1])
 
-    def moved_by(best, sums):
-        shift, total = sums
-        is_empty = total[:, 0] == 0
-        lead = None if best is None else slopes_of_best(terms, moving, best)
-        lead = None if lead is None else jnp.where(is_empty, 0, lead)
-        mass = jnp.where(is_empty, 1, total[:, 0])
-        shift = jnp.where(is_empty, -jnp.inf, shift)
-        shifts = shift, scale * jnp.log(mass), best
-        moved = moved_masses(terms, moving, shifts, block_size, lead)
-        return moved, jnp.zeros_like(shift) if lead is None else lead
 
-    def moved_sharply():
+def leading_masses(
+    terms: Terms, block_size: int | str
+) -> tuple[Int[Array, " m"], Shifted]:
+    """Return the best token of each query where its slope matters, and the masses.
+
+    Small scores have small slopes: -1 stands for a token that is not needed.
+    """
+
+    def with_best():
         best = best_tokens(terms, block_size)
-        return moved_by(best, tilted_masses(terms, best, block_size))
+        return best, tilted_masses(terms, best, block_size)
 
-    if best is None:
-        # Small scores have small slopes, and need no lead.
-        is_sharp = any_in_batch(jnp.any(~(score_sizes(terms) < SHARP)))
-        found = lax.cond(is_sharp, moved_sharply, lambda: moved_by(None, sums))
-    else:
-        found = moved_by(best, sums)
-    moved, lead = found
-    share, moment = moved[:, 0] + lead / scale, moved[:, 1:]
-    return (log_mass, mean), (share, moment - mean * moved[:, :1])
+    def without():
+        nobody = jnp.full(len(terms.tilts), -1)
+        return nobody, tilted_masses(terms, None, block_size)
+
+    if are_few(terms):
+        return with_best()
+    is_sharp = any_in_batch(jnp.any(~(score_sizes(terms) < SHARP)))
+    return lax.cond(is_sharp, with_best, without)
 
 
 tilted_average.defjvp(tilted_average_jvp, symbolic_zeros=True)
