@@ -72,6 +72,7 @@ def test_the_parallel_network_is_the_one_of_numpy():
     np.testing.assert_allclose(names["parallel"].points[-1], x, atol=1e-11)
 
 
+@pytest.mark.slow
 def test_a_later_token_changes_nothing_before_it():
     names = example()
     changed = names["tokens"].at[-1].add(1.0)

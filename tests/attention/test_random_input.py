@@ -347,7 +347,7 @@ def judge(results, exact, moves, fits, given):
 
 
 QUICK = ["softmax", "l2", "hardmax", "unnormalised with prefix", "nearest other"]
-QUICK += ["two layers", "layer norm"]
+QUICK += ["layer norm"]
 # 15 maps, two precisions, two dimensions, and three of them summed as if many.
 INSTANCES = 280
 

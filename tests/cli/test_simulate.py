@@ -108,7 +108,7 @@ def whole(tmp_path_factory, cache):
     return config, folder / "out"
 
 
-@pytest.mark.parametrize("times", [3, pytest.param(10, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("times", [2, pytest.param(10, marks=pytest.mark.slow)])
 def test_killed_at_several_moments_and_resumed_a_run_ends_as_if_never_killed(
     times, whole, cache, tmp_path
 ):

@@ -80,6 +80,7 @@ def test_layers_have_derivatives_of_both_kinds_and_second_ones():
     )
 
 
+@pytest.mark.slow
 def test_a_gaussian_has_forward_and_backward_derivatives():
     def last(beta, mean, factor, depth):
         flow = mf.Flow(mf.identity_attention("softmax", 2, beta))
@@ -92,6 +93,7 @@ def test_a_gaussian_has_forward_and_backward_derivatives():
     )
 
 
+@pytest.mark.slow
 def test_a_density_has_forward_and_backward_derivatives():
     def last(beta, moments, depth):
         flow = mf.Flow(mf.identity_attention("softmax", 2, beta), space=mf.Sphere())
@@ -104,6 +106,7 @@ def test_a_density_has_forward_and_backward_derivatives():
     check_both_modes(last, (jnp.array(1.3), moments, jnp.array(0.3)), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_what_a_function_of_depth_encloses_has_derivatives_too():
     def last(rate, scale):
         def gamma(depth):
@@ -117,6 +120,7 @@ def test_what_a_function_of_depth_encloses_has_derivatives_too():
     check_both_modes(last, (jnp.array(0.4), jnp.array(-0.3)))
 
 
+@pytest.mark.slow
 def test_forward_derivatives_are_batched_over_problems_and_directions():
     beta, points, weights, depth = start()
 
@@ -130,6 +134,7 @@ def test_forward_derivatives_are_batched_over_problems_and_directions():
         np.testing.assert_allclose(row, single(one, points), rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_the_gradient_of_a_batch_is_the_sum_of_gradients():
     _, points, weights, depth = start()
 
@@ -194,7 +199,9 @@ def test_noise_has_both_derivatives_also_in_depth(key):
     check_both_modes(last, inputs)
 
 
-@pytest.mark.parametrize("differentiate", [jax.grad, jax.jacfwd])
+@pytest.mark.parametrize(
+    "differentiate", [pytest.param(jax.grad, marks=pytest.mark.slow), jax.jacfwd]
+)
 def test_a_solve_that_merges_says_that_it_has_no_derivative(differentiate):
     _, points, weights, depth = start()
     with pytest.raises(mf.Unsupported, match="leave merge out"):
@@ -203,7 +210,9 @@ def test_a_solve_that_merges_says_that_it_has_no_derivative(differentiate):
         )
 
 
-@pytest.mark.parametrize("differentiate", [jax.grad, jax.jacfwd])
+@pytest.mark.parametrize(
+    "differentiate", [pytest.param(jax.grad, marks=pytest.mark.slow), jax.jacfwd]
+)
 def test_long_depth_says_that_it_has_no_derivative(differentiate):
     def last(beta):
         flow = mf.Flow(mf.identity_attention("softmax", 2, beta))

@@ -80,7 +80,9 @@ def test_the_velocity_after_the_last_layer_is_that_of_the_last_map():
     )
 
 
-@pytest.mark.parametrize("interpolate", [False, True])
+@pytest.mark.parametrize(
+    "interpolate", [False, pytest.param(True, marks=pytest.mark.slow)]
+)
 def test_heads_and_layers_are_traced_once_however_many_they_are(interpolate):
     def traced(run, count):
         def head(k):
@@ -102,6 +104,7 @@ def test_heads_and_layers_are_traced_once_however_many_they_are(interpolate):
     assert traced(solved, 8) == traced(solved, 2)
 
 
+@pytest.mark.slow
 def test_a_schedule_of_several_kinds_is_each_of_its_maps_in_turn():
     maps, cloud = layers_of(4), cloud_of()
     path = mf.solve(mf.Flow(mf.Schedule(maps)), cloud, 1.0, **{**STEPS, "save": 5})
@@ -129,7 +132,7 @@ def test_the_gradient_in_the_weights_of_a_deep_network_is_right():
     def plain(maps):
         return jnp.sum(by_hand(maps, cloud.points, 0.5)[-1] ** 3)
 
-    found, expected = jax.grad(loss)(maps), jax.grad(plain)(maps)
+    found, expected = jax.grad(loss)(maps), jax.jit(jax.grad(plain))(maps)
     for one, other in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-13)
 

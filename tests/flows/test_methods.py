@@ -21,7 +21,7 @@ def linear(matrix):
     return mf.PointMap(lambda x: x @ matrix.T)
 
 
-@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("order", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_step_of_the_splitting_is_the_product_of_its_partial_flows(order):
     step = 0.02
     first, second, third = MATRICES

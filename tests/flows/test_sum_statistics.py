@@ -33,6 +33,7 @@ def test_fast_sums_are_in_the_statistics_along_depth():
     assert int(statistics["exact_sums"].sum()) == 0
 
 
+@pytest.mark.slow
 def test_exact_sums_have_no_such_statistics():
     assert not solved(mf.Blocked()).statistics.keys() & NAMES
     assert not solved(mf.Auto()).statistics.keys() & NAMES
