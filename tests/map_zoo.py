@@ -4,6 +4,8 @@ A new map gets all tests that hold for all maps by one line in `MAPS`, and those
 hold for some by its name in the sets below.
 """
 
+from typing import ClassVar
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +13,7 @@ import pytest
 
 from meanformer.attention import (
     L2,
+    AbstractInContextMap,
     Blocks,
     Hardmax,
     LayerNorm,
@@ -153,3 +156,17 @@ def evaluate(gamma, cloud, queries=QUERIES, places=QUERY_PLACES):
 def cast(tree, dtype):
     """Return a map or cloud with all its floating-point arrays in another type."""
     return jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), tree)
+
+
+class Counted(AbstractInContextMap):
+    """A map of one's own that counts how often it is called."""
+
+    matrix: jax.Array
+    calls: ClassVar[list[int]] = []
+
+    input_dimension: ClassVar[int] = 2
+    output_dimension: ClassVar[int] = 2
+
+    def __call__(self, mu, x, *, positions=None):
+        self.calls.append(1)
+        return jnp.tanh(x @ self.matrix) + mu.mean()[None]

@@ -1,7 +1,5 @@
 """Alike maps are evaluated as one in compiled code, and nothing else changes."""
 
-from typing import ClassVar
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -10,25 +8,11 @@ import numpy as np
 import pytest
 
 import meanformer as mf
-from map_zoo import cast, cloud_of
+from map_zoo import Counted, cast, cloud_of
 from meanformer.attention.composition import kept_together
 from meanformer.attention.stacking import Stacked, stacked
 
 D = 2
-
-
-class Counted(mf.AbstractInContextMap):
-    """A map of one's own that counts how often it is called."""
-
-    matrix: jax.Array
-    calls: ClassVar[list[int]] = []
-
-    input_dimension: ClassVar[int] = D
-    output_dimension: ClassVar[int] = D
-
-    def __call__(self, mu, x, *, positions=None):
-        self.calls.append(1)
-        return jnp.tanh(x @ self.matrix) + mu.mean()[None]
 
 
 def softmax(seed, rows=D, kind=mf.Softmax, **options):
@@ -86,6 +70,13 @@ def test_compiled_and_one_by_one_agree_to_rounding(name, dtype):
     tolerance = 50 * float(jnp.finfo(dtype).eps)
     np.testing.assert_allclose(compiled, plain, atol=tolerance)
     np.testing.assert_allclose(together, plain, atol=tolerance)
+
+
+@pytest.mark.parametrize("join", [mf.Sum, mf.Composition])
+def test_alike_maps_without_arrays_are_evaluated_as_often_as_they_are_listed(join):
+    gamma, cloud = join([mf.PointMap(jnp.sin, takes=D)] * 4), cloud_of()
+    compiled = eqx.filter_jit(at_tokens)(gamma, cloud)
+    np.testing.assert_allclose(compiled, at_tokens(gamma, cloud), atol=1e-15)
 
 
 @pytest.mark.parametrize("name", ["heads with outputs", "masked heads", "a network"])

@@ -1,7 +1,5 @@
 """Many heads and layers: traced once for each kind, and the same numbers."""
 
-from typing import ClassVar
-
 import diffrax
 import jax
 import jax.numpy as jnp
@@ -10,24 +8,10 @@ import numpy as np
 import pytest
 
 import meanformer as mf
-from map_zoo import cast, cloud_of
+from map_zoo import Counted, cast, cloud_of
 
 D = 2
 STEPS = {"save": 2, "solver": mf.FixedStep(0.125)}
-
-
-class Counted(mf.AbstractInContextMap):
-    """A map that counts how often it is called."""
-
-    matrix: jax.Array
-    calls: ClassVar[list[int]] = []
-
-    input_dimension: ClassVar[int] = D
-    output_dimension: ClassVar[int] = D
-
-    def __call__(self, mu, x, *, positions=None):
-        self.calls.append(1)
-        return x @ self.matrix - mu.mean()[None]
 
 
 def softmax(seed):

@@ -266,3 +266,13 @@ def test_every_layer_of_every_network_takes_its_own_map():
             depths = layer_depths(flow, count, step)[:-1]
             found = jax.vmap(lambda depth, s=starts: piece_at(s, depth))(depths)
             np.testing.assert_array_equal(found, np.arange(count))
+
+
+@pytest.mark.parametrize("save", [2, 7])
+def test_a_large_depth_in_single_precision_is_not_moved_to_the_next_jump(save):
+    ends = np.array([1e4, 1e4 + 0.6], np.float32)
+    jumps = jnp.linspace(*ends, 7, dtype=jnp.float32)[1:-1]
+    depths = saved_depths(tuple(map(float, ends)), save, jnp.float32, jumps)
+    np.testing.assert_array_equal(depths[jnp.array([0, -1])], ends)
+    if save == 7:
+        np.testing.assert_array_equal(depths[1:-1], jumps)

@@ -101,7 +101,12 @@ def added(
 ) -> Float[Array, "m e"]:
     """Return the sum of the images under all maps; a loop over those of one kind."""
     if _is_looped(maps, (mu, x, positions)):
-        images = [_looped(_sum, kind, mu, x, positions) for kind in stacked(maps).kinds]
+        kept = stacked(maps)
+        counts = np.bincount([kind for kind, _ in kept.places])
+        images = [
+            _looped(_sum, kind, int(count), mu, x, positions)
+            for kind, count in zip(kept.kinds, counts, strict=True)
+        ]
     else:
         images = [gamma(mu, x, positions=positions) for gamma in maps]
     first, *rest = images
@@ -126,7 +131,7 @@ def passed(
         if isinstance(layers, Stacked):
             units, length = _repetition(layers, start, end)
         if units and _keeps_shapes(units, mu, x, positions):
-            mu, x = _looped(_network, units, mu, x, positions)
+            mu, x = _looped(_network, units, length // len(units), mu, x, positions)
             start += length
         else:
             mu, x = _layer(layers[start], mu, x, positions)
@@ -134,10 +139,10 @@ def passed(
     return mu, x
 
 
-def _looped(loop: Callable, maps: PyTree, mu, x, positions) -> Any:
-    """Run a compiled loop, and hand on what its sums report."""
+def _looped(loop: Callable, maps: PyTree, count: int, mu, x, positions) -> Any:
+    """Run a compiled loop over so many rows, and hand on what its sums report."""
     bare, watch = unwatched(mu)
-    result, reports = loop(maps, bare, x, positions, watch is not None)
+    result, reports = loop(maps, count, bare, x, positions, watch is not None)
     if watch is None:
         return result
     watch.keep(reports)
@@ -145,7 +150,7 @@ def _looped(loop: Callable, maps: PyTree, mu, x, positions) -> Any:
 
 
 @eqx.filter_jit
-def _sum(maps: AbstractInContextMap, mu, x, positions, is_watched: bool):
+def _sum(maps: AbstractInContextMap, count: int, mu, x, positions, is_watched: bool):
     def image(gamma: AbstractInContextMap):
         seen, watch = watched_anew(mu) if is_watched else (mu, None)
         value = gamma(seen, x, positions=positions)
@@ -158,11 +163,14 @@ def _sum(maps: AbstractInContextMap, mu, x, positions, is_watched: bool):
         value, reports = image(eqx.combine(row, rest))
         return total + value, reports
 
-    return jax.lax.scan(add, jnp.zeros(shape.shape, shape.dtype), arrays)
+    # Maps without arrays do not tell how many they are.
+    return jax.lax.scan(add, jnp.zeros(shape.shape, shape.dtype), arrays, count)
 
 
 @eqx.filter_jit
-def _network(units: tuple[AbstractInContextMap, ...], mu, x, positions, is_watched):
+def _network(
+    units: tuple[AbstractInContextMap, ...], count: int, mu, x, positions, is_watched
+):
     arrays, rest = eqx.partition(units, eqx.is_array)
     moving, fixed = eqx.partition((mu, x), eqx.is_array)
 
@@ -174,7 +182,7 @@ def _network(units: tuple[AbstractInContextMap, ...], mu, x, positions, is_watch
         state = eqx.filter((unwatched(mu)[0], x), eqx.is_array)
         return state, () if watch is None else tuple(watch.reports)
 
-    state, reports = jax.lax.scan(block, moving, arrays)
+    state, reports = jax.lax.scan(block, moving, arrays, count)
     return eqx.combine(state, fixed), reports
 
 

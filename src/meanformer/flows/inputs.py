@@ -176,8 +176,11 @@ def _put_on(
     nearest = jumps[jnp.argmin(jnp.abs(known[:, None] - jumps[None]), axis=1)]
     gaps = jnp.abs(jnp.diff(known))
     narrow = jnp.minimum(jnp.append(gaps[:1], gaps), jnp.append(gaps, gaps[-1:]))
-    size = jnp.maximum(jnp.abs(known), len(gaps) * narrow)
-    meets = jnp.abs(nearest - known) <= ROUNDINGS * jnp.finfo(known.dtype).eps * size
+    rounding = jnp.finfo(known.dtype).eps
+    rounding = rounding * jnp.maximum(jnp.abs(known), len(gaps) * narrow)
+    # Many roundings of a large depth may be a good part of the stretch beside it.
+    reach = jnp.clip(narrow / 64, 2 * rounding, ROUNDINGS * rounding)
+    meets = jnp.abs(nearest - known) <= reach
     # The derivative in a depth is kept.
     return depths + jnp.where(meets, nearest - known, 0)
 

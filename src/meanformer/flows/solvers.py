@@ -66,19 +66,10 @@ class StepSettings(eqx.Module):
     jumps: Float[Array, " j"] | None
 
 
-class NoSmaller(diffrax.AbstractAdaptiveStepSizeController):
-    """A controller that gives up when a refused step would have to be too small.
+class AbstractWrappedController(diffrax.AbstractAdaptiveStepSizeController):
+    """A controller that leaves decisions to another one, and changes a part of them."""
 
-    A step that was taken is no reason, however small: it may only have made up for
-    rounding, before a jump of the velocity or at the end of a stretch.
-
-    Args:
-        controller: the controller that decides.
-        smallest: the smallest step to try after a refusal.
-    """
-
-    controller: diffrax.AbstractAdaptiveStepSizeController
-    smallest: Float[Array, ""]
+    controller: eqx.AbstractVar[diffrax.AbstractAdaptiveStepSizeController]
 
     @property
     def rtol(self):
@@ -97,7 +88,24 @@ class NoSmaller(diffrax.AbstractAdaptiveStepSizeController):
 
     def wrap(self, direction):
         """Wrap the controller."""
-        return NoSmaller(self.controller.wrap(direction), self.smallest)
+        return eqx.tree_at(
+            lambda whole: whole.controller, self, self.controller.wrap(direction)
+        )
+
+
+class NoSmaller(AbstractWrappedController):
+    """A controller that gives up when a refused step would have to be too small.
+
+    A step that was taken is no reason, however small: it may only have made up for
+    rounding, before a jump of the velocity or at the end of a stretch.
+
+    Args:
+        controller: the controller that decides.
+        smallest: the smallest step to try after a refusal.
+    """
+
+    controller: diffrax.AbstractAdaptiveStepSizeController
+    smallest: Float[Array, ""]
 
     def init(self, terms, t0, t1, y0, dt0, args, func, error_order):
         """Begin as the controller does, with no smaller step."""
@@ -116,7 +124,7 @@ class NoSmaller(diffrax.AbstractAdaptiveStepSizeController):
         return is_kept, start, end, made_jump, state, result
 
 
-class RescaledErrors(diffrax.AbstractAdaptiveStepSizeController):
+class RescaledErrors(AbstractWrappedController):
     """A controller that sees errors in other units than the solver's.
 
     Args:
@@ -130,30 +138,9 @@ class RescaledErrors(diffrax.AbstractAdaptiveStepSizeController):
     rescale: Callable[[PyTree, PyTree], PyTree]
     is_too_far: Callable[[PyTree, PyTree], Bool[Array, ""]] | None = None
 
-    @property
-    def rtol(self):
-        """That of the controller."""
-        return self.controller.rtol
-
-    @property
-    def atol(self):
-        """That of the controller."""
-        return self.controller.atol
-
-    @property
-    def norm(self):
-        """That of the controller."""
-        return self.controller.norm
-
-    def wrap(self, direction):
-        """Wrap the controller."""
-        return RescaledErrors(
-            self.controller.wrap(direction), self.rescale, self.is_too_far
-        )
-
-    def init(self, terms, t0, t1, y0, dt0, args, func, error_order):
+    def init(self, *arguments):
         """Begin as the controller does."""
-        return self.controller.init(terms, t0, t1, y0, dt0, args, func, error_order)
+        return self.controller.init(*arguments)
 
     def adapt_step_size(
         self, t0, t1, y0, y1_candidate, args, y_error, error_order, controller_state

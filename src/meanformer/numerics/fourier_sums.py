@@ -46,8 +46,9 @@ class Fourier(AbstractPairSums):
     The exponential of the score is a Gaussian in the right coordinates, or a function
     of the angle on the circle, so that the sum is a convolution, computed by two
     nonuniform fast Fourier transforms. For softmax, L2, unnormalised and Sinkhorn
-    attention. Never silently inaccurate: each query's error is bounded, queries above
-    the tolerance are summed exactly, and if they are many, all are, with a warning
+    attention. Never silently inaccurate: each query's error is estimated, with a
+    margin, from those of some that are summed exactly as well; queries above the
+    tolerance are summed exactly, and if they are many, all are, with a warning
     (`SlowSums`) outside of compiled code; `report` tells.
 
     Args:

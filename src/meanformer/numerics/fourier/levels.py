@@ -25,9 +25,10 @@ GAUSSIAN_MODES = {
 CIRCLE_MODES = (32, 128, 1024, 8192)
 # What the transforms can reach, a little above rounding.
 FINEST = {jnp.dtype(jnp.float64): 3e-14, jnp.dtype(jnp.float32): 2e-6}
-# Error of a mass or a mean in units of the accuracy, found to be up to three: errors of
-# a transform are local, so that they are in proportion to the mass that a query finds.
-ERROR = 4.0
+# Error of a mass or a mean in units of the accuracy, found to be up to 5.4 in hundreds
+# of clouds of many shapes: errors of a transform are local, so that they are in
+# proportion to the mass that a query finds.
+ERROR = 6.0
 # How far below the tolerance all accuracies but the finest are. The first, a little
 # coarser than a digit, keeps it nearly always. In three dimensions, where a digit costs
 # most, another branch is worth compiling.
@@ -57,7 +58,7 @@ def working_dtype() -> jnp.dtype:
 
 def smallest_tolerance(dtype: jnp.dtype) -> float:
     """Return the smallest tolerance that sums of this type can keep."""
-    return 2 * ERROR * FINEST[dtype]
+    return 8 * FINEST[dtype]
 
 
 def accuracies(dimension: int, tolerance: float, dtype: jnp.dtype) -> tuple[float, ...]:

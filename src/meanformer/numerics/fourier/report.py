@@ -21,7 +21,8 @@ class SumReport(eqx.Module):
 
     Attributes:
         level: index of the level that was used; past the last one: the exact sum.
-        bound: largest bound on the error of a query that was not summed exactly.
+        bound: largest error of a query that was not summed exactly, as estimated from
+            those that were, with a margin.
         observed: largest error of the level on a random sample of the queries.
         patched: how many single queries were summed exactly.
         reason: why all were, as an index of `REASONS`; zero if they were not.
