@@ -12,7 +12,8 @@ from gaussian_reference import (
     slope_and_constant,
 )
 from meanformer.errors import InvalidInput
-from meanformer.gaussian import KNOWN_CASES, classify, limit_of
+from meanformer.gaussian import KNOWN_CASES, centred, classify, limit_of
+from meanformer.gaussian.explicit import explicit_limit
 
 IDENTITY, TURN = np.eye(2), np.array([[0.0, -1.0], [1.0, 0.0]])
 DIRECTION = np.array([1.0, 2.0]) / np.sqrt(5)
@@ -279,6 +280,17 @@ def test_with_values_i_the_limit_is_that_of_the_closed_form():
     assert (found.kind, found.rank, found.normalised_rank) == ("converges", 2, 2)
     assert "closed form" in found.reason
     np.testing.assert_allclose(found.limit, exact, atol=1e-14)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_rounding_of_a_singular_covariance_is_no_rank_of_its_limit(seed):
+    random = np.random.default_rng(seed)
+    factor, score = random.normal(size=(2, 3, 2))
+    eye = np.eye(3)
+    layer = mf.Softmax(-score @ score.T, eye, eye)
+    for start in (centred(factor @ factor.T), centred(factor=factor)):
+        # The kernel of the score meets the range of the covariance in zero.
+        assert explicit_limit(layer, start).shape == (3, 0)
 
 
 def test_a_limit_that_is_not_known_has_an_error_that_covers_it():

@@ -17,6 +17,7 @@ from meanformer.attention import (
 from meanformer.errors import InvalidInput, check
 from meanformer.flows import LongDepth, Status
 from meanformer.gaussian.explicit import (
+    certain_root,
     obeys_riccati,
     riccati_clock,
     riccati_matrix,
@@ -242,7 +243,7 @@ def upper_bound(head: AbstractAttention, mu: Gaussian) -> float | None:
 
 
 def _exact(head: AbstractAttention, mu: Gaussian, lower: float | None) -> BlowUp:
-    root = np.asarray(mu.root(), np.float64)
+    root = certain_root(mu)
     if isinstance(head, Linear):
         mean = np.asarray(mu.mean(), np.float64)
         root = np.concatenate([root, mean[:, None]], axis=1)

@@ -22,6 +22,7 @@ from meanformer.attention import (
 from meanformer.errors import InvalidInput, Overflow, Unsupported, as_number
 from meanformer.flows import AbstractSchedule, Flow
 from meanformer.gaussian.heads import (
+    ROUNDINGS,
     only_head,
     peculiarity,
     rounding_of,
@@ -137,7 +138,7 @@ def explicit_limit(gamma: AbstractInContextMap, mu: Gaussian) -> np.ndarray | No
     is_shifted = isinstance(head, Linear) and bool(jnp.any(mu.mean() != 0))
     if head is None or is_shifted or not obeys_riccati(head):
         return None
-    root = np.asarray(mu.root(), np.float64)
+    root = certain_root(mu)
     directions, rates, rounding = riccati_rates(head, root)
     if rates.max(initial=0) > rounding:
         return None
@@ -262,6 +263,19 @@ def obeys_riccati(head: AbstractAttention) -> bool:
     """Whether the covariance, or the second moment, obeys the explicit law."""
     is_plain = isinstance(head, Softmax | Linear) and peculiarity(head) is None
     return is_plain and multiple_of_identity(head.value) is not None
+
+
+def certain_root(mu: Gaussian) -> np.ndarray:
+    """Return a factor of the covariance, without eigenvalues that are its rounding.
+
+    A factor that was given has small directions as they are.
+    """
+    if mu.factor is not None:
+        return np.asarray(mu.factor, np.float64)
+    values, vectors = np.linalg.eigh(np.asarray(mu.covariance(), np.float64))
+    rounding = ROUNDINGS * len(values) * float(jnp.finfo(mu.mean().dtype).eps)
+    kept = values > rounding * values.max(initial=0)
+    return vectors[:, kept] * np.sqrt(values[kept])
 
 
 def riccati_rates(
