@@ -86,11 +86,9 @@ def test_tokens_are_as_accurate_as_a_density_with_more_modes(evolution, late_den
     np.testing.assert_allclose(found, late_density.moments[:12], atol=1e-6)
 
 
-def test_tokens_too_few_for_what_was_asked_are_told(monkeypatch, late_density):
-    monkeypatch.setattr(panels, "GROWTH", 1)
-    monkeypatch.setattr(panels, "FEW", 0)
+def test_tokens_too_few_for_what_was_asked_are_told(late_density):
     with pytest.warns(PrecisionWarning, match=r"estimated error of .* more nodes"):
-        coarse = evolve(flow_of(), start(), 6.0, save=2, most_modes=64)
+        coarse = evolve(flow_of(), start(), 6.0, save=2, most_modes=64, nodes=128)
     found = circle_moments(coarse.measure(-1), 3)
     off = float(np.abs(found - late_density.moments[:3]).max())
     assert 1e-5 < off < coarse.error < 1000 * off
@@ -142,12 +140,14 @@ def test_panels_have_the_moments_of_the_density_and_no_negative_mass():
     # A little below zero at its lowest.
     moments[2] = 0.5 * (1 + 1e-9), 0.0
     density = FourierDensity(moments)
-    mesh = panels.refined(flow, density, 48, (0.0, 0.0), rtol=1e-9, atol=1e-11)
+    tolerances = {"rtol": 1e-9, "atol": 1e-11}
+    mesh = panels.refined(flow, density, 48, (0.0, 0.0), step=1.0, **tolerances)
+    assert len(mesh.starts) == 4
     assert mesh.masses.min() >= 0
     found = circle_moments(mesh.cloud(float), 3)
     np.testing.assert_allclose(found, moments, atol=1e-8)
     # Halved panels are the same arcs, with places by a series of the old ones.
-    halved = panels._halved(density, mesh, -1.0)
+    halved = panels._halved(density, mesh, -1.0, 8)
     assert len(halved.starts) == 2 * len(mesh.starts)
     again = panels._begun(density, halved.starts, halved.widths)
     np.testing.assert_allclose(halved.places, again.places, atol=1e-9)

@@ -24,10 +24,12 @@ from meanformer.flows import (
     Trajectory,
     solve,
 )
+from meanformer.flows.density_field import turns_with_queries
 from meanformer.flows.density_solve import check_circle_flow
 from meanformer.flows.inputs import saved_depths
 from meanformer.flows.interpolation import check_in_range
-from meanformer.mean_field.panels import SLACK, refined
+from meanformer.flows.recorder import NoProgress
+from meanformer.mean_field.panels import carried, refined
 from meanformer.measures import (
     FourierDensity,
     TokenCloud,
@@ -37,6 +39,10 @@ from meanformer.typing import ArrayLike
 
 # Tolerances finer than so many roundings only cost steps.
 ROUNDINGS = 32
+# Tokens there may be unless more modes ask for more.
+MANY = 1536
+# How many tolerances an error may be without a warning.
+SLACK = 1e3
 
 
 class Evolution(eqx.Module):
@@ -124,8 +130,7 @@ def evolve(
         depth: as for `solve`.
         save: as for `solve`; the depth of the hand-over is saved too.
         most_modes: modes up to which the density is solved.
-        nodes: how many tokens take over before panels are halved; two for each mode by
-            default. There may be twice as many later on, or 1536.
+        nodes: how many tokens there may be; four for each mode, or 1536, by default.
         rtol: relative tolerance; one that rounding does not allow is loosened.
         atol: absolute tolerance, likewise.
         progress: show a progress bar on standard error.
@@ -141,11 +146,15 @@ def evolve(
     )
     check_circle_flow(flow)
     most_modes = as_integer("most_modes", most_modes, least=1)
-    nodes = 2 * most_modes if nodes is None else as_integer("nodes", nodes, least=1)
+    most = max(4 * most_modes, MANY)
+    nodes = most if nodes is None else as_integer("nodes", nodes, least=1)
     depths = saved_depths(depth, save, density.moments.dtype, flow.velocity.jumps)
     finest = ROUNDINGS * float(jnp.finfo(depths.dtype).eps)
     options = {"rtol": max(rtol, finest), "atol": max(atol, finest)}
-    bar = ProgressBar("following the mean field") if progress else False
+    bar = ProgressBar("following the mean field") if progress else NoProgress()
+    if turns_with_queries(flow.velocity):
+        # So many modes cost less than a program for each of fewer ones.
+        density = density.resized(max(most_modes, density.modes))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", StoppedEarly)
         smooth = solve(
@@ -170,17 +179,28 @@ def evolve(
             "pass a larger most_modes."
         )
     late = jnp.append(smooth.depths[-1:], left)
-    span, last = (float(late[0]), float(late[-1])), smooth.density(-1)
-    panels = refined(flow, last, nodes, span, **options)
-    cloud = panels.cloud(late.dtype)
-    tokens = solve(flow, cloud, span, save=late, progress=bar, **options)
-    places = np.asarray(tokens.points)
-    places = places.reshape(len(places), *panels.places.shape)
+    # Tokens, which need not be sharp, are begun with twice the steps of the density.
+    length = float(jnp.abs(late[0] - depths[0]))
+    options["step"] = 2 * length / int(smooth.accepted_steps[-1])
+    panels = refined(flow, smooth.density(-1), nodes, (late[0], late[-1]), **options)
+    tokens = carried(flow, panels, late, progress=bar, **options)
+    count = panels.masses.size
+    tokens = eqx.tree_at(
+        lambda path: (path.points, path.velocities, path.weights),
+        tokens,
+        (
+            tokens.points[:, :count],
+            tokens.velocities[:, :count],
+            tokens.weights[:count],
+        ),
+    )
+    places = np.asarray(tokens.points).reshape(len(late), *panels.places.shape)
     error = float(panels.errors(places).sum(1).max())
     if error > SLACK * options["rtol"]:
         warn(
-            f"the tokens that took over at depth {span[0]:.6g} have moments with an "
-            f"estimated error of {error:.2g}; pass more nodes or a larger most_modes.",
+            f"the tokens that took over at depth {float(late[0]):.6g} have moments "
+            f"with an estimated error of {error:.2g}; pass more nodes or a larger "
+            "most_modes.",
             PrecisionWarning,
         )
     return Evolution(smooth, tokens, error)

@@ -6,25 +6,31 @@ hand-over. Where two clusters part this function becomes a step, exponentially f
 the circle is cut into panels with a Gauss rule on each, and panels are halved there.
 """
 
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
+import diffrax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Bool, Float, PyTree
 
-from meanformer.flows import Flow, solve
-from meanformer.measures import FourierDensity, TokenCloud, pad
+from meanformer.flows import Flow, Trajectory, solve
+from meanformer.flows.recorder import AbstractProgress, NoProgress
+from meanformer.flows.solvers import AbstractAdaptive
+from meanformer.flows.status import AbstractStop, Moment, Status
+from meanformer.measures import FourierDensity, TokenCloud
+from meanformer.typing import ArrayLike
 
 ORDER = 12
-# How many tokens there may be, or for each one at the hand-over.
-FEW, GROWTH = 1536, 2
-# How many tolerances an error may be; stages that end with a larger one are shortened.
-SLACK = 1e3
-STAGES, SHORTEST = 16, 4096
-# Stages only tell where to halve: so many tolerances are good enough.
+# There are so many panels at first, and then as many as the density needs.
+FEWEST = 16
+# Panels whose error is a tolerance are halved when that of another one is so many.
+LATEST = 10
+# Where to halve is found with so many times the tolerance of the steps.
 ROUGHER = 10
-# Stages are solved with multiples of so many tokens, absent ones among them, so that
-# compiled programs serve again.
-SIZE = 512
+# Numbers of tokens, absent ones among them, are this times powers of two: a compiled
+# program then serves again.
+SIZE = 84 * ORDER
+TINY = np.finfo(np.float64).tiny
 
 _NODES, _MASSES = np.polynomial.legendre.leggauss(ORDER)
 _VALUES_TO_SERIES = np.linalg.inv(np.polynomial.legendre.legvander(_NODES, ORDER - 1))
@@ -39,71 +45,131 @@ class Panels(NamedTuple):
         starts: the angle at which each arc begins.
         widths: the width of each.
         masses: the mass of each node.
+        losses: the error of the mass of each arc.
         places: where the nodes are.
     """
 
     starts: np.ndarray
     widths: np.ndarray
     masses: np.ndarray
+    losses: np.ndarray
     places: np.ndarray
 
-    def cloud(self, dtype, multiple: int = 1) -> TokenCloud:
-        """Return the nodes as tokens, and absent ones up to a multiple."""
-        cloud = TokenCloud(
-            jnp.asarray(self.places.reshape(-1, 2), dtype),
-            jnp.asarray(self.masses.ravel(), dtype),
-            normalize=True,
-        )
-        return pad(cloud, -(-cloud.count // multiple) * multiple)
+    def cloud(self, dtype) -> TokenCloud:
+        """Return the nodes as tokens, and absent ones after them."""
+        absent = _size(self.masses.size) - self.masses.size
+        points = np.pad(self.places.reshape(-1, 2), ((0, absent), (0, 0)), "edge")
+        masses = np.pad(self.masses.ravel() / self.masses.sum(), (0, absent))
+        return TokenCloud(jnp.asarray(points, dtype), jnp.asarray(masses, dtype))
 
     def errors(self, places: np.ndarray) -> np.ndarray:
-        """Return the mass of each panel times the error of its places as a series."""
-        series = np.einsum("kj,...jc->...kc", _VALUES_TO_SERIES, places)
-        tails = np.linalg.norm(series[..., -2:, :], axis=-1).max(-1)
-        return np.minimum(tails, 1) * self.masses.sum(1)
+        """Return the error of each panel with its nodes at these places."""
+        return self.losses + _errors(self.masses, places)
+
+
+class Begun(AbstractAdaptive):
+    """Adaptive steps of order 8, the first of every stretch given."""
+
+    step: Float[Array, ""]
+    method: diffrax.AbstractSolver = diffrax.Dopri8()
+
+    def first_step(self, start, end) -> Float[Array, ""]:
+        """Return the step, in the direction of the stretch."""
+        return jnp.where(start < end, self.step, -self.step)
+
+
+class Unresolved(AbstractStop):
+    """Stop when a panel has a larger error than this."""
+
+    limit: Float[Array, ""]
+    status: ClassVar[PyTree] = Status.condition_met
+
+    def __call__(self, moment: Moment) -> Bool[Array, ""]:
+        """Return whether one has."""
+        cloud = moment.measure
+        masses = cloud.weights.reshape(-1, ORDER)
+        errors = _errors(masses, cloud.points.reshape(*masses.shape, 2))
+        return jnp.max(errors) > self.limit
+
+
+def carried(
+    flow: Flow,
+    panels: Panels,
+    depths: ArrayLike,
+    *,
+    rtol: float,
+    atol: float,
+    step: float,
+    limit: float = np.inf,
+    progress: AbstractProgress,
+) -> Trajectory:
+    """Return the panels' tokens along depth, up to where an error is too large."""
+    depths = jnp.asarray(depths)
+    return solve(
+        flow,
+        panels.cloud(depths.dtype),
+        (float(depths[0]), float(depths[-1])),
+        save=depths,
+        solver=Begun(jnp.asarray(step, depths.dtype)),
+        stop=Unresolved(jnp.asarray(limit, depths.dtype)),
+        # Reported one by one, any number of depths is visited by one program.
+        progress=progress,
+        rtol=rtol,
+        atol=atol,
+    )
 
 
 def refined(
     flow: Flow,
     density: FourierDensity,
     count: int,
-    span: tuple[float, float],
+    span: tuple[ArrayLike, ArrayLike],
     *,
     rtol: float,
     atol: float,
+    step: float,
 ) -> Panels:
     """Return panels at the hand-over that are fine enough up to the end of the span.
 
-    Equal ones with so many nodes in all are carried along in stages, and halved where
-    the next stage would need it.
+    They are carried along, and halved where they soon would not be; there are at most
+    so many nodes in all.
     """
-    number = -(-count // ORDER)
+    most = max(count // ORDER, 1)
+    number = min(FEWEST, most)
     width = 2 * np.pi / number
     panels = _begun(density, width * np.arange(number), np.full(number, width))
-    most = max(GROWTH * number, FEW // ORDER)
+    finer = _halved(density, panels, rtol, most)
+    while len(finer.starts) > len(panels.starts):
+        panels, finer = finer, _halved(density, finer, rtol, most)
     depth, end = span
-    rough = {"rtol": ROUGHER * rtol, "atol": ROUGHER * atol}
-    step = (end - depth) / STAGES
-    while depth != end and len(panels.starts) <= most:
-        goal = depth + step if abs(step) < abs(end - depth) else end
-        cloud = panels.cloud(density.moments.dtype, SIZE)
-        path = solve(flow, cloud, (depth, goal), save=2, **rough)
+    while depth != end and len(panels.starts) < most:
+        path = carried(
+            flow,
+            panels,
+            [depth, end],
+            rtol=ROUGHER * rtol,
+            atol=ROUGHER * atol,
+            step=step,
+            limit=LATEST * rtol,
+            progress=NoProgress(),
+        )
+        is_unresolved = bool(path.status == Status.condition_met)
+        depth = path.depths[-1] if is_unresolved else end
         moved = np.asarray(path.points[-1])[: panels.masses.size]
-        later = panels._replace(places=moved.reshape(panels.places.shape))
-        if (
-            later.errors(later.places).max() > SLACK * rtol
-            and abs(goal - depth) > abs(end - span[0]) / SHORTEST
-        ):
-            step = (goal - depth) / 2
-            continue
-        panels = _halved(density, later, rtol)
-        depth, step = goal, 1.5 * (goal - depth)
+        panels = panels._replace(places=moved.reshape(panels.places.shape))
+        panels = _halved(density, panels, rtol, most)
     return _begun(density, panels.starts, panels.widths)
 
 
-def _halved(density: FourierDensity, panels: Panels, tolerance: float) -> Panels:
-    """Return panels with those halved that would not suffice for long."""
-    coarse = panels.errors(panels.places) > tolerance
+def _halved(
+    density: FourierDensity, panels: Panels, tolerance: float, most: int
+) -> Panels:
+    """Return panels with those halved whose error is larger, the worst if too many."""
+    errors = panels.errors(panels.places)
+    room = most - len(errors)
+    if room < len(errors):
+        tolerance = max(tolerance, np.sort(errors)[-1 - room])
+    coarse = errors > tolerance
     if not coarse.any():
         return panels
     widths = np.repeat(panels.widths[coarse] / 2, 2)
@@ -120,9 +186,28 @@ def _halved(density: FourierDensity, panels: Panels, tolerance: float) -> Panels
 def _begun(density: FourierDensity, starts: np.ndarray, widths: np.ndarray) -> Panels:
     """Return panels at the hand-over."""
     angles = starts[:, None] + widths[:, None] * (_NODES + 1) / 2
-    values = np.asarray(density.density(angles.ravel())).reshape(angles.shape)
+    padded = np.resize(angles, _size(angles.size))
+    values = np.asarray(density.density(padded), np.float64)[: angles.size]
     # A series that is cut off may fall a little below zero.
-    masses = np.maximum(values, 0) * widths[:, None] * _MASSES / 2
+    values = np.maximum(values.reshape(angles.shape), 0)
+    masses = values * widths[:, None] * _MASSES / 2
+    # The rule is exact for twice the degree of the series: its error is a square.
+    tails = np.abs(values @ _VALUES_TO_SERIES[-2:].T).max(1)
+    losses = masses.sum(1) * (tails / np.maximum(values.max(1), tails + TINY)) ** 2
     return Panels(
-        starts, widths, masses, np.stack([np.cos(angles), np.sin(angles)], -1)
+        starts, widths, masses, losses, np.stack([np.cos(angles), np.sin(angles)], -1)
     )
+
+
+def _errors(masses: ArrayLike, places: ArrayLike):
+    """Return the mass of each panel times the error of its places as a series."""
+    xp = np if isinstance(places, np.ndarray) else jnp
+    last = xp.asarray(_VALUES_TO_SERIES[-2:], places.dtype)
+    tails = xp.einsum("kj,...jc->...kc", last, places)
+    tails = xp.linalg.norm(tails, axis=-1).max(-1)
+    return xp.minimum(tails, 1) * masses.sum(-1)
+
+
+def _size(count: int) -> int:
+    """Return a size with room for so many tokens."""
+    return SIZE * 2 ** max(int(np.ceil(np.log2(count / SIZE))), 0)
