@@ -29,14 +29,14 @@ from meanformer.experiments import (
     tabulated,
     theory,
 )
-from meanformer.flows import DensityTrajectory, Spectral
+from meanformer.flows import DensityTrajectory, FixedStep, Spectral
 from meanformer.mean_field import Evolution, evolve
 from meanformer.measures import FourierDensity, circle_moments
 from meanformer.observables import count_modes, energy
 from meanformer.plotting import style
 
 BETA = 5.0
-MODES = 128
+MODES = 256
 TIGHT = {"rtol": 1e-12, "atol": 1e-13}
 THIRD, SIXTH = 0.3660580605, 0.0978164714  # cosine moments at depth 3, tabulated
 KURAMOTO = 0.6497905376
@@ -51,6 +51,7 @@ RATES = {
     ),
 }
 SMALL = 1e-6  # of a perturbation whose growth is measured
+SHOWN_AT = (0.0, 1.8, 3.0)  # depths of the snapshots
 SHOWN = 8  # moments that are compared with tokens
 BINS = 192  # arcs of the picture
 
@@ -159,8 +160,14 @@ def run(parameters: Parameters, *, progress) -> Outcome:
     for _ in progress.over(range(1), 0.3):
         evolution = evolve(flow_of("softmax"), seeds(BETA), 14.0, save=57)
         finer = take_over_density(evolution)
+        # It is only looked at.
         steep = evolve(
-            flow_of("softmax", parameters.steep), seeds(parameters.steep), 12.0, save=49
+            flow_of("softmax", parameters.steep),
+            seeds(parameters.steep),
+            12.0,
+            save=49,
+            rtol=1e-6,
+            atol=1e-8,
         )
     findings += [take_over_finding(evolution, finer), clusters_finding(evolution)]
     return Outcome(
@@ -349,7 +356,12 @@ def sampled(parameters: Parameters, progress) -> list[mf.Trajectory]:
         key = jr.fold_in(jr.key(parameters.seed), batch)
         points = ripple(0.1).sample(parameters.tokens, key=key)
         cloud = mf.TokenCloud(points, sums=mf.Fourier(1e-8))
-        found.append(mf.solve(flow_of("softmax"), cloud, 3.0))
+        # The error of such steps, 1e-5, is far below that of the sample.
+        found.append(
+            mf.solve(
+                flow_of("softmax"), cloud, 3.0, save=SHOWN_AT, solver=FixedStep(0.3)
+            )
+        )
     return found
 
 
@@ -395,7 +407,7 @@ def take_over_density(evolution: Evolution) -> FourierDensity:
     """The density a little after tokens took over, with four times the modes."""
     return mf.solve(
         flow_of("softmax"),
-        seeds(BETA),
+        seeds(BETA).resized(1024),
         float(evolution.depths[later(evolution)]),
         save=2,
         solver=Spectral(most_modes=1024),
@@ -508,14 +520,12 @@ def draw_snapshots(path: DensityTrajectory, clouds: list[mf.Trajectory]) -> Pict
     """The density at three depths with a histogram of random tokens."""
     figure, panels = style.canvas(3, panel=(3.3, 2.8), sharey=True)
     angles = np.linspace(0, 2 * np.pi, 400)
-    for axes, index in zip(panels, (0, 6, 10), strict=True):
+    for index, (axes, depth) in enumerate(zip(panels, SHOWN_AT, strict=True)):
         tokens = np.concatenate([np.asarray(one.points[index]) for one in clouds])
         turned = np.arctan2(tokens[:, 1], tokens[:, 0]) % (2 * np.pi)
         axes.hist(turned, 90, density=True, color=style.GREY, alpha=0.5)
-        axes.plot(angles, np.asarray(path.density(index).density(angles)))
-        axes.set(
-            title=f"depth {float(path.depths[index]):.2g}", xlabel=r"angle $\theta$"
-        )
+        axes.plot(angles, np.asarray(path.at(depth).density(angles)))
+        axes.set(title=f"depth {depth:.2g}", xlabel=r"angle $\theta$")
     panels[0].set(ylabel=r"density $\varrho$")
     return Picture(
         figure,

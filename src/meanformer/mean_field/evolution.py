@@ -194,7 +194,7 @@ def evolve(
             tokens.weights[:count],
         ),
     )
-    places = np.asarray(tokens.points).reshape(len(late), *panels.places.shape)
+    places = np.asarray(tokens.points).reshape(-1, *panels.places.shape)
     error = float(panels.errors(places).sum(1).max())
     if error > SLACK * options["rtol"]:
         warn(

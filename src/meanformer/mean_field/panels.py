@@ -6,7 +6,7 @@ hand-over. Where two clusters part this function becomes a step, exponentially f
 the circle is cut into panels with a Gauss rule on each, and panels are halved there.
 """
 
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, cast
 
 import diffrax
 import jax.numpy as jnp
@@ -86,7 +86,7 @@ class Unresolved(AbstractStop):
 
     def __call__(self, moment: Moment) -> Bool[Array, ""]:
         """Return whether one has."""
-        cloud = moment.measure
+        cloud = cast(TokenCloud, moment.measure)
         masses = cloud.weights.reshape(-1, ORDER)
         errors = _errors(masses, cloud.points.reshape(*masses.shape, 2))
         return jnp.max(errors) > self.limit
@@ -123,7 +123,7 @@ def refined(
     flow: Flow,
     density: FourierDensity,
     count: int,
-    span: tuple[ArrayLike, ArrayLike],
+    span: tuple[Any, Any],
     *,
     rtol: float,
     atol: float,
@@ -199,9 +199,9 @@ def _begun(density: FourierDensity, starts: np.ndarray, widths: np.ndarray) -> P
     )
 
 
-def _errors(masses: ArrayLike, places: ArrayLike):
+def _errors(masses: Any, places: Any) -> Any:
     """Return the mass of each panel times the error of its places as a series."""
-    xp = np if isinstance(places, np.ndarray) else jnp
+    xp: Any = np if isinstance(places, np.ndarray) else jnp
     last = xp.asarray(_VALUES_TO_SERIES[-2:], places.dtype)
     tails = xp.einsum("kj,...jc->...kc", last, places)
     tails = xp.linalg.norm(tails, axis=-1).max(-1)
