@@ -9,7 +9,7 @@ import pytest
 
 import meanformer as mf
 from map_zoo import Counted, cast, cloud_of
-from meanformer.attention.composition import kept_together
+from meanformer.attention.composition import stack_maps
 from meanformer.attention.stacking import Stacked, stacked
 
 D = 2
@@ -65,7 +65,7 @@ def test_compiled_and_one_by_one_agree_to_rounding(name, dtype):
     gamma, cloud = cast(MAPS[name], dtype), cloud_of(dtype=dtype)
     plain = at_tokens(gamma, cloud)
     compiled = eqx.filter_jit(at_tokens)(gamma, cloud)
-    together = eqx.filter_jit(at_tokens)(kept_together(gamma), cloud)
+    together = eqx.filter_jit(at_tokens)(stack_maps(gamma), cloud)
     assert plain.dtype == compiled.dtype == dtype
     tolerance = 50 * float(jnp.finfo(dtype).eps)
     np.testing.assert_allclose(compiled, plain, atol=tolerance)

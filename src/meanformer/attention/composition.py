@@ -14,10 +14,10 @@ from meanformer.attention.abstract import (
 )
 from meanformer.attention.stacking import (
     Maps,
-    added,
-    passed,
+    add_images,
+    before_last,
     shapes,
-    together,
+    stack_if_alike,
 )
 from meanformer.errors import (
     InvalidInput,
@@ -82,7 +82,7 @@ class Sum(AbstractInContextMap):
         positions: Float[Array, " m"] | None = None,
     ) -> Float[Array, "m e"]:
         """Return the sum of the images."""
-        return added(self.maps, mu, x, positions)
+        return add_images(self.maps, mu, x, positions)
 
     def _output_dimensions(self) -> list[int | None]:
         """Return what each term returns: what it takes, if it does not say."""
@@ -129,7 +129,7 @@ class MultiHead(AbstractInContextMap):
         positions: Float[Array, " m"] | None = None,
     ) -> Float[Array, "m e"]:
         """Return the sum of the heads' outputs."""
-        return added(self.projected(), mu, x, positions)
+        return add_images(self.projected(), mu, x, positions)
 
     def projected(self) -> Maps:
         """Return the heads, each followed by its output matrix if there are any."""
@@ -273,7 +273,7 @@ class Composition(AbstractInContextMap):
         positions: Float[Array, " m"] | None = None,
     ) -> Float[Array, "m e"]:
         """Return the queries after all layers; they never join the context."""
-        mu, x = passed(self.layers, mu, x, positions)
+        mu, x = before_last(self.layers, mu, x, positions)
         return self.layers[-1](mu, x, positions=positions)
 
 
@@ -290,7 +290,7 @@ def compose(*maps: AbstractInContextMap) -> AbstractInContextMap:
     return Composition(tuple(layers)) if len(layers) > 1 else layers[0]
 
 
-def kept_together(tree: PyTree) -> PyTree:
+def stack_maps(tree: PyTree) -> PyTree:
     """Return a tree of maps whose sums, heads and networks keep alike maps as one.
 
     Done once before a loop over depth, so that it is not done at every step.
@@ -306,10 +306,14 @@ def kept_together(tree: PyTree) -> PyTree:
             keep, node, is_leaf=lambda inner: inner is not node and holds_several(inner)
         )
         if isinstance(node, Sum):
-            return eqx.tree_at(lambda gamma: gamma.maps, node, together(node.maps))
+            return eqx.tree_at(
+                lambda gamma: gamma.maps, node, stack_if_alike(node.maps)
+            )
         if isinstance(node, Composition):
-            return eqx.tree_at(lambda gamma: gamma.layers, node, together(node.layers))
-        heads = together(node.projected())
+            return eqx.tree_at(
+                lambda gamma: gamma.layers, node, stack_if_alike(node.layers)
+            )
+        heads = stack_if_alike(node.projected())
         if node.outputs is not None:
             node = eqx.tree_at(lambda gamma: gamma.outputs, node, None)
         return eqx.tree_at(lambda gamma: gamma.heads, node, heads)

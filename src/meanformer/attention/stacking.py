@@ -75,7 +75,7 @@ def stacked(maps: Maps) -> Stacked:
     return Stacked(kinds, tuple(places[index] for index in range(len(maps))))
 
 
-def together(maps: Maps) -> Maps:
+def stack_if_alike(maps: Maps) -> Maps:
     """Return the maps with those of one kind as one, if there are such."""
     kept = stacked(maps)
     return maps if len(kept.kinds) == len(maps) else kept
@@ -93,7 +93,7 @@ def shapes(maps: Maps) -> Sequence[AbstractInContextMap]:
     return maps
 
 
-def added(
+def add_images(
     maps: Maps,
     mu: AbstractContext,
     x: Float[Array, "m d"],
@@ -113,7 +113,7 @@ def added(
     return sum(rest, start=first)
 
 
-def passed(
+def before_last(
     maps: Maps,
     mu: AbstractContext,
     x: Float[Array, "m d"],

@@ -27,7 +27,7 @@ from meanformer.flows.inputs import (
     saved_depths,
     sorted_stops,
 )
-from meanformer.flows.schedule import Constant, kept_as_one
+from meanformer.flows.schedule import Constant, stack_flows
 from meanformer.flows.solvers import Adaptive, FixedStep, LongDepth, Switching
 from meanformer.flows.state import kept_if_finite
 from meanformer.flows.status import Status
@@ -144,7 +144,7 @@ def _run(
     size: Float[Array, ""],
     depths: Float[Array, " t"],
 ):
-    problem = kept_as_one(problem)
+    problem = stack_flows(problem)
 
     def layer(state: GaussianState, following: tuple[Array, Array]):
         depth, is_left = following

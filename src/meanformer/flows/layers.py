@@ -22,7 +22,7 @@ from meanformer.flows.inputs import (
     layer_depths,
 )
 from meanformer.flows.integrate import Problem
-from meanformer.flows.schedule import kept_as_one
+from meanformer.flows.schedule import stack_flows
 from meanformer.flows.solvers import FixedStep
 from meanformer.flows.state import State, initial_state, kept_if_finite
 from meanformer.flows.status import Status, moment_of
@@ -108,7 +108,7 @@ def checked_step(step, count: int, dtype: jnp.dtype) -> Float[Array, ""]:
 def _run(
     problem: Problem, first: State, size: Float[Array, ""], depths: Float[Array, " t"]
 ):
-    problem = kept_as_one(problem)
+    problem = stack_flows(problem)
 
     def layer(state: State, following: tuple[Array, Array]):
         depth, is_left = following

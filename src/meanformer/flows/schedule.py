@@ -11,8 +11,8 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
 from meanformer.attention import AbstractInContextMap
-from meanformer.attention.composition import kept_together
-from meanformer.attention.stacking import one_of_each_kind, stacked, together
+from meanformer.attention.composition import stack_maps
+from meanformer.attention.stacking import one_of_each_kind, stack_if_alike, stacked
 from meanformer.errors import (
     InvalidInput,
     as_float_array,
@@ -244,7 +244,7 @@ class Schedule(AbstractSchedule):
         return stacked(self.maps).at(index, lambda gamma: gamma)
 
 
-def kept_as_one(tree: PyTree) -> PyTree:
+def stack_flows(tree: PyTree) -> PyTree:
     """Return a tree of flows in which maps that are alike are kept as one.
 
     To be done once before a loop over depth: otherwise every step does it.
@@ -256,9 +256,9 @@ def kept_as_one(tree: PyTree) -> PyTree:
     def keep(node):
         if not is_schedule(node):
             return node
-        return eqx.tree_at(lambda s: s.maps, node, together(node.maps))
+        return eqx.tree_at(lambda s: s.maps, node, stack_if_alike(node.maps))
 
-    return jax.tree.map(keep, kept_together(tree), is_leaf=is_schedule)
+    return jax.tree.map(keep, stack_maps(tree), is_leaf=is_schedule)
 
 
 def piece_at(starts: Float[Array, " k"], depth: Float[Array, ""]) -> Array:

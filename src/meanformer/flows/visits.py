@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from meanformer.flows.recorder import AbstractProgress, AbstractRecorder
-from meanformer.flows.schedule import kept_as_one
+from meanformer.flows.schedule import stack_flows
 from meanformer.flows.status import Status
 
 
@@ -34,7 +34,7 @@ class Way(NamedTuple):
 @eqx.filter_jit
 def visit_all(way: Way, problem: Any, state: Any, depths: Float[Array, " t"]) -> Any:
     """Visit all depths in one compiled loop; gradients redo a stretch at a time."""
-    problem = kept_as_one(problem)
+    problem = stack_flows(problem)
 
     def stretch(state, target: Float[Array, ""]):
         moved = way.advance(problem, state, target)
@@ -79,7 +79,7 @@ def visit_each(
 
 @eqx.filter_jit
 def _advance(way: Way, problem, state, target):
-    return way.advance(kept_as_one(problem), state, target)
+    return way.advance(stack_flows(problem), state, target)
 
 
 @eqx.filter_jit
