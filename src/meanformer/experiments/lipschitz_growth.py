@@ -159,7 +159,12 @@ def tabulated():
         cloud = mf.pad(mf.TokenCloud(points), 100)
         measured.append(float(mf.local_lipschitz(gamma, cloud)))
         expected.append(dense_constant(gamma, points))
-    return TABLE.close_to(measured, expected, tolerance=1e-8, source=DENSE)
+    return TABLE.close_to(
+        [*measured, *map(round, measured, (4, 4, 3))],
+        [*expected, 1.1736, 3.9784, 16.159],
+        tolerance=1e-8,
+        source=DENSE,
+    )
 
 
 def exactness(parameters: Parameters):

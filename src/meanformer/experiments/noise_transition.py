@@ -266,8 +266,18 @@ def grid_findings(branch):
     source = other_method("sweeps on equispaced angles, which descend the free energy")
     excess = grid_state(STEEP, maxwell.kappa, 3.0)[1]
     return (
-        FOLD.close_to(found, [0.0, above], tolerance=1e-6, source=source),
-        MAXWELL.close_to(excess, 0.0, tolerance=1e-9, source=source),
+        FOLD.close_to(
+            [*found, round(fold.kappa, 5), round(branch.critical, 5)],
+            [0.0, above, 0.18430, 0.20546],
+            tolerance=1e-6,
+            source=source,
+        ),
+        MAXWELL.close_to(
+            [excess, round(maxwell.kappa, 5)],
+            [0.0, 0.18798],
+            tolerance=1e-9,
+            source=source,
+        ),
     )
 
 
