@@ -87,6 +87,21 @@ def test_sinkhorn_settled_on_a_cloud_is_the_same_there_without_a_solver():
     assert stepwise.settled(cloud) is stepwise
 
 
+@pytest.mark.parametrize("half_steps", [None, 4])
+def test_the_potentials_balance_the_plan_of_a_cloud_that_lies_anywhere(half_steps):
+    end = "row" if half_steps is None else "column"
+    attention = reference_attention(Sinkhorn, half_steps=half_steps, end_on=end)
+    cloud = reference_cloud()
+    cloud = cloud.moved(cloud.points + jnp.array([[0.7, -0.4]]))
+    found = attention.potentials(cloud)
+    points, weights = np.asarray(cloud.points), np.asarray(cloud.weights)
+    f, g, previous = map(np.asarray, (found.f, found.g, found.previous))
+    rows = points @ np.asarray(attention.form).T @ points.T + f[:, None]
+    # The rows by the potential before the last half-step, the columns by the last.
+    np.testing.assert_allclose(np.exp(rows + previous) @ weights, 1, rtol=1e-9)
+    np.testing.assert_allclose(weights @ np.exp(rows + g), 1, rtol=1e-9)
+
+
 def test_potentials_in_half_precision_are_computed_in_single():
     half = cast((reference_attention(Sinkhorn), reference_cloud()), jnp.bfloat16)
     found = half[0].potentials(half[1])

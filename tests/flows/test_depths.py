@@ -88,6 +88,17 @@ def test_depths_that_differ_by_more_than_rounding_stay_apart():
     np.testing.assert_array_equal(put_on_jumps(decades, near), decades)
 
 
+def test_a_depth_that_is_zero_to_rounding_is_put_on_a_jump_there():
+    depths = -0.3 + 0.1 * np.arange(7)
+    assert 0 < depths[3] < 1e-16
+    assert float(put_on_jumps(jnp.asarray(depths), jnp.zeros(1))[3]) == 0
+
+
+def test_a_stretch_a_hair_longer_than_a_multiple_of_the_step_takes_no_other_step():
+    found = mf.FixedStep(0.3333333333).first_step(jnp.array(0.0), jnp.array(1.0))
+    assert float(found) == pytest.approx(1 / 3, rel=1e-14)
+
+
 def test_the_derivative_in_a_depth_survives_where_it_is_put_on_a_jump():
     def last(depth):
         return saved_depths(depth, 13, np.float64, jnp.arange(1.0, 13.0))[7]

@@ -9,7 +9,7 @@ import pytest
 
 import meanformer as mf
 from meanformer.experiments import reference_attention, reference_cloud
-from meanformer.flows.inputs import saved_depths
+from meanformer.flows.inputs import checked_probes, saved_depths
 
 pytestmark = pytest.mark.usefixtures("untyped")
 
@@ -122,6 +122,8 @@ def test_points_among_tokens_in_order_stand_at_the_end_of_the_sequence():
     )
     first = flow.velocity_at(cloud, cloud.points[:1], positions=cloud.positions[:1])
     np.testing.assert_allclose(first, flow.velocity_at(cloud)[:1], atol=1e-15)
+    places = checked_probes(flow, cloud, cloud.points[:2])[1]
+    np.testing.assert_array_equal(places, [1.0, 1.0])
 
 
 def test_the_velocity_at_points_of_another_dimension_is_refused():

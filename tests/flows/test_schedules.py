@@ -53,6 +53,14 @@ def test_an_interpolated_schedule_equals_the_function_it_interpolates():
     np.testing.assert_allclose(final(schedule), final(scaled), atol=1e-9)
 
 
+def test_outside_of_its_depths_an_interpolated_schedule_holds_the_nearest_map():
+    maps = [turned(jnp.array(angle)) for angle in (0.2, 0.9)]
+    schedule = mf.Schedule(maps, [0.0, 1.0], interpolate=True)
+    for depth, nearest in ((-0.5, maps[0]), (1.5, maps[1])):
+        found = schedule.at(jnp.array(depth))
+        np.testing.assert_allclose(found.value, nearest.value, rtol=1e-14)
+
+
 def test_layers_take_the_map_of_their_own_depth():
     maps = [turned(jnp.array(angle)) for angle in (0.2, 0.9)]
     path = mf.run_layers(mf.Flow(mf.Schedule(maps)), reference_cloud(), 2)

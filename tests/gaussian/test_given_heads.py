@@ -51,12 +51,15 @@ def test_a_function_of_depth_has_the_closed_form_of_its_integral():
 
 @pytest.mark.parametrize(
     ("depths", "end", "share"),
-    [([0.0, 0.2], 0.5, 0.2 - 3 * 0.3), ([-1.0, -0.2], -0.5, 3 * 0.2 - 0.3)],
+    [
+        ([0.0, 0.2], 0.5, 0.2 - 3 * 0.3),
+        ([-1.0, -0.4, -0.2], -0.5, -2 * 0.2 + 3 * 0.2 - 0.1),
+    ],
     ids=["forwards", "backwards"],
 )
 def test_held_layers_add_up_exactly(depths, end, share):
-    layers = [mf.Softmax(SCORE, IDENTITY, rate * IDENTITY) for rate in (1.0, -3.0)]
-    schedule = mf.Schedule(layers, depths)
+    layers = [mf.Softmax(SCORE, IDENTITY, rate * IDENTITY) for rate in (1, -3.0, 2)]
+    schedule = mf.Schedule(layers[: len(depths)], depths)
     found = explicit_solution(schedule, mf.Gaussian(np.zeros(2), COVARIANCE), end)
     pull = share * (SCORE + SCORE.T)
     expected = np.linalg.inv(np.linalg.inv(COVARIANCE) - pull)

@@ -40,6 +40,16 @@ def test_a_rotation_has_centres_of_full_rank(key):
         np.testing.assert_allclose(np.sort(point.stability.imag), [-2, 0, 2], atol=1e-7)
 
 
+def test_a_certificate_has_the_eigenvalues_and_the_isotropy_of_the_closed_form():
+    score, spread = np.diag([3.0, -1.5]), np.diag([4.0, 1.0])
+    found = certified(mf.Softmax(score, IDENTITY, IDENTITY), np.sqrt(spread))
+    assert found.smallest == pytest.approx(1 / 4)
+    # The range is everything, where the score is as large as it is.
+    assert found.isotropy == pytest.approx(1)
+    # dS = 2 S A S multiplies the entry i, j of a change by 2 (s_i a_i + s_j a_j).
+    np.testing.assert_allclose(found.stability, [48, 21, -6], rtol=1e-12)
+
+
 def test_a_gaussian_is_stationary_if_neither_covariance_nor_mean_move():
     turning = mf.Softmax(IDENTITY, IDENTITY, TURN)
     assert is_stationary(turning, gaussian(np.zeros(2), 0.8 * IDENTITY))

@@ -154,3 +154,23 @@ def test_panels_have_the_moments_of_the_density_and_no_negative_mass():
     np.testing.assert_allclose(
         circle_moments(again.cloud(float), 3), moments, atol=1e-8
     )
+
+
+class Rough(panels.Panels):
+    """Panels whose error is 1.5e-5 at the second depth, else none."""
+
+    def errors(self, places):
+        return np.where(np.arange(len(places)) == 1, 0.75e-5, 0.0)[:, None] * [1, 1]
+
+
+def test_the_largest_error_along_depth_is_told_above_a_thousand_tolerances(monkeypatch):
+    def roughly(flow, density, *arguments, **options):
+        starts, width = np.arange(4) * np.pi / 2, np.full(4, np.pi / 2)
+        return Rough(*panels._begun(density, starts, width))
+
+    monkeypatch.setattr("meanformer.mean_field.evolution.refined", roughly)
+    with pytest.warns(PrecisionWarning, match="estimated error of 1.5e-05"):
+        rough = evolve(
+            flow_of(), start(), 6.0, save=7, most_modes=64, rtol=1e-8, atol=1e-10
+        )
+    assert rough.error == pytest.approx(1.5e-5)

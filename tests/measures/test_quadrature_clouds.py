@@ -13,9 +13,10 @@ from meanformer.errors import InvalidInput, Unsupported
 from meanformer.measures.abstract import AbstractMeasure
 from meanformer.measures.box import TruncatedNormalBox
 from meanformer.measures.cloud import TokenCloud
+from meanformer.measures.fourier_density import FourierDensity
 from meanformer.measures.gaussian import Gaussian
 from meanformer.measures.mixture import Mixture
-from meanformer.measures.quadrature import quadrature
+from meanformer.measures.quadrature import quadrature, quadratures_within
 from meanformer.measures.uniform import UniformBox, UniformSphere
 
 COVARIANCE = jnp.array([[1.0, 0.3], [0.3, 0.6]])
@@ -109,6 +110,26 @@ def test_mixture_is_the_union_of_its_components_clouds():
     cloud = quadrature(mixture, 4)
     assert cloud.count == 16 + 4
     assert float(cloud.weights[:16].sum()) == pytest.approx(0.25)
+
+
+def test_of_two_quadratures_for_an_error_the_coarser_is_the_finest_of_half_the_nodes():
+    fine, coarse = quadratures_within(Gaussian([0.0], [[1.0]]), 30)
+    # Of orders 12, 14, 16, 20, 24 and 28.
+    assert (fine.count, coarse.count) == (28, 14)
+
+
+def test_nodes_of_a_density_on_the_circle_are_the_midpoints_of_equal_arcs():
+    cloud = quadrature(FourierDensity(np.zeros((2, 2))), 4)
+    turns = np.arctan2(cloud.points[:, 1], cloud.points[:, 0]) / np.pi
+    np.testing.assert_allclose(turns % 2, [0.25, 0.75, 1.25, 1.75], atol=1e-12)
+    np.testing.assert_allclose(cloud.weights, 0.25)
+
+
+def test_where_a_series_falls_below_zero_by_rounding_a_node_has_no_mass():
+    barely = FourierDensity([[0.5 * (1 + 1e-9), 0.0]])
+    # The node in the middle of three is at the angle pi.
+    assert float(barely.density(jnp.array([np.pi]))[0]) < 0
+    assert float(quadrature(barely, 3).weights[1]) == 0
 
 
 def test_a_cloud_is_its_own_quadrature():

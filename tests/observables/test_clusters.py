@@ -312,6 +312,12 @@ def test_many_tokens_are_counted_at_a_threshold_and_not_automatically(key, monke
         count_clusters(cloud, space=Sphere(), threshold="auto", beta=4.0)
 
 
+def test_a_threshold_beyond_half_a_turn_joins_all_tokens_without_a_tree(monkeypatch):
+    monkeypatch.setattr(cluster_tree, "MOST_FOR_TREE", 1)
+    poles = TokenCloud([[0.0, 0.0, 1.0], [0.0, 0.0, -1.0]])
+    assert count_clusters(poles, space=Sphere(), threshold=4.0).count == 1
+
+
 @pytest.mark.slow
 def test_fifty_thousand_tokens_are_counted(key):
     cloud = blobs(key, count=17_000)

@@ -111,6 +111,32 @@ def test_pairs_of_equal_gaps_and_rates_are_listed_as_tied():
     np.testing.assert_array_equal(steps.is_tied[:3], [True, False, False])
 
 
+def test_tied_pairs_are_named_by_their_tokens_where_absent_ones_come_first():
+    angles, weights = [2.0, 0.0, 0.4, 1.5, 1.9], [0.0, 0.25, 0.25, 0.25, 0.25]
+    steps = greedy_staircase(UNNORMALISED, on_circle(angles, weights))
+    assert steps.ties[0] == ((1, 2), (3, 4))
+
+
+def test_what_pulls_a_group_back_counts_along_the_sphere_and_not_along_chords():
+    # In units of 0.2: a chain closes at the rate 1 + 1 - 1 at its ends, or at 1.5 by
+    # chords, and the pair at the rate 1.2.
+    angles = np.radians([0, 60, 120, 200, 260])
+    masses = np.array([0.2, 0.2, 0.2, 0.12, 0.12]) / 0.84
+    assert merges_first(UNNORMALISED, angles, masses) == (3, 4)
+
+
+def test_ties_of_tokens_close_together_are_found_although_directions_are_rounded():
+    turns = np.radians([0, 60, 120, 180])
+    # Half a regular hexagon: its outer sides close alike.
+    plane = 1e-3 * np.stack([np.cos(turns), np.sin(turns), 0 * turns], 1)
+    points = plane + [0.0, 0.0, 1.0]
+    points /= np.linalg.norm(points, axis=1, keepdims=True)
+    axes = np.linalg.qr([[1.0, 2.0, 3.0], [0.0, 1.0, 4.0], [5.0, 6.0, 1.0]])[0]
+    cloud = mf.TokenCloud((points @ axes).astype(np.float32))
+    steps = greedy_staircase(mf.identity_attention("unnormalised", 3), cloud)
+    assert steps.ties[0] == ((0, 1), (2, 3))
+
+
 def test_a_regular_polygon_is_at_rest_and_all_its_sides_are_tied():
     angles = 0.7 + np.arange(5) * 2 * np.pi / 5
     assert len(greedy_staircase(SOFTMAX, on_circle(angles)).ties[0]) == 5

@@ -111,7 +111,7 @@ def saved_depths(depth, save, dtype, jumps) -> Float[Array, " t"]:
     if isinstance(save, int):
         check(save >= 2, f"save is {save}; at least both ends are saved: 2 or more.")
         share = jnp.linspace(0, 1, save, dtype=dtype)
-        depths = ((1 - share) * start + share * end).at[-1].set(end)
+        depths = (1 - share) * start + share * end
     else:
         given = as_float_array("save", save).astype(dtype)
         depths = _given_depths(start, end, given)

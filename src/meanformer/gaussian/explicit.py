@@ -181,8 +181,8 @@ def _of_distance(head: L2, mu: Gaussian, depth: float) -> Gaussian:
     sharpness = float(head.sharpness)
     rate = 2 * sharpness * value * score
     if spread == 0 or rate == 0:
-        # dm = v N (1 + 2 beta s a) m with a variance that does not change.
-        share = (1 + sharpness * spread * score) / (1 + sharpness * spread * key**2)
+        # dm = v N m: the variance does not change, and scores add nothing.
+        share = 1 / (1 + sharpness * spread * key**2)
         return _line(mu, _grown(mean, value * share * depth), spread)
     growth = distance_growth(spread, sharpness * key**2, rate * depth)
     # (1/s_0 - 1/s)/(2 beta a), of which this is the other side of the equation.
