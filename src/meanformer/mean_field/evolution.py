@@ -40,7 +40,7 @@ from meanformer.typing import ArrayLike
 # Tolerances finer than so many roundings only cost steps.
 ROUNDINGS = 32
 # Tokens there may be unless more modes ask for more.
-MANY = 1536
+MANY = 1512
 # How many tolerances an error may be without a warning.
 SLACK = 1e3
 
@@ -130,7 +130,7 @@ def evolve(
         depth: as for `solve`.
         save: as for `solve`; the depth of the hand-over is saved too.
         most_modes: modes up to which the density is solved.
-        nodes: how many tokens there may be; four for each mode, or 1536, by default.
+        nodes: how many tokens there may be; four for each mode, or 1512, by default.
         rtol: relative tolerance; one that rounding does not allow is loosened.
         atol: absolute tolerance, likewise.
         progress: show a progress bar on standard error.

@@ -27,9 +27,9 @@ FEWEST = 16
 LATEST = 10
 # Where to halve is found with so many times the tolerance of the steps.
 ROUGHER = 10
-# Numbers of tokens, absent ones among them, are this times powers of two: a compiled
-# program then serves again.
-SIZE = 84 * ORDER
+# Numbers of tokens, absent ones among them, are multiples of this, from the second on:
+# a compiled program then serves again.
+SIZE = 42 * ORDER
 TINY = np.finfo(np.float64).tiny
 
 _NODES, _MASSES = np.polynomial.legendre.leggauss(ORDER)
@@ -210,4 +210,4 @@ def _errors(masses: Any, places: Any) -> Any:
 
 def _size(count: int) -> int:
     """Return a size with room for so many tokens."""
-    return SIZE * 2 ** max(int(np.ceil(np.log2(count / SIZE))), 0)
+    return SIZE * max(-(-count // SIZE), 2)
