@@ -465,6 +465,14 @@ def test_a_distance_from_a_cloud_needs_nodes_of_the_other_measure_only():
     np.testing.assert_allclose(pair, 1.0, rtol=1e-12)
 
 
+def test_a_distance_from_a_continuous_measure_has_a_gradient():
+    box = UniformBox([0.0, 0.0], [1.0, 1.0])
+    point = jnp.array([0.2, -0.4])
+    found = jax.grad(lambda point: wasserstein(TokenCloud(point[None]), box))(point)
+    away = point - 0.5
+    np.testing.assert_allclose(found, away / jnp.sqrt(away @ away + 1 / 6), rtol=1e-12)
+
+
 def test_distances_without_few_nodes_or_without_numbers_are_refused():
     large = UniformBox(np.zeros(9), np.ones(9))
     with pytest.raises(Unsupported, match="of dimension 9 has no quadrature of few"):

@@ -7,7 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, ScalarLike
 
-from meanformer.errors import QuadratureWarning, Unsupported, check, check_choice, warn
+from meanformer.errors import (
+    QuadratureWarning,
+    Unsupported,
+    check,
+    check_choice,
+    is_concrete,
+    warn,
+)
 from meanformer.measures.abstract import AbstractMeasure
 from meanformer.measures.cloud import AbstractWeightedCloud, TokenCloud
 from meanformer.measures.gaussian import Gaussian
@@ -109,14 +116,16 @@ def _by_quadrature(mu: AbstractMeasure, nu: AbstractMeasure, distance: Callable)
     """Return the distance between nodes of measures, with a warning of its error."""
     (fine, coarse), (other, rough) = (quadratures_within(m, NODES) for m in (mu, nu))
     found = distance(fine, other)
-    error = abs(float(found) - float(distance(coarse, rough)))
-    warn(
-        f"the distance between a {type(mu).__name__} and a {type(nu).__name__} is that "
-        f"between {fine.count} and {other.count} tokens, the nodes of quadratures; it "
-        f"differs by {error:.2g} from that between {coarse.count} and {rough.count}: "
-        "pass quadrature(measure, order) for other nodes.",
-        QuadratureWarning,
-    )
+    error = abs(found - distance(coarse, rough))
+    if is_concrete(error):
+        warn(
+            f"the distance between a {type(mu).__name__} and a {type(nu).__name__} is "
+            f"that between {fine.count} and {other.count} tokens, the nodes of "
+            f"quadratures; it differs by {float(error):.2g} from that between "
+            f"{coarse.count} and {rough.count}: pass quadrature(measure, order) for "
+            "other nodes.",
+            QuadratureWarning,
+        )
     return found
 
 
