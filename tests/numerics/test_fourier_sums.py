@@ -185,7 +185,7 @@ def test_velocities_of_every_kind_are_within_the_tolerance(kind, dimension, tole
 
 
 @pytest.mark.slow
-def test_no_error_is_larger_than_what_is_told():
+def test_a_cloud_whose_measured_queries_tell_little_has_no_error_above_its_bound():
     # Of some thousand such clouds the one whose measured queries tell the least.
     random = np.random.default_rng(1798)
     points = random.normal(size=(1000, 2))
