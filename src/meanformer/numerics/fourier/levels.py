@@ -26,8 +26,8 @@ CIRCLE_MODES = (32, 128, 1024, 8192)
 # What the transforms can reach, a little above rounding.
 FINEST = {jnp.dtype(jnp.float64): 3e-14, jnp.dtype(jnp.float32): 2e-6}
 # Error of a mass or a mean in units of the accuracy, found to be up to 5.6 where the
-# accuracy is coarse, in clouds of many shapes: errors of a transform are local, so that they are in
-# proportion to the mass that a query finds.
+# accuracy is coarse, in clouds of many shapes: errors of a transform are local, so that
+# they are in proportion to the mass that a query finds.
 ERROR = 6.0
 # How far below the tolerance all accuracies but the finest are. The first, a little
 # coarser than a digit, keeps it nearly always. In three dimensions, where a digit costs
