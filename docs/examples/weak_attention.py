@@ -10,14 +10,7 @@ import jax.numpy as jnp
 import jax.random as jr
 
 import meanformer as mf
-from meanformer.experiments import (
-    Claim,
-    Experiment,
-    Outcome,
-    Picture,
-    closed_form,
-    setting,
-)
+import meanformer.experiments as lab
 from meanformer.plotting import style
 
 
@@ -25,12 +18,12 @@ from meanformer.plotting import style
 class Parameters:
     """Size of the cloud."""
 
-    count: int = setting(50, full=5000, help="tokens, $n$", at_least=1)
-    dimension: int = setting(3, help="dimension, $d$", at_least=1)
-    seed: int = setting(0, help="seed of the cloud and the query", at_least=0)
+    count: int = lab.setting(50, full=5000, help="tokens, $n$", at_least=1)
+    dimension: int = lab.setting(3, help="dimension, $d$", at_least=1)
+    seed: int = lab.setting(0, help="seed of the cloud and the query", at_least=0)
 
 
-SLOPE = Claim(
+SLOPE = lab.Claim(
     id="slope",
     statement=r"The derivative of $\Gamma[\mu](x)$ in $\beta$ at $0$ is "
     r"$\mathrm{Cov}(\mu)\,x$.",
@@ -38,7 +31,7 @@ SLOPE = Claim(
 )
 
 
-def run(parameters: Parameters, *, progress) -> Outcome:
+def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Compare a difference quotient with the covariance."""
     key_cloud, key_query = jr.split(jr.key(parameters.seed))
     tokens = jr.normal(key_cloud, (parameters.count, parameters.dimension))
@@ -54,19 +47,17 @@ def run(parameters: Parameters, *, progress) -> Outcome:
     figure, axes = style.canvas()
     axes.loglog(betas, errors, "o-")
     axes.set(xlabel=r"$\beta$", ylabel="error of the difference quotient")
-    source = closed_form(r"$\mathrm{Cov}(\mu)\,x$")
-    return Outcome(
+    source = lab.closed_form(r"$\mathrm{Cov}(\mu)\,x$")
+    return lab.Outcome(
         findings=[SLOPE.close_to(slope(1e-5), expected, source=source, tolerance=1e-3)],
-        pictures=[Picture(figure, r"The error vanishes linearly in $\beta$.")],
+        pictures=[lab.Picture(figure, r"The error vanishes linearly in $\beta$.")],
     )
 
 
-experiment = Experiment(
+experiment = lab.Experiment(
     name="weak-attention",
     title="Weak attention averages",
     room="attention",
-    about=__doc__,
-    claims=(SLOPE,),
     parameters=Parameters,
     run=run,
     seconds=2,

@@ -12,18 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import meanformer as mf
-from meanformer.experiments import (
-    Claim,
-    Experiment,
-    Outcome,
-    Picture,
-    closed_form,
-    other_method,
-    reference_attention,
-    reference_cloud,
-    setting,
-    tabulated,
-)
+import meanformer.experiments as lab
 from meanformer.plotting import draw_field, draw_matrix, style
 
 TABLE = {
@@ -102,17 +91,17 @@ TITLES = {
 class Parameters:
     """What is drawn."""
 
-    resolution: int = setting(
+    resolution: int = lab.setting(
         13, full=25, help="arrows along each side of the vector fields", at_least=3
     )
-    hot: float = setting(
+    hot: float = lab.setting(
         1e4, help=r"$\beta$ at which softmax is compared with hardmax", above=0
     )
 
 
-def claim_for(name: str) -> Claim:
+def claim_for(name: str) -> lab.Claim:
     """The claim that a variant has its tabulated values."""
-    return Claim(
+    return lab.Claim(
         id=name,
         statement=f"{TITLES[name]} attention takes its tabulated values on the four "
         "reference tokens.",
@@ -121,18 +110,18 @@ def claim_for(name: str) -> Claim:
 
 
 CLAIMS = {name: claim_for(name) for name in TABLE}
-COLD = Claim(
+COLD = lab.Claim(
     id="beta-zero",
     statement=r"At $\beta = 0$ softmax, L2 and Sinkhorn attention are $V\int "
     r"y\,\mathrm{d}\mu$ at every query.",
     status="observation",
 )
-HOT = Claim(
+HOT = lab.Claim(
     id="beta-infinity",
     statement=r"At large $\beta$ softmax attention is hardmax attention.",
     status="observation",
 )
-ONE_PASS = Claim(
+ONE_PASS = lab.Claim(
     id="one-half-step",
     statement="One half-step of Sinkhorn attention is L2 attention.",
     status="theorem",
@@ -140,20 +129,20 @@ ONE_PASS = Claim(
 )
 
 
-def run(parameters: Parameters, *, progress) -> Outcome:
+def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Evaluate every variant at the tokens."""
-    cloud = reference_cloud(positions=jnp.array([0.25, 0.5, 0.75, 1.0]))
+    cloud = lab.reference_cloud(positions=jnp.array([0.25, 0.5, 0.75, 1.0]))
     maps = variants()
     values = {
         name: np.asarray(maps[name](cloud, cloud.points, positions=cloud.positions))
         for name in progress.over(maps)
     }
-    source = tabulated("16 digits")
+    source = lab.tabulated("16 digits")
     findings = [
         CLAIMS[name].close_to(values[name], TABLE[name], tolerance=1e-10, source=source)
         for name in TABLE
     ]
-    return Outcome(
+    return lab.Outcome(
         findings=[*findings, *limits(cloud, parameters.hot)],
         pictures=[
             draw_fields(maps, cloud, parameters.resolution),
@@ -164,17 +153,17 @@ def run(parameters: Parameters, *, progress) -> Outcome:
 
 def variants() -> dict[str, mf.AbstractInContextMap]:
     """All variants with the reference matrices."""
-    attention = reference_attention()
+    attention = lab.reference_attention()
     turned = mf.Softmax(attention.key, attention.query, [[0.0, -0.3], [0.3, 0.0]])
     return {
         "softmax": attention,
-        "l2": reference_attention(mf.L2),
-        "sinkhorn": reference_attention(mf.Sinkhorn),
-        "sinkhorn-three-half-steps": reference_attention(mf.Sinkhorn, half_steps=3),
-        "linear": reference_attention(mf.Linear),
-        "unnormalised": reference_attention(mf.Unnormalised),
-        "sigmoid": reference_attention(mf.Sigmoid),
-        "hardmax": reference_attention(mf.Hardmax),
+        "l2": lab.reference_attention(mf.L2),
+        "sinkhorn": lab.reference_attention(mf.Sinkhorn),
+        "sinkhorn-three-half-steps": lab.reference_attention(mf.Sinkhorn, half_steps=3),
+        "linear": lab.reference_attention(mf.Linear),
+        "unnormalised": lab.reference_attention(mf.Unnormalised),
+        "sigmoid": lab.reference_attention(mf.Sigmoid),
+        "hardmax": lab.reference_attention(mf.Hardmax),
         "two-heads": mf.MultiHead([attention, turned]),
         "causal": mf.Masked(attention),
     }
@@ -182,16 +171,16 @@ def variants() -> dict[str, mf.AbstractInContextMap]:
 
 def limits(cloud: mf.TokenCloud, hot: float):
     """The ends of the range of beta, and Sinkhorn's first half-step."""
-    value = np.asarray(reference_attention().value)
+    value = np.asarray(lab.reference_attention().value)
     cold = [
-        np.asarray(reference_attention(kind, beta=0.0)(cloud, cloud.points))
+        np.asarray(lab.reference_attention(kind, beta=0.0)(cloud, cloud.points))
         for kind in (mf.Softmax, mf.L2, mf.Sinkhorn)
     ]
-    hottest = reference_attention(beta=hot)(cloud, cloud.points)
-    hard = reference_attention(mf.Hardmax)(cloud, cloud.points)
-    single = reference_attention(mf.Sinkhorn, half_steps=1)(cloud, cloud.points)
-    distance = reference_attention(mf.L2)(cloud, cloud.points)
-    mean = closed_form(r"$V m$ with $m = (0.25, 0.3)$")
+    hottest = lab.reference_attention(beta=hot)(cloud, cloud.points)
+    hard = lab.reference_attention(mf.Hardmax)(cloud, cloud.points)
+    single = lab.reference_attention(mf.Sinkhorn, half_steps=1)(cloud, cloud.points)
+    distance = lab.reference_attention(mf.L2)(cloud, cloud.points)
+    mean = lab.closed_form(r"$V m$ with $m = (0.25, 0.3)$")
     return (
         COLD.close_to(
             cold, value @ np.array([0.25, 0.3]), tolerance=1e-10, source=mean
@@ -200,25 +189,25 @@ def limits(cloud: mf.TokenCloud, hot: float):
             np.asarray(hottest),
             np.asarray(hard),
             tolerance=1e-12,
-            source=other_method("the token of largest score"),
+            source=lab.other_method("the token of largest score"),
         ),
         ONE_PASS.close_to(
             np.asarray(single),
             np.asarray(distance),
             tolerance=1e-13,
-            source=other_method("L2 attention"),
+            source=lab.other_method("L2 attention"),
         ),
     )
 
 
-def draw_fields(maps, cloud: mf.TokenCloud, resolution: int) -> Picture:
+def draw_fields(maps, cloud: mf.TokenCloud, resolution: int) -> lab.Picture:
     """The velocity field of six variants."""
     names = ("softmax", "l2", "sinkhorn", "linear", "unnormalised", "sigmoid")
     figure, grid = style.canvas(3, 2, panel=(3.1, 3.0), sharex=True, sharey=True)
     for name, axes in zip(names, grid.flat, strict=True):
         draw_field(maps[name], cloud, axes, resolution=resolution)
         axes.set_title(TITLES[name])
-    return Picture(
+    return lab.Picture(
         figure,
         r"The maps $x \mapsto \Gamma[\mu](x)$ in the context of the four reference "
         r"tokens (blue, area by weight). Grey: direction and relative size on a grid; "
@@ -226,7 +215,7 @@ def draw_fields(maps, cloud: mf.TokenCloud, resolution: int) -> Picture:
     )
 
 
-def draw_matrices(maps, cloud: mf.TokenCloud) -> Picture:
+def draw_matrices(maps, cloud: mf.TokenCloud) -> lab.Picture:
     """The attention matrices of six variants."""
     names = ("softmax", "l2", "sinkhorn", "hardmax", "causal", "linear")
     figure, grid = style.canvas(3, 2, panel=(2.6, 2.5), sharex=True, sharey=True)
@@ -234,18 +223,17 @@ def draw_matrices(maps, cloud: mf.TokenCloud) -> Picture:
         draw_matrix(mf.attention_matrix(maps[name], cloud), axes)
         axes.set_title(TITLES[name])
         axes.label_outer()
-    return Picture(
+    return lab.Picture(
         figure,
         "Attention matrices $P_{ij}$: the weight of token $j$ as seen from token $i$. "
         "Rows sum to one, except for linear attention, whose weights have both signs.",
     )
 
 
-experiment = Experiment(
+experiment = lab.Experiment(
     name="attention-zoo",
     title="Every attention on the same four tokens",
     room="attention",
-    about=__doc__,
     claims=(*CLAIMS.values(), COLD, HOT, ONE_PASS),
     parameters=Parameters,
     run=run,

@@ -17,18 +17,7 @@ import numpy as np
 import scipy.special
 
 import meanformer as mf
-from meanformer.experiments import (
-    Claim,
-    Experiment,
-    Outcome,
-    Picture,
-    Table,
-    closed_form,
-    other_method,
-    setting,
-    tabulated,
-    theory,
-)
+import meanformer.experiments as lab
 from meanformer.flows import DensityTrajectory, FixedStep, Spectral
 from meanformer.mean_field import Evolution, evolve
 from meanformer.measures import FourierDensity, circle_moments
@@ -60,33 +49,33 @@ BINS = 192  # arcs of the picture
 class Parameters:
     """Sizes of the comparison with tokens, and of the picture."""
 
-    batches: int = setting(
+    batches: int = lab.setting(
         100, full=20, help="independent clouds, for the sampling error", at_least=10
     )
-    tokens: int = setting(
+    tokens: int = lab.setting(
         1_000, full=100_000, help="tokens in each cloud", at_least=100
     )
-    steep: float = setting(
+    steep: float = lab.setting(
         25.0, full=81.0, help=r"$\beta$ of the picture of clusters", at_least=5
     )
-    seed: int = setting(0, help="seed of all samples", at_least=0)
+    seed: int = lab.setting(0, help="seed of all samples", at_least=0)
 
 
-ORDER = Claim(
+ORDER = lab.Claim(
     id="order-parameter",
     statement=r"At $\beta = 0$ (Kuramoto's model) a Poisson kernel stays one, with "
     r"$R(t)^2 = R_0^2e^t/(1 + R_0^2(e^t - 1))$.",
     status="theorem",
     reference="OA08, the manifold of Poisson kernels is invariant",
 )
-NONLINEAR = Claim(
+NONLINEAR = lab.Claim(
     id="nonlinear",
     statement=r"For $\beta = 5$ and $\varrho_0 = (1 + 0.1\cos3\theta)/2\pi$ the "
     r"moments at depth $3$ are $\int\cos3\theta = 0.3660580605$ and "
     r"$\int\cos6\theta = 0.0978164714$.",
     status="observation",
 )
-GROWTH = Claim(
+GROWTH = lab.Claim(
     id="growth",
     statement=r"About the uniform density mode $k$ grows at the rate "
     r"$k^2I_k(\beta)/\beta$, divided by $I_0(\beta)$ for softmax: both flows, "
@@ -94,26 +83,26 @@ GROWTH = Claim(
     status="theorem",
     reference="BPA25, linear stability of the uniform measure",
 )
-POSITIVE = Claim(
+POSITIVE = lab.Claim(
     id="positive",
     statement=r"The density stays positive: its smallest value along depth, over the "
     r"largest.",
     status="theorem",
     reference="GLPR23, continuity equation",
 )
-SPECTRAL = Claim(
+SPECTRAL = lab.Claim(
     id="spectral",
     statement=r"The error falls exponentially with the number of modes: eight more "
     r"divide the error of $\int\cos3\theta$ at depth $3$ at least by this.",
     status="observation",
 )
-NODES = Claim(
+NODES = lab.Claim(
     id="nodes",
     statement=r"Weighted tokens at the midpoints of $96$ equal arcs, carried along, "
     r"have the same moments.",
     status="observation",
 )
-TOKENS = Claim(
+TOKENS = lab.Claim(
     id="tokens",
     statement=r"Random tokens, $10^5$ in all or more, have the same moments up to "
     r"their sampling error: largest difference of sixteen moments at depth $3$, in "
@@ -121,7 +110,7 @@ TOKENS = Claim(
     status="theorem",
     reference="GLPR23, mean-field limit on the sphere",
 )
-ENERGY = Claim(
+ENERGY = lab.Claim(
     id="energy",
     statement=r"Along the unnormalised flow the energy grows by "
     r"$\int|v|^2\varrho\,\mathrm{d}\theta$: largest relative difference from the "
@@ -129,13 +118,13 @@ ENERGY = Claim(
     status="theorem",
     reference="GLPR23, Wasserstein gradient flow",
 )
-TAKE_OVER = Claim(
+TAKE_OVER = lab.Claim(
     id="take-over",
     statement=r"Where $256$ modes no longer resolve the density, tokens take over: a "
     r"little later they have the moments of a density with $1024$ modes.",
     status="observation",
 )
-CLUSTERS = Claim(
+CLUSTERS = lab.Claim(
     id="clusters",
     statement=r"From a small smooth perturbation of the uniform density as many "
     r"clusters emerge as the fastest mode $k^*$ has periods, $\beta = 5$.",
@@ -144,7 +133,7 @@ CLUSTERS = Claim(
 )
 
 
-def run(parameters: Parameters, *, progress) -> Outcome:
+def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Solve for densities, each against something else."""
     path = solved("softmax", ripple(0.1))
     findings = [order_finding(), *path_findings(path)]
@@ -170,7 +159,7 @@ def run(parameters: Parameters, *, progress) -> Outcome:
             atol=1e-8,
         )
     findings += [take_over_finding(evolution, finer), clusters_finding(evolution)]
-    return Outcome(
+    return lab.Outcome(
         findings=findings,
         pictures=[
             draw_space_time(evolution, steep, parameters),
@@ -235,7 +224,7 @@ def order_finding():
         [*found, found[-1]],
         [*exact, KURAMOTO],
         tolerance=1e-10,
-        source=closed_form("and the tabulated value at depth 2"),
+        source=lab.closed_form("and the tabulated value at depth 2"),
     )
 
 
@@ -248,9 +237,9 @@ def path_findings(path: DensityTrajectory):
             np.asarray(path.moments[-1, [2, 5], 0]),
             [THIRD, SIXTH],
             tolerance=1e-10,
-            source=tabulated(),
+            source=lab.tabulated(),
         ),
-        POSITIVE.at_least((smallest / highest).min(), 0.0, source=theory()),
+        POSITIVE.at_least((smallest / highest).min(), 0.0, source=lab.theory()),
     )
 
 
@@ -275,7 +264,7 @@ def spectral_finding(errors: dict[int, float]):
     """The smallest factor between neighbours."""
     sizes = np.array(list(errors.values()))
     return SPECTRAL.at_least(
-        (sizes[:-1] / sizes[1:]).min(), 100.0, source=theory("a smooth solution")
+        (sizes[:-1] / sizes[1:]).min(), 100.0, source=lab.theory("a smooth solution")
     )
 
 
@@ -314,18 +303,18 @@ def growth_finding():
         [*found, *found],
         [*exact, *table],
         tolerance=1e-8,
-        source=closed_form("by SciPy's Bessel functions, and tabulated"),
+        source=lab.closed_form("by SciPy's Bessel functions, and tabulated"),
     )
 
 
-def growth_table() -> Table:
+def growth_table() -> lab.Table:
     """Closed-form rates of both flows."""
     rows = [
         [degree, *(closed_rates(kind)[degree - 1] for kind in RATES)]
         for degree in range(1, 6)
     ]
     columns = ["$k$", "softmax", "unnormalised"]
-    return Table(columns, rows, r"Growth of mode $k$ about uniform, $\beta = 5$.")
+    return lab.Table(columns, rows, r"Growth of mode $k$ about uniform, $\beta = 5$.")
 
 
 def node_errors(path: DensityTrajectory) -> dict[int, float]:
@@ -345,7 +334,7 @@ def node_errors(path: DensityTrajectory) -> dict[int, float]:
 def nodes_finding(errors: dict[int, float]):
     """The error of 96 nodes."""
     return NODES.at_most(
-        errors[96], 1e-9, source=other_method("the density, by its modes")
+        errors[96], 1e-9, source=lab.other_method("the density, by its modes")
     )
 
 
@@ -372,7 +361,7 @@ def tokens_finding(path: DensityTrajectory, clouds: list[mf.Trajectory]):
     return TOKENS.at_most(
         np.abs((samples.mean(axis=0) - exact) / error).max(),
         6.0,
-        source=other_method("the density, by its modes; six standard errors"),
+        source=lab.other_method("the density, by its modes; six standard errors"),
     )
 
 
@@ -396,7 +385,7 @@ def energy_finding():
     return ENERGY.at_most(
         np.abs(np.array(found) / np.array(expected) - 1).max() if rises else np.inf,
         1e-10,
-        source=theory("the two are equal"),
+        source=lab.theory("the two are equal"),
     )
 
 
@@ -425,7 +414,7 @@ def take_over_finding(evolution: Evolution, finer: FourierDensity):
         np.ravel(circle_moments(tokens, 8)),
         np.ravel(circle_moments(finer, 8)),
         tolerance=1e-6,
-        source=other_method("a density with more modes"),
+        source=lab.other_method("a density with more modes"),
     )
 
 
@@ -435,13 +424,13 @@ def clusters_finding(evolution: Evolution):
     found = count_modes(evolution.measure(-1), BETA, space=mf.Sphere())
     expected = fastest(BETA)
     return CLUSTERS.close_to(
-        found.count, expected, tolerance=0, source=theory("fastest mode")
+        found.count, expected, tolerance=0, source=lab.theory("fastest mode")
     )
 
 
 def draw_space_time(
     evolution: Evolution, steep: Evolution, parameters: Parameters
-) -> Picture:
+) -> lab.Picture:
     """Densities over angle and depth, those of the tokens behind the hand-over."""
     figure, panels = style.canvas(2, panel=(4.6, 3.8))
     for axes, path, beta in zip(
@@ -467,7 +456,7 @@ def draw_space_time(
         )
         axes.grid(visible=False)
     figure.colorbar(mesh, ax=panels, label=r"$\log_{10}\varrho$")
-    return Picture(
+    return lab.Picture(
         figure,
         "The density of infinitely many tokens under softmax attention, from a "
         "perturbation of one in a thousand of the uniform density. Above the white "
@@ -499,21 +488,21 @@ def spread_out(cloud: mf.TokenCloud) -> np.ndarray:
     return np.diff(np.interp(ends, (turns[1:] + turns[:-1]) / 2, below))
 
 
-def draw_errors(errors: dict[int, float], nodes: dict[int, float]) -> Picture:
+def draw_errors(errors: dict[int, float], nodes: dict[int, float]) -> lab.Picture:
     """Errors against the number of modes and of nodes."""
     figure, axes = style.canvas(panel=(5.2, 3.4))
     axes.semilogy(list(errors), list(errors.values()), "o-", label="modes $K$")
     axes.semilogy(list(nodes), list(nodes.values()), "s-", label="weighted tokens $n$")
     axes.set(xlabel="number of unknowns", ylabel=r"error of $\int\cos3\theta$, $t = 3$")
     axes.legend()
-    return Picture(
+    return lab.Picture(
         figure,
         r"Error of the third moment at depth $3$, $\beta = 5$, with few modes and with "
         "few weighted tokens in place of the density: both fall exponentially.",
     )
 
 
-def draw_snapshots(path: DensityTrajectory, clouds: list[mf.Trajectory]) -> Picture:
+def draw_snapshots(path: DensityTrajectory, clouds: list[mf.Trajectory]) -> lab.Picture:
     """The density at three depths with a histogram of random tokens."""
     figure, panels = style.canvas(3, panel=(3.3, 2.8), sharey=True)
     angles = np.linspace(0, 2 * np.pi, 400)
@@ -524,30 +513,17 @@ def draw_snapshots(path: DensityTrajectory, clouds: list[mf.Trajectory]) -> Pict
         axes.plot(angles, np.asarray(path.at(depth).density(angles)))
         axes.set(title=f"depth {depth:.2g}", xlabel=r"angle $\theta$")
     panels[0].set(ylabel=r"density $\varrho$")
-    return Picture(
+    return lab.Picture(
         figure,
         r"The density (line) at three depths, $\beta = 5$, and a histogram of "
         f"{len(clouds)} clouds of {clouds[0].points.shape[1]} random tokens (grey).",
     )
 
 
-experiment = Experiment(
+experiment = lab.Experiment(
     name="circle-mean-field",
     title="The mean field on the circle, mode by mode",
     room="mean_field",
-    about=__doc__,
-    claims=(
-        ORDER,
-        NONLINEAR,
-        GROWTH,
-        POSITIVE,
-        SPECTRAL,
-        NODES,
-        TOKENS,
-        ENERGY,
-        TAKE_OVER,
-        CLUSTERS,
-    ),
     parameters=Parameters,
     run=run,
     seconds=25,

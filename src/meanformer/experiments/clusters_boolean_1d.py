@@ -13,18 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 import meanformer as mf
-from meanformer.experiments import (
-    Claim,
-    Experiment,
-    Outcome,
-    Picture,
-    dense_rescaled_flow,
-    other_method,
-    plain_attention,
-    setting,
-    tabulated,
-    theory,
-)
+import meanformer.experiments as lab
 from meanformer.observables import find_leaders, find_limit
 from meanformer.plotting import draw_attention, style
 
@@ -40,52 +29,52 @@ EXACT = {"rtol": 1e-12, "atol": 1e-14}
 class Parameters:
     """How many starts."""
 
-    tokens: int = setting(20, full=40, help="tokens of a random start", at_least=2)
-    starts: int = setting(12, full=300, help="random starts", at_least=2)
-    bisections: int = setting(
+    tokens: int = lab.setting(20, full=40, help="tokens of a random start", at_least=2)
+    starts: int = lab.setting(12, full=300, help="random starts", at_least=2)
+    bisections: int = lab.setting(
         40, full=48, help="bisections of the tipping point", at_least=20, at_most=50
     )
-    seed: int = setting(0, help="seed of the random starts", at_least=0)
+    seed: int = lab.setting(0, help="seed of the random starts", at_least=0)
 
 
-ROWS = Claim(
+ROWS = lab.Claim(
     id="rows",
     statement=r"The tokens $(-1, -0.3, 0.1, 0.4, 1.2)$ end with the rows $e_1, e_1, "
     r"e_5, e_5, e_5$; $(0.2, 0.5, 0.9)$ all with $e_3$; $(-0.8, -0.5, 0.05, 0.07)$ all "
     r"with $e_1$, though two of them are positive.",
     status="observation",
 )
-POSITIONS = Claim(
+POSITIONS = lab.Claim(
     id="positions",
     statement=r"At depth $8$ the five tokens are, rescaled, at $-0.7020423162, "
     r"-0.7014797633, 0.9828397078, 0.9831251823, 0.9835792313$.",
     status="observation",
 )
-DENSE = Claim(
+DENSE = lab.Claim(
     id="dense",
     statement=r"They are where a dense program with SciPy's integrator finds them.",
     status="observation",
 )
-RANK = Claim(
+RANK = lab.Claim(
     id="rank",
     statement=r"From random starts the attention matrix tends to rank one or two.",
     status="theorem",
     reference="GLPR23b, Theorem on the line: limit of the attention matrix",
 )
-EXTREMES = Claim(
+EXTREMES = lab.Claim(
     id="extremes",
     statement=r"The leaders are the leftmost or the rightmost token, never another: "
     r"share of random starts.",
     status="theorem",
     reference="GLPR23b, Theorem on the line: limit of the attention matrix",
 )
-TIPS = Claim(
+TIPS = lab.Claim(
     id="tipping-point",
     statement=r"A token between $-1$ and $1.2$ goes left or right according to which "
     r"side of $a = -0.05837211652778$ it starts on.",
     status="observation",
 )
-EXCEPTIONAL = Claim(
+EXCEPTIONAL = lab.Claim(
     id="exceptional-row",
     statement=r"Started there its row at depth $2$ is still mixed, about "
     r"$(0.375, 0.335, 0.290)$.",
@@ -93,12 +82,12 @@ EXCEPTIONAL = Claim(
 )
 
 
-def run(parameters: Parameters, *, progress) -> Outcome:
+def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Follow given and random tokens to their leaders, bisect the tipping point."""
     reports = [limit(starts) for starts in progress.over(named_starts(), 0.3)]
     random = [limit(starts) for starts in progress.over(random_starts(parameters), 0.4)]
     tipping = bisect(progress.over(range(parameters.bisections), 0.3))
-    return Outcome(
+    return lab.Outcome(
         findings=[
             *named_findings(reports),
             *random_findings(random),
@@ -106,13 +95,13 @@ def run(parameters: Parameters, *, progress) -> Outcome:
                 tipping,
                 TIPPING,
                 tolerance=1e-11,
-                source=tabulated("by bisection in arithmetic of thirty digits"),
+                source=lab.tabulated("by bisection in arithmetic of thirty digits"),
             ),
             EXCEPTIONAL.close_to(
                 row_at_tipping(),
                 row_by_scipy(),
                 tolerance=1e-3,
-                source=other_method("SciPy's DOP853"),
+                source=lab.other_method("SciPy's DOP853"),
             ),
         ],
         pictures=[draw_lines(reports[0], tipping), draw_matrices(reports[0])],
@@ -130,7 +119,7 @@ def padded(starts, count: int) -> mf.TokenCloud:
 def limit(starts, **options):
     """Prediction, limit and path of tokens on the line."""
     return find_limit(
-        plain_attention(np.eye(1)), padded(starts, max(len(starts), 5)), **options
+        lab.plain_attention(np.eye(1)), padded(starts, max(len(starts), 5)), **options
     )
 
 
@@ -152,23 +141,25 @@ def named_findings(reports):
         for report, starts in zip(reports, named_starts(), strict=True)
     ]
     late = reports[0].detection.phase.at(8.0)[:, 0]
-    dense = dense_rescaled_flow(plain_attention(np.eye(1)), padded(FIVE, 5), 8.0)[:, 0]
+    dense = lab.dense_rescaled_flow(
+        lab.plain_attention(np.eye(1)), padded(FIVE, 5), 8.0
+    )[:, 0]
     expected = [0, 0, 4, 4, 4, 2, 2, 2, 0, 0, 0, 0]
     return (
         ROWS.close_to(
             np.concatenate(follows),
             expected,
             tolerance=0,
-            source=tabulated("tokens counted from zero"),
+            source=lab.tabulated("tokens counted from zero"),
         ),
         POSITIONS.close_to(
             late,
             FIVE_AT_8,
             tolerance=1e-9,
-            source=tabulated(),
+            source=lab.tabulated(),
         ),
         DENSE.close_to(
-            late, dense, tolerance=1e-8, source=other_method("SciPy's DOP853")
+            late, dense, tolerance=1e-8, source=lab.other_method("SciPy's DOP853")
         ),
     )
 
@@ -189,10 +180,10 @@ def random_findings(reports):
             [detection.following.rank for detection in reached],
             1,
             2,
-            source=theory("one for each leader"),
+            source=lab.theory("one for each leader"),
         ),
         EXTREMES.close_to(
-            np.mean(extremes), 1.0, tolerance=0, source=theory("all of them")
+            np.mean(extremes), 1.0, tolerance=0, source=lab.theory("all of them")
         ),
     )
 
@@ -212,7 +203,7 @@ def bisect(rounds) -> float:
 
 def row_at_tipping() -> np.ndarray:
     """What the middle token attends to at depth 2."""
-    schedule = mf.Rescaled(plain_attention(np.eye(1)))
+    schedule = mf.Rescaled(lab.plain_attention(np.eye(1)))
     cloud = mf.TokenCloud(np.array([-1.0, TIPPING, 1.2])[:, None])
     path = mf.solve(mf.Flow(schedule), cloud, 2.0, save=2, **EXACT)
     matrix = mf.attention_matrix(schedule.attention_at(2.0), path.cloud(-1))
@@ -223,13 +214,14 @@ def row_by_scipy() -> np.ndarray:
     """The same by a dense program."""
     cloud = mf.TokenCloud(np.array([-1.0, TIPPING, 1.2])[:, None])
     tokens = (
-        np.exp(2.0) * dense_rescaled_flow(plain_attention(np.eye(1)), cloud, 2.0)[:, 0]
+        np.exp(2.0)
+        * lab.dense_rescaled_flow(lab.plain_attention(np.eye(1)), cloud, 2.0)[:, 0]
     )
     masses = np.exp(tokens[1] * tokens)
     return masses / masses.sum()
 
 
-def draw_lines(report, tipping: float) -> Picture:
+def draw_lines(report, tipping: float) -> lab.Picture:
     """Rescaled tokens against depth, and where a middle token goes."""
     figure, (left, right) = style.canvas(2, panel=(4.4, 3.4))
     depths = np.linspace(0, 6, 121)
@@ -250,7 +242,7 @@ def draw_lines(report, tipping: float) -> Picture:
             right.plot(shown, middle, color=colour, linewidth=1.2)
     right.set(xlabel="depth $t$", ylabel="middle token $z_2(t)$")
     right.set_title("either side of the tipping point")
-    return Picture(
+    return lab.Picture(
         figure,
         r"Left: the rescaled tokens of the first start; leaders, drawn thick, attract "
         r"the tokens of their colour. Right: a token between $-1$ and $1.2$, started "
@@ -259,31 +251,29 @@ def draw_lines(report, tipping: float) -> Picture:
     )
 
 
-def draw_matrices(report) -> Picture:
+def draw_matrices(report) -> lab.Picture:
     """The attention matrix along depth."""
     figure, panels = style.canvas(3, panel=(3.2, 3.2))
     depths = np.array([0.0, 1.5, 5.0])
     path = report.continued(depths)
-    schedule = mf.Rescaled(plain_attention(np.eye(1)))
+    schedule = mf.Rescaled(lab.plain_attention(np.eye(1)))
     for axes, depth, index in zip(panels, depths, range(3), strict=True):
         attention = schedule.attention_at(depth)
         matrix = mf.attention_matrix(attention, path.cloud(index))
         rank = find_leaders(matrix).rank
         draw_attention(matrix, axes, order=None, rank=rank)
         axes.set_title(f"depth {depth:g}, rank {rank}", pad=16)
-    return Picture(
+    return lab.Picture(
         figure,
         "The attention matrix of the first start: full rank at first, Boolean of rank "
         "two at the end. The rank counts singular values above $10^{-6}$.",
     )
 
 
-experiment = Experiment(
+experiment = lab.Experiment(
     name="clusters-boolean-1d",
     title="On the line attention becomes Boolean",
     room="observables",
-    about=__doc__,
-    claims=(ROWS, POSITIONS, DENSE, RANK, EXTREMES, TIPS, EXCEPTIONAL),
     parameters=Parameters,
     run=run,
     seconds=8,

@@ -16,24 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 import meanformer as mf
-from meanformer.experiments import (
-    Claim,
-    Experiment,
-    Movie,
-    Movies,
-    Outcome,
-    Picture,
-    Table,
-    dense_rescaled_flow,
-    dense_velocity,
-    movie_setting,
-    other_method,
-    plain_attention,
-    setting,
-    six_tokens,
-    tabulated,
-    theory,
-)
+import meanformer.experiments as lab
 from meanformer.observables import (
     find_limit,
     predict_limit,
@@ -74,44 +57,44 @@ OFFSETS = (-0.2391782389, 0.6517280994)
 class Parameters:
     """Sizes of the random clouds."""
 
-    tokens: int = setting(20, full=40, help="tokens of the movies", at_least=4)
-    seed: int = setting(1, help="seed of all that is random", at_least=0)
-    movie: Movies = movie_setting()
+    tokens: int = lab.setting(20, full=40, help="tokens of the movies", at_least=4)
+    seed: int = lab.setting(1, help="seed of all that is random", at_least=0)
+    movie: lab.Movies = lab.movie_setting()
 
 
-SPECTRUM = Claim(
+SPECTRUM = lab.Claim(
     id="spectrum",
     statement=r"The published $V$ of the plane has the eigenvalues $1.3479896139$ and "
     r"$-0.0682573539$, with $\varphi_1 = (0.7598109326, 0.6501440969)$ and "
     r"$\varphi_1^* = (0.6647784745, 0.7612067074)$.",
     status="observation",
 )
-TWO = Claim(
+TWO = lab.Claim(
     id="offsets",
     statement=r"The six tokens end on the hyperplanes $\varphi_1^*(z) = "
     r"-0.2391782389$ (token three) and $0.6517280994$ (all others, led by the sixth).",
     status="observation",
 )
-DENSE = Claim(
+DENSE = lab.Claim(
     id="dense",
     statement=r"At depth $8$, far behind the hand-over to the closed form, they are "
     r"where an implicit dense program finds them.",
     status="observation",
 )
-THREE = Claim(
+THREE = lab.Claim(
     id="at-most-three",
     statement=r"Under all four published matrices there are at most three "
     r"hyperplanes.",
     status="theorem",
     reference="GLPR23b, Theorem on hyperplanes",
 )
-AGREES = Claim(
+AGREES = lab.Claim(
     id="agrees",
     statement=r"Each of these runs reaches the predicted limit.",
     status="theorem",
     reference="GLPR23b, Theorem on hyperplanes",
 )
-CODIM = Claim(
+CODIM = lab.Claim(
     id="codimension-two",
     statement=r"For the published symmetric $V$ with two positive eigenvalues tokens "
     r"settle in two coordinates: followers come closer to their leader in the second "
@@ -119,7 +102,7 @@ CODIM = Claim(
     status="conjecture",
     reference="GLPR23b, conjecture on several leading eigenvalues",
 )
-EULER = Claim(
+EULER = lab.Claim(
     id="published-step",
     statement=r"A classical Runge-Kutta step whose stages move all tokens by the same "
     r"vector, as in a published script, is Euler's: largest difference of the two.",
@@ -127,15 +110,15 @@ EULER = Claim(
 )
 
 
-def run(parameters: Parameters, *, progress) -> Outcome:
+def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Follow tokens under the published matrices."""
     rng = np.random.default_rng(parameters.seed)
-    six = find_limit(plain_attention(PLANE), six_tokens())
+    six = find_limit(lab.plain_attention(PLANE), lab.six_tokens())
     shown = {
-        name: find_limit(plain_attention(value), cloud_for(rng, value, parameters))
+        name: find_limit(lab.plain_attention(value), cloud_for(rng, value, parameters))
         for name, value in progress.over(list(matrices().items()), 1.0)
     }
-    return Outcome(
+    return lab.Outcome(
         findings=[
             *six_findings(six),
             *general_findings([six, *shown.values()]),
@@ -169,10 +152,10 @@ def cloud_for(rng, value, parameters: Parameters) -> mf.TokenCloud:
 
 def six_findings(six):
     """Spectrum, offsets and the dense program."""
-    found = predict_limit(plain_attention(PLANE))
-    source = tabulated()
-    dense = dense_rescaled_flow(
-        plain_attention(PLANE), six_tokens(), 8.0, method="LSODA"
+    found = predict_limit(lab.plain_attention(PLANE))
+    source = lab.tabulated()
+    dense = lab.dense_rescaled_flow(
+        lab.plain_attention(PLANE), lab.six_tokens(), 8.0, method="LSODA"
     )
     return (
         SPECTRUM.close_to(
@@ -192,7 +175,7 @@ def six_findings(six):
             six.detection.phase.at(8.0),
             dense,
             tolerance=1e-6,
-            source=other_method("SciPy's LSODA on the rescaled flow"),
+            source=lab.other_method("SciPy's LSODA on the rescaled flow"),
         ),
     )
 
@@ -202,12 +185,12 @@ def general_findings(reports):
     offsets = [report.detection.offsets for report in reports]
     counts = [0 if found is None else len(found) for found in offsets]
     return (
-        THREE.inside(counts, 1, 3, source=theory()),
+        THREE.inside(counts, 1, 3, source=lab.theory()),
         AGREES.close_to(
             np.mean([report.agrees is True for report in reports]),
             1.0,
             tolerance=0,
-            source=theory("all of them"),
+            source=lab.theory("all of them"),
         ),
     )
 
@@ -218,7 +201,7 @@ def later_by_scipy(report, growths: float) -> tuple[float, np.ndarray]:
     depth = start + growths * report.prediction.time_scale
     attention = report.trajectory.flow.velocity.attention
     cloud = report.trajectory.cloud(-1)
-    return depth, dense_rescaled_flow(attention, cloud, depth, start=start)
+    return depth, lab.dense_rescaled_flow(attention, cloud, depth, start=start)
 
 
 def codimension_finding(report):
@@ -238,26 +221,26 @@ def codimension_finding(report):
         rates / (depths[1] - depths[0]),
         values[1],
         tolerance=1e-4,
-        source=theory("the second eigenvalue; measured on a dense program"),
+        source=lab.theory("the second eigenvalue; measured on a dense program"),
     )
 
 
 def euler_finding():
     """The published scheme against Euler's, over fifty steps."""
-    attention, step = plain_attention(PLANE), 0.1
-    ours = theirs = np.array(six_tokens().points)
+    attention, step = lab.plain_attention(PLANE), 0.1
+    ours = theirs = np.array(lab.six_tokens().points)
     largest = 0.0
     for _ in range(50):
         ours = ours + step * dense_rescaled_velocity(attention, ours, ours)
         theirs = published_step(attention, theirs, step)
         largest = max(largest, np.abs(ours - theirs).max())
-    return EULER.at_most(largest, 1e-13, source=theory("only differences enter"))
+    return EULER.at_most(largest, 1e-13, source=lab.theory("only differences enter"))
 
 
 def dense_rescaled_velocity(attention, tokens, frozen) -> np.ndarray:
     """Attention among frozen tokens applied to differences of others."""
     weights = np.full(len(tokens), 1 / len(tokens))
-    mixed = dense_velocity(attention, weights, tokens, frozen)
+    mixed = lab.dense_velocity(attention, weights, tokens, frozen)
     return mixed - tokens @ np.asarray(attention.value).T
 
 
@@ -286,7 +269,7 @@ def published_step(attention, tokens, step: float) -> np.ndarray:
     return moved
 
 
-def table(reports) -> Table:
+def table(reports) -> lab.Table:
     """What was found under each matrix."""
     rows = [
         [
@@ -307,10 +290,10 @@ def table(reports) -> Table:
         "rank",
         "handed over at",
     ]
-    return Table(columns, rows, "Leading eigenvalue, its gap, and what was found.")
+    return lab.Table(columns, rows, "Leading eigenvalue, its gap, and what was found.")
 
 
-def draw_plane(six, planar) -> Picture:
+def draw_plane(six, planar) -> lab.Picture:
     """Paths in the plane, and the leading coordinate against depth."""
     figure, (left, right) = style.canvas(2, panel=(4.6, 3.8))
     path = six.continued(np.linspace(0, 6, 121))
@@ -325,7 +308,7 @@ def draw_plane(six, planar) -> Picture:
     for token, line in enumerate(np.asarray(heights).T):
         right.plot(depths, line, color=style.PALETTE[colours[token]], linewidth=1.1)
     right.set(xlabel="depth $t$", ylabel=r"$\varphi_1^*(z_i(t))$")
-    return Picture(
+    return lab.Picture(
         figure,
         "Left: the six tokens, the two lines they tend to, and the leading "
         rf"eigenvector. Right: the leading coordinate of {heights.shape[1]} tokens "
@@ -334,7 +317,7 @@ def draw_plane(six, planar) -> Picture:
     )
 
 
-def draw_space(shown) -> Picture:
+def draw_space(shown) -> lab.Picture:
     """Paths in space with their planes; and codimension two."""
     names = ["space", "space, second", "codimension two"]
     figure, panels = style.canvas(3, panel=(4.2, 4.0), subplot_kw={"projection": "3d"})
@@ -348,7 +331,7 @@ def draw_space(shown) -> Picture:
         )
         axes.set(xlabel="$z_1$", ylabel="$z_2$", zlabel="$z_3$")
         axes.set_title(name)
-    return Picture(
+    return lab.Picture(
         figure,
         "Rescaled tokens under the three published matrices of space, from blue to "
         "gold, with the planes they tend to. In the last one a second eigenvalue is "
@@ -356,18 +339,18 @@ def draw_space(shown) -> Picture:
     )
 
 
-def movies_of(shown) -> list[Movie]:
+def movies_of(shown) -> list[lab.Movie]:
     """The plane with its lines, and space with its planes."""
     plane, space = shown["plane"], shown["space"]
     lines = (plane.prediction.functionals[0], plane.detection.offsets)
     planes = (space.prediction.functionals[0], space.detection.offsets)
     return [
-        Movie(
+        lab.Movie(
             plane.continued(np.linspace(0, 3, 121)),
             "Rescaled tokens of the plane on their way to two parallel lines.",
             draw=PlaneFrames(hyperplanes=lines),
         ),
-        Movie(
+        lab.Movie(
             space.continued(np.linspace(0, 4, 121)),
             "Rescaled tokens of space on their way to two parallel planes.",
             draw=SpaceFrames(hyperplanes=planes),
@@ -375,20 +358,10 @@ def movies_of(shown) -> list[Movie]:
     ]
 
 
-experiment = Experiment(
+experiment = lab.Experiment(
     name="clusters-hyperplanes",
     title="The leading eigenvector of V sorts tokens onto hyperplanes",
     room="observables",
-    about=__doc__,
-    claims=(
-        SPECTRUM,
-        TWO,
-        DENSE,
-        THREE,
-        AGREES,
-        CODIM,
-        EULER,
-    ),
     parameters=Parameters,
     run=run,
     seconds=15,

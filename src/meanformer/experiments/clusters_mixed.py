@@ -13,23 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 import meanformer as mf
-from meanformer.experiments import (
-    Claim,
-    Experiment,
-    Movie,
-    Movies,
-    Outcome,
-    Picture,
-    definite_form,
-    dense_rescaled_flow,
-    movie_setting,
-    other_method,
-    plain_attention,
-    setting,
-    six_tokens,
-    tabulated,
-    theory,
-)
+import meanformer.experiments as lab
 from meanformer.observables import find_limit
 from meanformer.plotting import SpaceFrames, draw_hull, draw_paths_3d, style
 
@@ -46,45 +30,47 @@ FOURTH = {6.0: -11.678, 8.0: -32.421}
 class Parameters:
     """Sizes of the random clouds."""
 
-    tokens: int = setting(20, full=40, help="tokens of the random cloud", at_least=4)
-    layers: int = setting(6, full=100, help="random layers of space", at_least=2)
-    seed: int = setting(2, help="seed of all that is random", at_least=0)
-    movie: Movies = movie_setting()
+    tokens: int = lab.setting(
+        20, full=40, help="tokens of the random cloud", at_least=4
+    )
+    layers: int = lab.setting(6, full=100, help="random layers of space", at_least=2)
+    seed: int = lab.setting(2, help="seed of all that is random", at_least=0)
+    movie: lab.Movies = lab.movie_setting()
 
 
-LEADERS = Claim(
+LEADERS = lab.Claim(
     id="leaders",
     statement=r"The leaders rest at $(0.7050803714, 0.2364623656, 0.3935763653)$, "
     r"$(-0.2711699970, 0.5589052422, -0.2475000816)$ and $(0.2953193951, "
     r"-0.8403148713, 0.5542206269)$.",
     status="observation",
 )
-DRIFT = Claim(
+DRIFT = lab.Claim(
     id="drift",
     statement=r"The third coordinate of token four is $-11.678$ at depth $6$ and "
     r"$-32.421$ at depth $8$.",
     status="observation",
 )
-EXPONENT = Claim(
+EXPONENT = lab.Claim(
     id="exponent",
     statement=r"Followers drift off in the free coordinate like $e^{t/2}$: exponents "
     r"of their distances to the leader, between depths $6$ and $8$.",
     status="theorem",
     reference="GLPR23b, Theorem on polytopes times subspaces",
 )
-DENSE = Claim(
+DENSE = lab.Claim(
     id="dense",
     statement=r"At depth $8$ all tokens are where a dense program finds them.",
     status="observation",
 )
-AGREES = Claim(
+AGREES = lab.Claim(
     id="agrees",
     statement=r"Random layers with a double leading eigenvalue and a third one of "
     r"either sign reach the predicted limit: share.",
     status="theorem",
     reference="GLPR23b, Theorem on polytopes times subspaces",
 )
-SETTLED = Claim(
+SETTLED = lab.Claim(
     id="settled",
     statement=r"In the two leading coordinates their tokens come to rest on the "
     r"leaders found: largest distance at depth $9/\lambda$, relative to the "
@@ -94,15 +80,15 @@ SETTLED = Claim(
 )
 
 
-def run(parameters: Parameters, *, progress) -> Outcome:
+def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Follow the tabulated tokens, a random cloud, and random layers."""
     rng = np.random.default_rng(parameters.seed)
-    six = find_limit(plain_attention(VALUE), six_tokens(3))
+    six = find_limit(lab.plain_attention(VALUE), lab.six_tokens(3))
     for _ in progress.over(range(1), 0.4):
         cloud = mf.TokenCloud(rng.uniform(-1.2, 1.2, size=(parameters.tokens, 3)))
-        shown = find_limit(plain_attention(VALUE), cloud)
+        shown = find_limit(lab.plain_attention(VALUE), cloud)
     random = [random_limit(rng) for _ in progress.over(range(parameters.layers), 0.6)]
-    return Outcome(
+    return lab.Outcome(
         findings=[*six_findings(six), *random_findings(random)],
         pictures=[draw(shown, six)],
         movies=[line_movie(shown)],
@@ -115,16 +101,16 @@ def random_limit(rng):
     values = leading * np.array([1, 1, rng.uniform(-0.7, 0.7)])
     vectors = np.linalg.qr(rng.normal(size=(3, 3)))[0] + 0.2 * rng.normal(size=(3, 3))
     value = (vectors * values) @ np.linalg.inv(vectors)
-    attention = mf.Softmax(definite_form(rng, 3).T, np.eye(3), value)
+    attention = mf.Softmax(lab.definite_form(rng, 3).T, np.eye(3), value)
     return find_limit(attention, mf.TokenCloud(rng.normal(size=(6, 3))))
 
 
 def six_findings(six):
     """Leaders, drift, exponents and the dense program."""
-    found, source = six.detection, tabulated()
+    found, source = six.detection, lab.tabulated()
     fourth = [found.phase.at(depth)[3, 2] for depth in FOURTH]
-    attention, cloud = plain_attention(VALUE), six_tokens(3)
-    early, late = (dense_rescaled_flow(attention, cloud, t) for t in (6.0, 8.0))
+    attention, cloud = lab.plain_attention(VALUE), lab.six_tokens(3)
+    early, late = (lab.dense_rescaled_flow(attention, cloud, t) for t in (6.0, 8.0))
     followers = np.setdiff1d(np.arange(6), found.leaders)
     leaders = found.follows[followers]
     far = [z[followers, 2] - z[leaders, 2] for z in (early, late)]
@@ -136,13 +122,13 @@ def six_findings(six):
             exponents,
             0.5,
             tolerance=1e-4,
-            source=theory("the third eigenvalue; measured on a dense program"),
+            source=lab.theory("the third eigenvalue; measured on a dense program"),
         ),
         DENSE.close_to(
             found.phase.at(8.0),
             late,
             tolerance=1e-6,
-            source=other_method("SciPy's DOP853 on the rescaled flow"),
+            source=lab.other_method("SciPy's DOP853 on the rescaled flow"),
         ),
     )
 
@@ -152,7 +138,7 @@ def settled_distance(report) -> float:
     attention = report.trajectory.flow.velocity.attention
     depth = 9 * report.prediction.time_scale
     cloud, functionals = report.trajectory.cloud(0), report.prediction.functionals
-    tokens = dense_rescaled_flow(attention, cloud, depth)
+    tokens = lab.dense_rescaled_flow(attention, cloud, depth)
     distance = np.abs(tokens @ functionals.T - report.detection.limits).max()
     return float(distance / np.ptp(np.asarray(cloud.points) @ functionals.T))
 
@@ -163,17 +149,17 @@ def random_findings(reports):
         AGREES.at_least(
             np.mean([report.agrees is True for report in reports]),
             0.95,
-            source=theory("all; those close to a tie may be left undecided"),
+            source=lab.theory("all; those close to a tie may be left undecided"),
         ),
         SETTLED.at_most(
             [settled_distance(report) for report in reports],
             1e-2,
-            source=theory(r"about $e^{-\lambda t}$; measured on a dense program"),
+            source=lab.theory(r"about $e^{-\lambda t}$; measured on a dense program"),
         ),
     )
 
 
-def draw(shown, six) -> Picture:
+def draw(shown, six) -> lab.Picture:
     """Paths in space over the polytope, and the free coordinate against depth."""
     figure, _ = style.canvas(2, panel=(4.6, 4.0))
     figure.clear()
@@ -194,7 +180,7 @@ def draw(shown, six) -> Picture:
     right.set(xlabel="depth $t$", ylabel="free coordinate $z_3$")
     right.set_yscale("symlog", linthresh=1)
     right.legend(loc="lower left")
-    return Picture(
+    return lab.Picture(
         figure,
         r"Left: random tokens under $V = \mathrm{diag}(1, 1, -\tfrac12)$, rescaled: in "
         "the horizontal plane they gather on the vertices of a polygon, vertically "
@@ -203,9 +189,9 @@ def draw(shown, six) -> Picture:
     )
 
 
-def line_movie(shown) -> Movie:
+def line_movie(shown) -> lab.Movie:
     """Tokens of space on their way to lines over a polygon."""
-    return Movie(
+    return lab.Movie(
         shown.continued(np.linspace(0, 5, 121)),
         "Rescaled tokens on their way to the lines over the vertices of a polygon.",
         draw=SpaceFrames(follows=True, decorate=shade_polygon),
@@ -220,12 +206,10 @@ def shade_polygon(axes, frame) -> None:
     draw_hull(points, axes)
 
 
-experiment = Experiment(
+experiment = lab.Experiment(
     name="clusters-mixed",
     title="A polytope in some coordinates, freedom in the others",
     room="observables",
-    about=__doc__,
-    claims=(LEADERS, DRIFT, EXPONENT, DENSE, AGREES, SETTLED),
     parameters=Parameters,
     run=run,
     seconds=10,

@@ -18,20 +18,7 @@ import numpy as np
 import scipy.integrate
 
 import meanformer as mf
-from meanformer.experiments import (
-    Claim,
-    Experiment,
-    Outcome,
-    Picture,
-    closed_form,
-    dense_flow,
-    other_method,
-    plain_attention,
-    setting,
-    six_tokens,
-    tabulated,
-    theory,
-)
+import meanformer.experiments as lab
 from meanformer.observables import find_limit
 from meanformer.plotting import draw_paths, draw_slope, style
 
@@ -44,60 +31,60 @@ PAIR = {10.0: 0.2198477216, 100.0: 0.0705915953, 1000.0: 0.0223569138}
 class Parameters:
     """Random clouds."""
 
-    tokens: int = setting(12, full=60, help="tokens of a random cloud", at_least=4)
-    depth: float = setting(1e3, full=1e4, help="last depth", at_least=1e3)
-    seed: int = setting(0, help="seed of the random clouds", at_least=0)
+    tokens: int = lab.setting(12, full=60, help="tokens of a random cloud", at_least=4)
+    depth: float = lab.setting(1e3, full=1e4, help="last depth", at_least=1e3)
+    seed: int = lab.setting(0, help="seed of the random clouds", at_least=0)
 
 
-ROUND = Claim(
+ROUND = lab.Claim(
     id="round",
     statement=r"For the six tokens $tC(t)$ at depth $1000$ is $0.49899$ and $0.49897$ "
     r"on the diagonal, $-5\cdot 10^{-5}$ off it.",
     status="observation",
 )
-CENTRED = Claim(
+CENTRED = lab.Claim(
     id="centred",
     statement=r"Their mean is $6\cdot 10^{-10}$ by then.",
     status="observation",
 )
-SLOPE = Claim(
+SLOPE = lab.Claim(
     id="slope",
     statement=r"The variance of every cloud falls like $1/t$: fitted exponents over "
     r"the last decade of depth.",
     status="observation",
 )
-CONSTANT = Claim(
+CONSTANT = lab.Claim(
     id="constant",
     statement=r"Random clouds of the plane and of space, $\beta = \tfrac12, 1, 2$, "
     r"tend to the same $2\beta tC \to I$: largest entry of the difference at the last "
     r"depth.",
     status="observation",
 )
-MEAN = Claim(
+MEAN = lab.Claim(
     id="mean",
     statement=r"The mean of the six tokens at depth $1000$ is $-\tfrac12\sum_{jk}"
     r"\kappa_{ijk}C_{jk}$, with their third central moment $\kappa$.",
     status="observation",
 )
-MEAN_SLOPE = Claim(
+MEAN_SLOPE = lab.Claim(
     id="mean-slope",
     statement=r"So the mean of a cloud without symmetry falls like $t^{-5/2}$, not "
     r"exponentially: fitted exponents over the last decade of depth.",
     status="observation",
 )
-SCALAR = Claim(
+SCALAR = lab.Claim(
     id="two-tokens",
     statement=r"Two tokens $\pm a$ follow $\dot a = -a\tanh(a^2)$; from $a = 1$ they "
     r"are at $0.2198477216$, $0.0705915953$, $0.0223569138$ at depths $10$, $100$, "
     r"$1000$.",
     status="observation",
 )
-DENSE = Claim(
+DENSE = lab.Claim(
     id="dense",
     statement=r"The six tokens at depth $20$ are where a dense program finds them.",
     status="observation",
 )
-AGREES = Claim(
+AGREES = lab.Claim(
     id="agrees",
     statement=r"All clouds reach the predicted limit, the origin.",
     status="theorem",
@@ -105,16 +92,16 @@ AGREES = Claim(
 )
 
 
-def run(parameters: Parameters, *, progress) -> Outcome:
+def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Follow the six tokens, random clouds and two tokens for a long depth."""
-    six = find_limit(inwards(2), six_tokens())
+    six = find_limit(inwards(2), lab.six_tokens())
     rng = np.random.default_rng(parameters.seed)
     clouds = {
         (dimension, beta): random_limit(rng, dimension, beta, parameters)
         for dimension, beta in progress.over(cases(), 0.8)
     }
     pair = two_tokens()
-    return Outcome(
+    return lab.Outcome(
         findings=[
             *six_findings(six),
             *cloud_findings(six, clouds),
@@ -126,7 +113,7 @@ def run(parameters: Parameters, *, progress) -> Outcome:
 
 def inwards(dimension: int, beta: float = 1.0) -> mf.Softmax:
     """Attention with V = -I."""
-    return plain_attention(-np.eye(dimension), beta=beta)
+    return lab.plain_attention(-np.eye(dimension), beta=beta)
 
 
 def cases() -> list[tuple[int, float]]:
@@ -156,9 +143,9 @@ def scaled_covariance(report, beta: float) -> np.ndarray:
 
 def six_findings(six):
     """Covariance, mean and the dense program."""
-    last, source = six.trajectory.cloud(-1), tabulated()
+    last, source = six.trajectory.cloud(-1), lab.tabulated()
     flow = mf.Flow(inwards(2))
-    start = six_tokens()
+    start = lab.six_tokens()
     near = mf.solve(flow, start, 20.0, save=2, rtol=1e-10, atol=1e-12)
     return (
         ROUND.close_to(
@@ -174,13 +161,13 @@ def six_findings(six):
             np.asarray(last.mean()) / np.linalg.norm(last.mean()),
             slaved_mean(last) / np.linalg.norm(last.mean()),
             tolerance=0.02,
-            source=theory("quasi-static mean; both over the norm of the mean"),
+            source=lab.theory("quasi-static mean; both over the norm of the mean"),
         ),
         DENSE.close_to(
             near.points[-1],
-            dense_flow(inwards(2), start, 20.0),
+            lab.dense_flow(inwards(2), start, 20.0),
             tolerance=1e-8,
-            source=other_method("SciPy's DOP853"),
+            source=lab.other_method("SciPy's DOP853"),
         ),
     )
 
@@ -213,22 +200,24 @@ def cloud_findings(six, clouds):
             [report.detection.exponent for report in reports],
             -1.0,
             tolerance=0.02,
-            source=theory(r"$\dot C \approx -2\beta C^2$"),
+            source=lab.theory(r"$\dot C \approx -2\beta C^2$"),
         ),
         MEAN_SLOPE.close_to(
             [mean_exponent(report.trajectory) for report in reports],
             -2.5,
             tolerance=0.05,
-            source=theory(r"$\kappa_3 \sim t^{-3/2}$ times $C \sim t^{-1}$"),
+            source=lab.theory(r"$\kappa_3 \sim t^{-3/2}$ times $C \sim t^{-1}$"),
         ),
         CONSTANT.at_most(
-            errors, 0.03, source=theory(r"$C(t) \approx I/(2\beta t)$, for small $C$")
+            errors,
+            0.03,
+            source=lab.theory(r"$C(t) \approx I/(2\beta t)$, for small $C$"),
         ),
         AGREES.close_to(
             np.mean([report.agrees is True for report in reports]),
             1.0,
             tolerance=0,
-            source=theory("all of them"),
+            source=lab.theory("all of them"),
         ),
     )
 
@@ -259,11 +248,11 @@ def scalar_finding(pair: mf.Trajectory):
         [*found, *found],
         [*solution.y[0], *PAIR.values()],
         tolerance=1e-9,
-        source=closed_form("the scalar law, by SciPy; and tabulated beforehand"),
+        source=lab.closed_form("the scalar law, by SciPy; and tabulated beforehand"),
     )
 
 
-def draw_decay(six, clouds) -> Picture:
+def draw_decay(six, clouds) -> lab.Picture:
     """Eigenvalues of the covariance against depth."""
     figure, (left, right) = style.canvas(2, panel=(4.4, 3.5))
     for axes, (dimension, beta), report in (
@@ -291,7 +280,7 @@ def draw_decay(six, clouds) -> Picture:
         axes.set(xscale="log", yscale="log", xlabel="depth $t$")
         axes.set_title(f"dimension {dimension}")
     left.legend(loc="lower left")
-    return Picture(
+    return lab.Picture(
         figure,
         r"Covariance and mean of tokens drawn inwards, $V = -I$: all eigenvalues "
         r"approach $1/(2\beta t)$, while the mean falls like $t^{-5/2}$ (dashed, a "
@@ -299,7 +288,7 @@ def draw_decay(six, clouds) -> Picture:
     )
 
 
-def draw_clouds(six) -> Picture:
+def draw_clouds(six) -> lab.Picture:
     """The six tokens as they are, and blown up by the square root of depth."""
     figure, (left, right) = style.canvas(2, panel=(4.4, 3.7))
     draw_paths(six.trajectory, left)
@@ -312,7 +301,7 @@ def draw_clouds(six) -> Picture:
         right.plot(*line[-1], "o", color=style.GOLD)
     right.set(aspect="equal", xlabel=r"$\sqrt{2t}\,x_1$", ylabel=r"$\sqrt{2t}\,x_2$")
     right.set_title("blown up")
-    return Picture(
+    return lab.Picture(
         figure,
         r"Left: the six tokens on their way to the origin. Right: the same times "
         r"$\sqrt{2\beta t}$ come to rest: what is left has the identity as covariance, "
@@ -320,22 +309,10 @@ def draw_clouds(six) -> Picture:
     )
 
 
-experiment = Experiment(
+experiment = lab.Experiment(
     name="clusters-origin",
     title="Drawn inwards, tokens collapse slowly and become round",
     room="observables",
-    about=__doc__,
-    claims=(
-        ROUND,
-        CENTRED,
-        MEAN,
-        SLOPE,
-        MEAN_SLOPE,
-        CONSTANT,
-        SCALAR,
-        DENSE,
-        AGREES,
-    ),
     parameters=Parameters,
     run=run,
     seconds=12,

@@ -12,24 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 import meanformer as mf
-from meanformer.experiments import (
-    Claim,
-    Experiment,
-    Movie,
-    Movies,
-    Outcome,
-    Picture,
-    Table,
-    definite_form,
-    dense_rescaled_flow,
-    movie_setting,
-    other_method,
-    plain_attention,
-    setting,
-    six_tokens,
-    tabulated,
-    theory,
-)
+import meanformer.experiments as lab
 from meanformer.observables import find_limit
 from meanformer.plotting import (
     SpaceFrames,
@@ -55,61 +38,63 @@ COMMON = 4  # dimensions in which tokens of a high dimension differ most
 class Parameters:
     """Sizes of the random clouds."""
 
-    cloud: int = setting(24, full=40, help="tokens in space", at_least=4)
-    heat: int = setting(20, full=40, help="tokens of the heat map", at_least=4)
-    dimension: int = setting(32, full=80, help="their dimension", at_least=2)
-    graph: int = setting(20, help="tokens of the graph of leaders", at_least=3)
-    starts: int = setting(8, full=100, help="random layers in the plane", at_least=2)
-    seed: int = setting(3, help="seed of all that is random", at_least=0)
-    movie: Movies = movie_setting()
+    cloud: int = lab.setting(24, full=40, help="tokens in space", at_least=4)
+    heat: int = lab.setting(20, full=40, help="tokens of the heat map", at_least=4)
+    dimension: int = lab.setting(32, full=80, help="their dimension", at_least=2)
+    graph: int = lab.setting(20, help="tokens of the graph of leaders", at_least=3)
+    starts: int = lab.setting(
+        8, full=100, help="random layers in the plane", at_least=2
+    )
+    seed: int = lab.setting(3, help="seed of all that is random", at_least=0)
+    movie: lab.Movies = lab.movie_setting()
 
 
-LEADERS = Claim(
+LEADERS = lab.Claim(
     id="leaders",
     statement=r"Of the six tokens the first three lead; four and six follow the first, "
     r"five the third.",
     status="observation",
 )
-POINTS = Claim(
+POINTS = lab.Claim(
     id="vertices",
     statement=r"The leaders rest at $(0.6894063404, 0.2438104845)$, "
     r"$(-0.2505749778, 0.5482364297)$ and $(0.2876146812, -0.7921953869)$.",
     status="observation",
 )
-DENSE = Claim(
+DENSE = lab.Claim(
     id="dense",
     statement=r"All six are, at depth $15$, where a dense program with SciPy's "
     r"integrator finds them.",
     status="observation",
 )
-HULL = Claim(
+HULL = lab.Claim(
     id="hull",
     statement=r"The hull of the rescaled tokens never grows: its support function in "
     r"256 directions does not increase along depth.",
     status="theorem",
     reference="GLPR23b, convex hull of the rescaled tokens",
 )
-MAXIMUM = Claim(
+MAXIMUM = lab.Claim(
     id="maximum",
     statement=r"At every vertex $p$ found from random starts and layers, $\langle Qp, "
     r"Kp\rangle = \max_v\langle Qp, Kv\rangle$ over all vertices $v$.",
     status="theorem",
     reference="GLPR23b, Theorem on V = I: the possible limits",
 )
-RATE = Claim(
+RATE = lab.Claim(
     id="rate",
     statement=r"Followers come closer to their leader like $e^{-t}$: the exponent "
     r"between depths $5$ and $10$.",
     status="observation",
 )
-RANK = Claim(
+RANK = lab.Claim(
     id="rank",
     statement=r"The rank of the attention matrix is the number of leaders, in every "
     r"dimension that was tried.",
     status="theorem",
     reference="GLPR23b, Theorem on V = I",
 )
-AGREES = Claim(
+AGREES = lab.Claim(
     id="agrees",
     statement=r"Random layers with $V = \lambda I$ reach the predicted limit: share.",
     status="theorem",
@@ -117,20 +102,22 @@ AGREES = Claim(
 )
 
 
-def run(parameters: Parameters, *, progress) -> Outcome:
+def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Follow tokens to the vertices, in the plane, in space and in high dimension."""
     rng = np.random.default_rng(parameters.seed)
-    six = find_limit(plain_attention(np.eye(2)), six_tokens())
+    six = find_limit(lab.plain_attention(np.eye(2)), lab.six_tokens())
     random = [
         random_limit(rng, parameters)
         for _ in progress.over(range(parameters.starts), 0.3)
     ]
     for _ in progress.over(range(1), 0.4):
-        space = find_limit(plain_attention(np.eye(3)), cloud_in_space(rng, parameters))
+        space = find_limit(
+            lab.plain_attention(np.eye(3)), cloud_in_space(rng, parameters)
+        )
     for _ in progress.over(range(1), 0.3):
         heat = high_dimension(rng, parameters)
     reports = [six, space, heat, *random]
-    return Outcome(
+    return lab.Outcome(
         findings=[*six_findings(six), *random_findings(reports, random)],
         pictures=[
             draw_plane(six),
@@ -150,7 +137,7 @@ def cloud_in_space(rng, parameters: Parameters) -> mf.TokenCloud:
 def random_limit(rng, parameters: Parameters):
     """A random layer of the plane with V a multiple of the identity."""
     value = rng.uniform(0.5, 2) * np.eye(2)
-    attention = mf.Softmax(definite_form(rng, 2).T, np.eye(2), value)
+    attention = mf.Softmax(lab.definite_form(rng, 2).T, np.eye(2), value)
     return find_limit(attention, mf.TokenCloud(rng.normal(size=(parameters.graph, 2))))
 
 
@@ -162,21 +149,21 @@ def high_dimension(rng, parameters: Parameters):
     # part makes them compete.
     common = rng.normal(size=(COMMON, dimension)) / np.sqrt(dimension)
     points = 0.35 * points + rng.normal(size=(parameters.heat, COMMON)) @ common
-    return find_limit(plain_attention(np.eye(dimension)), mf.TokenCloud(points))
+    return find_limit(lab.plain_attention(np.eye(dimension)), mf.TokenCloud(points))
 
 
 def six_findings(six):
     """Leaders, positions, the dense program, the hull and the rate."""
     found = six.detection
-    source = tabulated()
-    attention, cloud = plain_attention(np.eye(2)), six_tokens()
-    dense = dense_rescaled_flow(attention, cloud, 15.0)
+    source = lab.tabulated()
+    attention, cloud = lab.plain_attention(np.eye(2)), lab.six_tokens()
+    dense = lab.dense_rescaled_flow(attention, cloud, 15.0)
     angles = np.linspace(0, 2 * np.pi, 256, endpoint=False)
     directions = np.stack([np.cos(angles), np.sin(angles)])
     support = (np.asarray(six.trajectory.points) @ directions).max(axis=1)
     goals = np.array(VERTICES)[list(FOLLOWS)]
     early, late = (
-        np.abs(dense_rescaled_flow(attention, cloud, t) - goals).max()
+        np.abs(lab.dense_rescaled_flow(attention, cloud, t) - goals).max()
         for t in (5.0, 10.0)
     )
     return (
@@ -186,14 +173,16 @@ def six_findings(six):
             found.phase.at(15.0),
             dense,
             tolerance=1e-8,
-            source=other_method("SciPy's DOP853 on the rescaled flow"),
+            source=lab.other_method("SciPy's DOP853 on the rescaled flow"),
         ),
-        HULL.at_most(np.diff(support, axis=0), 0.0, tolerance=1e-9, source=theory()),
+        HULL.at_most(
+            np.diff(support, axis=0), 0.0, tolerance=1e-9, source=lab.theory()
+        ),
         RATE.close_to(
             np.log(early / late) / 5,
             1.0,
             tolerance=2e-3,
-            source=theory("the eigenvalue of $V$; measured on the dense program"),
+            source=lab.theory("the eigenvalue of $V$; measured on the dense program"),
         ),
     )
 
@@ -209,22 +198,22 @@ def random_findings(reports, random):
         pairs = vertices @ scores.T @ vertices.T  # of each p with every v
         excess.append((pairs.max(axis=1) - np.diag(pairs)).max())
     return (
-        MAXIMUM.close_to(np.max(excess), 0.0, tolerance=1e-9, source=theory()),
+        MAXIMUM.close_to(np.max(excess), 0.0, tolerance=1e-9, source=lab.theory()),
         RANK.close_to(
             [report.detection.following.rank for report in reports],
             [len(report.detection.leaders) for report in reports],
             tolerance=0,
-            source=theory("one for each leader"),
+            source=lab.theory("one for each leader"),
         ),
         AGREES.at_least(
             np.mean([report.agrees is True for report in random]),
             0.95,
-            source=theory("all; those close to a tie may be left undecided"),
+            source=lab.theory("all; those close to a tie may be left undecided"),
         ),
     )
 
 
-def table(*reports) -> Table:
+def table(*reports) -> lab.Table:
     """Sizes and what was found."""
     rows = [
         [
@@ -239,10 +228,10 @@ def table(*reports) -> Table:
     ]
     columns = ["tokens", "dimension", "leaders", "rank", "handed over at", "verdict"]
     caption = "From the depth in the fifth column on the flow is in closed form."
-    return Table(columns, rows, caption)
+    return lab.Table(columns, rows, caption)
 
 
-def draw_plane(six) -> Picture:
+def draw_plane(six) -> lab.Picture:
     """Paths of the six tokens, and who attends to whom."""
     figure, (left, right) = style.canvas(2, panel=(4.6, 3.9))
     path = six.continued(np.linspace(0, 8, 161))
@@ -251,12 +240,12 @@ def draw_plane(six) -> Picture:
     draw_paths(path, left)
     left.set(xlabel="$z_1$", ylabel="$z_2$")
     left.set_title("rescaled tokens")
-    later = mf.Rescaled(plain_attention(np.eye(2))).attention_at(6.0)
+    later = mf.Rescaled(lab.plain_attention(np.eye(2))).attention_at(6.0)
     matrix = mf.attention_matrix(later, six.continued(np.array([6.0])).cloud(0))
     draw_attention(
         matrix, right, leaders=six.detection.leaders, rank=six.detection.following.rank
     )
-    return Picture(
+    return lab.Picture(
         figure,
         "Six tokens in the plane. Left: their rescaled paths, with the hull at the "
         "beginning and at the end, a triangle. Right: the attention matrix at depth 6, "
@@ -264,7 +253,7 @@ def draw_plane(six) -> Picture:
     )
 
 
-def draw_space(space) -> Picture:
+def draw_space(space) -> lab.Picture:
     """Tokens of space, and the polytope they tend to."""
     figure, panels = style.canvas(2, panel=(4.6, 4.2), subplot_kw={"projection": "3d"})
     path = space.continued(np.linspace(0, 8, 121))
@@ -276,14 +265,14 @@ def draw_space(space) -> Picture:
         axes.set(xlabel="$z_1$", ylabel="$z_2$", zlabel="$z_3$")
     panels[0].set_title("rescaled paths")
     panels[1].set_title("the polytope of the leaders")
-    return Picture(
+    return lab.Picture(
         figure,
         f"{path.points.shape[1]} tokens of a cube under $V = I$: their rescaled paths, "
         f"and the polytope with {len(space.detection.leaders)} vertices they end on.",
     )
 
 
-def draw_heat(heat, planar) -> Picture:
+def draw_heat(heat, planar) -> lab.Picture:
     """The attention matrix in high dimension, and a graph of leaders in the plane."""
     figure, (left, right) = style.canvas(2, panel=(4.6, 4.2))
     path = heat.trajectory
@@ -304,7 +293,7 @@ def draw_heat(heat, planar) -> Picture:
         leaders=planar.detection.leaders,
     )
     right.set_title("who follows whom, at the first positions")
-    return Picture(
+    return lab.Picture(
         figure,
         f"Left: attention of {path.points.shape[1]} tokens in dimension "
         f"{path.points.shape[2]} at depth {depth:.3g}, ordered by leader. Right: the "
@@ -313,10 +302,10 @@ def draw_heat(heat, planar) -> Picture:
     )
 
 
-def polytope_movie(space) -> Movie:
+def polytope_movie(space) -> lab.Movie:
     """Tokens of space on their way to the polytope."""
     path = space.continued(np.linspace(0, 8, 161))
-    return Movie(
+    return lab.Movie(
         path,
         "Rescaled tokens of a cube under $V = I$, with their convex hull: it never "
         "grows, and ends as the polytope of the leaders.",
@@ -324,12 +313,10 @@ def polytope_movie(space) -> Movie:
     )
 
 
-experiment = Experiment(
+experiment = lab.Experiment(
     name="clusters-polytope",
     title="With V = I tokens tend to the vertices of a polytope",
     room="observables",
-    about=__doc__,
-    claims=(LEADERS, POINTS, DENSE, HULL, MAXIMUM, RATE, RANK, AGREES),
     parameters=Parameters,
     run=run,
     seconds=12,

@@ -16,18 +16,7 @@ from typing import cast
 import numpy as np
 
 import meanformer as mf
-from meanformer.experiments import (
-    Claim,
-    Experiment,
-    Outcome,
-    Picture,
-    Table,
-    definite_form,
-    dense_rescaled_flow,
-    other_method,
-    setting,
-    theory,
-)
+import meanformer.experiments as lab
 from meanformer.observables import BooleanPhase, find_limit
 from meanformer.plotting import style
 
@@ -39,27 +28,27 @@ Matrices = tuple[np.ndarray, np.ndarray, np.ndarray]
 class Parameters:
     """How many layers."""
 
-    cases: int = setting(
+    cases: int = lab.setting(
         5, full=63, help="random layers of each of the eight kinds", at_least=2
     )
-    seed: int = setting(0, help="seed of the first layer", at_least=0)
+    seed: int = lab.setting(0, help="seed of the first layer", at_least=0)
 
 
-PREDICTED = Claim(
+PREDICTED = lab.Claim(
     id="never-wrong-prediction",
     statement=r"No prediction is wrong: layers whose prediction is neither the limit "
     r"they were made for nor open.",
     status="theorem",
     reference="GLPR23b, limits for one, simple and multiple leading eigenvalues",
 )
-DETECTED = Claim(
+DETECTED = lab.Claim(
     id="never-wrong-verdict",
     statement=r"No verdict is wrong: runs said to have reached another shape than that "
     r"which the layer was made for, such as two hyperplanes on one side of zero.",
     status="theorem",
     reference="GLPR23b, limits for one, simple and multiple leading eigenvalues",
 )
-DENSE = Claim(
+DENSE = lab.Claim(
     id="dense",
     statement=r"The limits found are those of a dense program: largest distance of its "
     r"tokens from their limits one growth time after the hand-over, and the distance "
@@ -67,7 +56,7 @@ DENSE = Claim(
     r"the diameter at first; the difference of the two.",
     status="observation",
 )
-DECIDED = Claim(
+DECIDED = lab.Claim(
     id="decided",
     statement=r"Most are decided: share of the layers with a known limit that are "
     r"predicted and found.",
@@ -75,37 +64,37 @@ DECIDED = Claim(
 )
 
 
-def run(parameters: Parameters, *, progress) -> Outcome:
+def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Draw layers, predict, follow, detect, compare."""
     seeds = range(parameters.seed, parameters.seed + parameters.cases)
     cases = [(kind, seed) for kind in KINDS for seed in seeds]
     results = [(kind, compare(kind, seed)) for kind, seed in progress.over(cases, 1.0)]
     known = [result for kind, result in results if is_known(kind)]
     every = [result for _, result in results]
-    return Outcome(
+    return lab.Outcome(
         findings=[
             PREDICTED.close_to(
                 sum(result.is_prediction_wrong for result in every),
                 0,
                 tolerance=0,
-                source=theory(f"in {len(every)} layers"),
+                source=lab.theory(f"in {len(every)} layers"),
             ),
             DETECTED.close_to(
                 sum(result.is_verdict_wrong for result in every),
                 0,
                 tolerance=0,
-                source=theory(f"in {len(every)} runs"),
+                source=lab.theory(f"in {len(every)} runs"),
             ),
             DENSE.close_to(
                 [against_scipy(kind, parameters.seed) for kind in SETTLING],
                 0.0,
                 tolerance=1e-4,
-                source=other_method("SciPy's DOP853, from the first tokens on"),
+                source=lab.other_method("SciPy's DOP853, from the first tokens on"),
             ),
             DECIDED.at_least(
                 np.mean([result.agrees for result in known]),
                 0.9,
-                source=theory("generically all of them"),
+                source=lab.theory("generically all of them"),
             ),
         ],
         pictures=[draw(results)],
@@ -159,7 +148,7 @@ def against_scipy(kind: str, seed: int) -> float:
     depth = found.depth + cast(float, report.prediction.time_scale)
     functionals = report.prediction.functionals
     closed = phase.at(depth) @ functionals.T
-    dense = dense_rescaled_flow(attention, cloud, depth) @ functionals.T
+    dense = lab.dense_rescaled_flow(attention, cloud, depth) @ functionals.T
     size = np.ptp(np.asarray(cloud.points) @ functionals.T)
     return float(np.abs(dense - closed).max() / size)
 
@@ -206,7 +195,7 @@ def on_the_line(rng) -> Matrices:
 
 def multiple_of_identity(rng) -> Matrices:
     """A positive multiple of the identity, a definite form."""
-    return *projections(rng, definite_form(rng, 3)), rng.uniform(0.5, 2) * np.eye(3)
+    return *projections(rng, lab.definite_form(rng, 3)), rng.uniform(0.5, 2) * np.eye(3)
 
 
 def simple_leading(rng) -> Matrices:
@@ -227,7 +216,7 @@ def double_leading(rng) -> Matrices:
     """A double positive leading eigenvalue, a definite form."""
     leading = rng.uniform(0.5, 2)
     blocks = np.diag([leading, leading, leading * rng.uniform(-0.7, 0.7)])
-    return *projections(rng, definite_form(rng, 3)), with_blocks(rng, blocks)[0]
+    return *projections(rng, lab.definite_form(rng, 3)), with_blocks(rng, blocks)[0]
 
 
 def inwards(rng) -> Matrices:
@@ -241,21 +230,21 @@ def rotating(rng) -> Matrices:
     leading = rng.uniform(0.5, 2)
     blocks = np.diag(leading * rng.uniform(-0.8, 0.8, size=3))
     blocks[:2, :2] = leading * turn(rng.uniform(0.3, 2.8))
-    return *projections(rng, definite_form(rng, 3)), with_blocks(rng, blocks)[0]
+    return *projections(rng, lab.definite_form(rng, 3)), with_blocks(rng, blocks)[0]
 
 
 def shrinking(rng) -> Matrices:
     """A negative leading eigenvalue."""
     leading = rng.uniform(0.5, 2)
     blocks = np.diag([-leading, *(leading * rng.uniform(-0.8, 0.8, size=2))])
-    return *projections(rng, definite_form(rng, 3)), with_blocks(rng, blocks)[0]
+    return *projections(rng, lab.definite_form(rng, 3)), with_blocks(rng, blocks)[0]
 
 
 def turned_away(rng) -> Matrices:
     """A positive leading eigenvalue, scores of the wrong sign."""
     leading = rng.uniform(0.5, 2)
     blocks = np.diag([leading, *(leading * rng.uniform(-0.8, -0.1, size=2))])
-    return *projections(rng, -definite_form(rng, 3)), with_blocks(rng, blocks)[0]
+    return *projections(rng, -lab.definite_form(rng, 3)), with_blocks(rng, blocks)[0]
 
 
 KINDS: dict[str, tuple[Callable[..., Matrices], str]] = {
@@ -273,7 +262,7 @@ KINDS: dict[str, tuple[Callable[..., Matrices], str]] = {
 SETTLING = ("line", "multiple of I", "simple leading", "double leading")
 
 
-def table(results) -> Table:
+def table(results) -> lab.Table:
     """What was said and found of each kind."""
     rows = []
     for kind in KINDS:
@@ -290,10 +279,12 @@ def table(results) -> Table:
             ]
         )
     columns = ["$V$", "limit", "predicted", "reached", "not reached", "undecided"]
-    return Table(columns, rows, f"Of {len(results) // len(KINDS)} layers of each kind.")
+    return lab.Table(
+        columns, rows, f"Of {len(results) // len(KINDS)} layers of each kind."
+    )
 
 
-def draw(results) -> Picture:
+def draw(results) -> lab.Picture:
     """What layers were made for against what was found."""
     shapes = ["boolean-1d", "polytope", "hyperplanes", "polytope x subspace", "origin"]
     names = [*shapes, "unknown"]
@@ -313,7 +304,7 @@ def draw(results) -> Picture:
     axes.set_yticks(range(len(names)), [*shapes, "no theorem"])
     axes.set(xlabel="found in the trajectory", ylabel="made for")
     axes.grid(visible=False)
-    return Picture(
+    return lab.Picture(
         figure,
         "Random layers by the limit that they were made for, and by what the detector "
         "found. Off the diagonal only the last column, where the detector stays open, "
@@ -321,12 +312,10 @@ def draw(results) -> Picture:
     )
 
 
-experiment = Experiment(
+experiment = lab.Experiment(
     name="clusters-predicted",
     title="The matrices of a layer tell the limit of its tokens",
     room="observables",
-    about=__doc__,
-    claims=(PREDICTED, DETECTED, DENSE, DECIDED),
     parameters=Parameters,
     run=run,
     seconds=15,

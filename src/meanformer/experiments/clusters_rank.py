@@ -13,15 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 import meanformer as mf
-from meanformer.experiments import (
-    Claim,
-    Experiment,
-    Outcome,
-    Picture,
-    plain_attention,
-    setting,
-    theory,
-)
+import meanformer.experiments as lab
 from meanformer.observables import attention_rank, find_leaders, find_limit
 from meanformer.plotting import draw_attention, draw_leader_graph, style
 
@@ -33,39 +25,39 @@ HEAT_DEPTHS, COORDINATE_DEPTHS = 45, 49
 class Parameters:
     """Sizes of the random clouds."""
 
-    graph: int = setting(20, help="tokens of the graph of leaders", at_least=3)
-    heat: int = setting(20, full=40, help="tokens of the heat map", at_least=8)
-    dimension: int = setting(32, full=80, help="their dimension", at_least=4)
-    wide: int = setting(
+    graph: int = lab.setting(20, help="tokens of the graph of leaders", at_least=3)
+    heat: int = lab.setting(20, full=40, help="tokens of the heat map", at_least=8)
+    dimension: int = lab.setting(32, full=80, help="their dimension", at_least=4)
+    wide: int = lab.setting(
         24, full=128, help="tokens and dimension, for the coordinates", at_least=8
     )
-    density: float = setting(
+    density: float = lab.setting(
         0.1, help="share of entries of the wide value matrix", above=0, at_most=1
     )
-    seed: int = setting(1, help="seed of all that is random", at_least=0)
+    seed: int = lab.setting(1, help="seed of all that is random", at_least=0)
 
 
-LEADERS = Claim(
+LEADERS = lab.Claim(
     id="leaders",
     statement=r"Under a random positive definite $V$ of the plane and random positive "
     r"definite scores tokens follow one leader or two.",
     status="theorem",
     reference="GLPR23b, Theorem on hyperplanes",
 )
-ONE_EACH = Claim(
+ONE_EACH = lab.Claim(
     id="rank-of-leaders",
     statement=r"Attention between them has, at last, as much rank as there are "
     r"leaders.",
     status="theorem",
     reference="GLPR23b, Theorem on hyperplanes",
 )
-FALLS = Claim(
+FALLS = lab.Claim(
     id="rank-falls",
     statement=r"In high dimension attention loses rank along depth: rank at depth "
     r"$11/\lambda_1$ over that at depth 0, singular values above $10^{-2}$ counted.",
     status="observation",
 )
-COORDINATES = Claim(
+COORDINATES = lab.Claim(
     id="coordinates",
     statement=r"In high dimension the distance of the median token to the mean that it "
     r"attends to shrinks along eigenvectors with positive eigenvalues and grows along "
@@ -87,7 +79,7 @@ class Sharpening:
         return [attention_rank(matrix, tolerance=COUNTED) for matrix in self.matrices]
 
 
-def run(parameters: Parameters, *, progress) -> Outcome:
+def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Follow tokens of the plane and of high dimension under random matrices."""
     rng = np.random.default_rng(parameters.seed)
     for _ in progress.over(range(1), 0.3):
@@ -96,7 +88,7 @@ def run(parameters: Parameters, *, progress) -> Outcome:
         heat = high_dimension(rng, parameters)
     for _ in progress.over(range(1), 0.3):
         wide = wide_flow(rng, parameters)
-    return Outcome(
+    return lab.Outcome(
         findings=[*rank_findings(graph, heat), coordinates_finding(wide)],
         pictures=[draw_ranks(graph, heat), draw_coordinates(wide)],
     )
@@ -132,7 +124,7 @@ def planar_limit(rng, parameters: Parameters):
 def high_dimension(rng, parameters: Parameters) -> Sharpening:
     """Tokens of a high dimension under a random positive definite value matrix."""
     dimension = parameters.dimension
-    flow = mf.Flow(mf.Rescaled(plain_attention(definite_value(rng, dimension))))
+    flow = mf.Flow(mf.Rescaled(lab.plain_attention(definite_value(rng, dimension))))
     tokens = mf.TokenCloud(rng.normal(size=(parameters.heat, dimension)))
     path = mf.solve(flow, tokens, 11.0, save=HEAT_DEPTHS)
     return Sharpening(path, [attention_at(path, k) for k in range(len(path))])
@@ -146,7 +138,7 @@ def attention_at(path, index: int) -> np.ndarray:
 
 def wide_flow(rng, parameters: Parameters) -> mf.Trajectory:
     """As many tokens as dimensions, under a sparse symmetric value matrix."""
-    flow = mf.Flow(mf.Rescaled(plain_attention(sparse_value(rng, parameters))))
+    flow = mf.Flow(mf.Rescaled(lab.plain_attention(sparse_value(rng, parameters))))
     points = rng.normal(size=(parameters.wide, parameters.wide))
     # Longer tokens attend to themselves alone for long.
     cloud = mf.TokenCloud(points / np.sqrt(parameters.wide))
@@ -169,12 +161,17 @@ def rank_findings(graph, heat: Sharpening):
     leaders = len(graph.detection.leaders)
     last = attention_at(graph.trajectory, -1)
     return (
-        LEADERS.inside(leaders, 1, 2, source=theory("at most one on each side")),
+        LEADERS.inside(leaders, 1, 2, source=lab.theory("at most one on each side")),
         ONE_EACH.close_to(
-            attention_rank(last), leaders, tolerance=0, source=theory("one for each")
+            attention_rank(last),
+            leaders,
+            tolerance=0,
+            source=lab.theory("one for each"),
         ),
         FALLS.at_most(
-            heat.ranks[-1] / heat.ranks[0], 0.5, source=theory("at most two at last")
+            heat.ranks[-1] / heat.ranks[0],
+            0.5,
+            source=lab.theory("at most two at last"),
         ),
     )
 
@@ -186,11 +183,11 @@ def coordinates_finding(wide):
     between = float(wide.depths[last] - wide.depths[first])
     exponents = np.log(distances[last] / distances[first]) / between
     return COORDINATES.close_to(
-        exponents, -values, tolerance=0.2, source=theory("minus the eigenvalues")
+        exponents, -values, tolerance=0.2, source=lab.theory("minus the eigenvalues")
     )
 
 
-def draw_ranks(graph, heat: Sharpening) -> Picture:
+def draw_ranks(graph, heat: Sharpening) -> lab.Picture:
     """Who follows whom in the plane; attention in high dimension and its rank."""
     figure, (left, middle, right) = style.canvas(3, panel=(4.0, 3.8))
     draw_leader_graph(
@@ -209,7 +206,7 @@ def draw_ranks(graph, heat: Sharpening) -> Picture:
     right.set_title("rank of attention")
     right.set_ylim(0, None)
     right.yaxis.get_major_locator().set_params(integer=True)
-    return Picture(
+    return lab.Picture(
         figure,
         f"Random positive definite $V$. Left: {graph.trajectory.points.shape[1]} "
         "tokens of the plane, drawn where they start, and whom they follow in the end. "
@@ -219,7 +216,7 @@ def draw_ranks(graph, heat: Sharpening) -> Picture:
     )
 
 
-def draw_coordinates(wide) -> Picture:
+def draw_coordinates(wide) -> lab.Picture:
     """Settled and free coordinates in high dimension."""
     figure, axes = style.canvas(panel=(6.0, 3.8))
     values, distances = typical_distances(wide)
@@ -237,7 +234,7 @@ def draw_coordinates(wide) -> Picture:
         ylabel="distance to what is attended to",
     )
     axes.legend()
-    return Picture(
+    return lab.Picture(
         figure,
         f"{len(wide.weights)} tokens in as many dimensions under a sparse "
         "symmetric $V$ with eigenvalues of modulus one to two: distance of the median "
@@ -246,12 +243,10 @@ def draw_coordinates(wide) -> Picture:
     )
 
 
-experiment = Experiment(
+experiment = lab.Experiment(
     name="clusters-rank",
     title="Attention loses its rank along depth",
     room="observables",
-    about=__doc__,
-    claims=(LEADERS, ONE_EACH, FALLS, COORDINATES),
     parameters=Parameters,
     run=run,
     seconds=10,

@@ -16,16 +16,7 @@ import scipy.integrate
 import scipy.optimize
 
 import meanformer as mf
-from meanformer.experiments import (
-    Claim,
-    Experiment,
-    Outcome,
-    Picture,
-    closed_form,
-    other_method,
-    setting,
-    theory,
-)
+import meanformer.experiments as lab
 from meanformer.experiments.framework.circle_atoms import (
     angles_of,
     full_index,
@@ -60,14 +51,16 @@ LEVELS = (1.5, 1.0, 0.5)  # eigenvalues of the matrix on the sphere
 class Parameters:
     """Sizes."""
 
-    starts: int = setting(12, full=200, help="random starts of a search", at_least=8)
-    cells: int = setting(
+    starts: int = lab.setting(
+        12, full=200, help="random starts of a search", at_least=8
+    )
+    cells: int = lab.setting(
         240, full=960, help="cells of the scan in each angle", at_least=60
     )
-    seed: int = setting(3, help="seed of all samples", at_least=0)
+    seed: int = lab.setting(3, help="seed of all samples", at_least=0)
 
 
-EULER = Claim(
+EULER = lab.Claim(
     id="euler",
     statement=r"The critical points of two atoms of masses $0.7, 0.3$ on the circle "
     r"with three sigmoid units have indices $k$ with $\sum(-1)^k = 0$, the Euler "
@@ -75,14 +68,14 @@ EULER = Claim(
     status="theorem",
     reference="Mil63, Theorem 5.2",
 )
-SCANNED = Claim(
+SCANNED = lab.Claim(
     id="all-found",
     statement=r"The search finds as many critical points of each index $0, 1, 2$ as "
     r"there are zeros of both slopes in a scan of the whole torus, and all of them "
     r"where the scan does.",
     status="observation",
 )
-AXES = Claim(
+AXES = lab.Claim(
     id="matrix-axes",
     statement=r"With the matrix $D = $ diag$(1.5, 1, 0.5)$ single atoms on the sphere "
     r"rest at the axes only, at energies $\frac12e^{\lambda_k}$ with index $k - 1$.",
@@ -90,7 +83,7 @@ AXES = Claim(
 )
 
 
-def run(parameters: Parameters, *, progress) -> Outcome:
+def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Search, scan and count."""
     searches = [
         (generic_flow(), GENERIC["masses"]),
@@ -101,10 +94,10 @@ def run(parameters: Parameters, *, progress) -> Outcome:
         for one in progress.over(searches)
     ]
     scanned = scan(parameters.cells)
-    return Outcome(
+    return lab.Outcome(
         findings=[
             EULER.close_to(
-                euler_sum(found), 0.0, tolerance=0.0, source=theory("Morse theory")
+                euler_sum(found), 0.0, tolerance=0.0, source=lab.theory("Morse theory")
             ),
             scan_finding(found, scanned),
             axes_finding(axes),
@@ -213,7 +206,9 @@ def scan_finding(found, scanned):
         [*(indices.count(k) for k in range(3)), max(apart, default=np.pi)],
         [*(others.count(k) for k in range(3)), 0.0],
         tolerance=1e-8,
-        source=other_method("sign changes on a grid of the torus and SciPy's roots"),
+        source=lab.other_method(
+            "sign changes on a grid of the torus and SciPy's roots"
+        ),
     )
 
 
@@ -228,11 +223,11 @@ def axes_finding(found):
         np.ravel([*measured, *missing]),
         np.ravel([*exact, *extra]),
         tolerance=1e-9,
-        source=closed_form(r"rates $(\lambda_j - \lambda_k)e^{\lambda_k}$"),
+        source=lab.closed_form(r"rates $(\lambda_j - \lambda_k)e^{\lambda_k}$"),
     )
 
 
-def draw_landscape(found, scanned) -> Picture:
+def draw_landscape(found, scanned) -> lab.Picture:
     """The energy over the torus with its critical points; who climbs where."""
     figure, (left, right) = style.canvas(2, panel=(5.0, 4.2))
     turn = np.linspace(0, 2 * np.pi, 181)
@@ -269,7 +264,7 @@ def draw_landscape(found, scanned) -> Picture:
     left.set(xlabel="angle of the heavy token", ylabel="angle of the light token")
     right.set(xlabel="index among two tokens", ylabel="energy", xticks=[0, 1, 2])
     right.legend(loc="upper right")
-    return Picture(
+    return lab.Picture(
         figure,
         "Two tokens of masses 0.7 and 0.3 with three sigmoid units. Left: the energy "
         "over all pairs of angles, with the critical points of a scan. Right: those of "
@@ -309,12 +304,10 @@ def climbed(angles, masses) -> float:
     return float(energy(layer, mf.TokenCloud.from_angles(path.y[:, -1], masses)))
 
 
-experiment = Experiment(
+experiment = lab.Experiment(
     name="critical-points-counted",
     title="No critical point of two atoms is missed",
     room="observables",
-    about=__doc__,
-    claims=(EULER, SCANNED, AXES),
     parameters=Parameters,
     run=run,
     seconds=12,

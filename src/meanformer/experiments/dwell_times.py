@@ -19,18 +19,7 @@ import numpy as np
 import scipy.integrate
 
 import meanformer as mf
-from meanformer.experiments import (
-    Claim,
-    Experiment,
-    Outcome,
-    Picture,
-    Table,
-    closed_form,
-    other_method,
-    setting,
-    tabulated,
-    theory,
-)
+import meanformer.experiments as lab
 from meanformer.experiments.framework.long_walks import (
     SAVED,
     angles_of,
@@ -60,20 +49,20 @@ TIGHT = 1e-6  # tokens so close count as one
 class Parameters:
     """How far the temperature is lowered."""
 
-    largest: float = setting(
+    largest: float = lab.setting(
         400.0, full=4000.0, help=r"$\beta$ of the asymptotic formula", at_least=100
     )
-    groups: int = setting(
+    groups: int = lab.setting(
         3,
         full=6,
         help=r"temperatures of groups of several tokens",
         at_least=2,
         at_most=6,
     )
-    rtol: float = setting(1e-12, help="relative tolerance of the walks", above=0)
+    rtol: float = lab.setting(1e-12, help="relative tolerance of the walks", above=0)
 
 
-DIGITS = Claim(
+DIGITS = lab.Claim(
     id="dwell-digits",
     statement=r"Equal groups stay apart, from $\pi/2$ to $0.1$, for $10.021878351631$, "
     r"$1129.33847345$, $12191759.4252$ and $2.94602185\cdot 10^{15}$ at "
@@ -81,19 +70,19 @@ DIGITS = Claim(
     r"$\beta = 10$.",
     status="observation",
 )
-INTEGRAL = Claim(
+INTEGRAL = lab.Claim(
     id="integral",
     statement=r"The dwell times of both flows, equal and unequal masses, four angles, "
     r"are those of SciPy's quadrature.",
     status="observation",
 )
-FLOW = Claim(
+FLOW = lab.Claim(
     id="flow",
     statement=r"The flow itself brings two groups together at these depths, up to "
     r"$3\cdot 10^{15}$.",
     status="observation",
 )
-EXPONENTIAL = Claim(
+EXPONENTIAL = lab.Claim(
     id="exponential",
     statement=r"The dwell time grows exponentially: $\log(T\beta)$ has the slope "
     r"$1 - \cos\varphi_0 - 2\cos\varphi_0/(\beta\sin\varphi_0)^2$ in $\beta$ up to "
@@ -102,35 +91,35 @@ EXPONENTIAL = Claim(
     reference="GKPR24, clusters that last for a time exponential in the inverse "
     "temperature",
 )
-ASYMPTOTIC = Claim(
+ASYMPTOTIC = lab.Claim(
     id="asymptotic",
     statement=r"At the largest $\beta$ the time is "
     r"$\frac{m_1m_2}{m_1^2+m_2^2}\,e^{\beta(1-\cos\varphi_0)}/(\beta\sin^2\varphi_0)$ "
     r"times $1 + 2\cos\varphi_0/(\beta\sin^2\varphi_0) + O(\beta^{-2})$, for softmax.",
     status="observation",
 )
-MEETING_POINT = Claim(
+MEETING_POINT = lab.Claim(
     id="meeting-point",
     statement=r"Groups of masses $0.7$ and $0.3$ meet, for $\beta = 10, 40, 160, 640$, "
     r"at $0.3116278$, $0.2772760$, $0.2604620$, $0.2520972$: near the point of squared "
     r"masses $0.2437443$, not at the barycentre $0.4712389$.",
     status="observation",
 )
-CLOCKS = Claim(
+CLOCKS = lab.Claim(
     id="initial-clock",
     statement=r"In the clock $e^{\beta(1-\langle x_1,x_2\rangle)}$ with the initial "
     r"inner product equal groups close from $0.8$ to $0.1$ within $0.2156$, $0.0631$, "
     r"$0.0263$ at $\beta = 10, 20, 40$: of order $1/\beta$, not of order one.",
     status="observation",
 )
-TIGHTEN = Claim(
+TIGHTEN = lab.Claim(
     id="tighten",
     statement=r"Separated groups of three and two tokens have tightened to $10^{-6}$ "
     r"at a depth $T_1 \le \beta$.",
     status="observation",
     reference="GKPR24, first phase",
 )
-STAY = Claim(
+STAY = lab.Claim(
     id="stay",
     statement=r"They then stay apart until a depth $T_2$ whose logarithm is that of "
     r"two groups at their means, to two per cent.",
@@ -139,13 +128,13 @@ STAY = Claim(
 )
 
 
-def run(parameters: Parameters, *, progress) -> Outcome:
+def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Compare integrals with tables, SciPy, asymptotics and flows."""
     dwells = [dwell(beta, parameters.rtol) for beta in progress.over(DWELL, 0.3)]
     points = [meeting(beta, parameters.rtol) for beta in progress.over(POINTS, 0.2)]
     betas = np.linspace(20, 45, parameters.groups)
     several = [groups_walk(beta, parameters.rtol) for beta in progress.over(betas, 0.2)]
-    return Outcome(
+    return lab.Outcome(
         findings=[
             digits_finding(),
             integral_finding(),
@@ -206,7 +195,10 @@ def digits_finding():
     found = [two_groups(beta).dwell_time(RIGHT, MEETING) for beta in DWELL]
     found.append(two_groups(10, UNEQUAL).dwell_time(RIGHT, MEETING))
     return DIGITS.close_to(
-        found, [*DWELL.values(), SKEWED], relative_tolerance=2e-9, source=tabulated()
+        found,
+        [*DWELL.values(), SKEWED],
+        relative_tolerance=2e-9,
+        source=lab.tabulated(),
     )
 
 
@@ -227,7 +219,7 @@ def integral_finding():
         found,
         [by_scipy(*case) for case in cases],
         tolerance=1e-9,
-        source=other_method("quadrature of the law by SciPy, in logarithms"),
+        source=lab.other_method("quadrature of the law by SciPy, in logarithms"),
     )
 
 
@@ -248,7 +240,7 @@ def flow_finding(dwells, rtol: float):
         found,
         np.exp(exact),
         relative_tolerance=1e-8,
-        source=other_method("quadrature of the two-group law by SciPy"),
+        source=lab.other_method("quadrature of the two-group law by SciPy"),
     )
 
 
@@ -272,13 +264,13 @@ def growth_findings(largest: float):
             slopes,
             1 - np.cos(STARTS) - first / largest**2,
             tolerance=2 * np.abs(first**2 - 2 * second).max() / largest**3,
-            source=theory("two terms of Laplace's method"),
+            source=lab.theory("two terms of Laplace's method"),
         ),
         ASYMPTOTIC.close_to(
             np.exp(ratios),
             [1 + next_terms(start)[0] / largest for start, _ in cases],
             tolerance=2 * second.max() / largest**2,
-            source=other_method("SciPy's quadrature, over the formula"),
+            source=lab.other_method("SciPy's quadrature, over the formula"),
         ),
     )
 
@@ -314,7 +306,7 @@ def meeting_finding(points):
         [*points, *law],
         [*POINTS.values(), *POINTS.values()],
         tolerance=2e-7,
-        source=tabulated("by the flow, and by the integral over the angle"),
+        source=lab.tabulated("by the flow, and by the integral over the angle"),
     )
 
 
@@ -326,7 +318,7 @@ def clock_finding():
         for beta in CLOCK
     ]
     return CLOCKS.close_to(
-        found, list(CLOCK.values()), tolerance=6e-5, source=tabulated()
+        found, list(CLOCK.values()), tolerance=6e-5, source=lab.tabulated()
     )
 
 
@@ -345,17 +337,21 @@ def groups_findings(betas, several):
         for beta, start in zip(betas, starts, strict=True)
     ]
     return (
-        TIGHTEN.at_most(first, betas, source=theory(r"$T_1$ of order $\beta$ at most")),
+        TIGHTEN.at_most(
+            first, betas, source=lab.theory(r"$T_1$ of order $\beta$ at most")
+        ),
         STAY.close_to(
             np.log(last),
             laws,
             relative_tolerance=2e-2,
-            source=closed_form("the law of two groups, from the means at the start"),
+            source=lab.closed_form(
+                "the law of two groups, from the means at the start"
+            ),
         ),
     )
 
 
-def dwell_table(dwells) -> Table:
+def dwell_table(dwells) -> lab.Table:
     """Times by the flow, the integral and the asymptotic formula."""
     rows = []
     for beta, path in zip(DWELL, dwells, strict=True):
@@ -363,14 +359,14 @@ def dwell_table(dwells) -> Table:
         asymptotic = float(np.exp(law.asymptotic_log_dwell_time(RIGHT)))
         time = law.dwell_time(RIGHT, MEETING)
         rows.append([beta, float(joins_of(path).depths[0]), time, asymptotic])
-    return Table(
+    return lab.Table(
         [r"$\beta$", "the flow", "the integral", "asymptotic formula"],
         rows,
         r"Depth at which two equal groups have closed from $\pi/2$ to $0.1$.",
     )
 
 
-def groups_table(betas, several) -> Table:
+def groups_table(betas, several) -> lab.Table:
     """The two phases of groups of several tokens."""
     rows = []
     for beta, path in zip(betas, several, strict=True):
@@ -378,7 +374,7 @@ def groups_table(betas, several) -> Table:
         depths = np.asarray(joins_of(path).depths)
         value, slow = report.value, report.log_group_gradient
         rows.append([float(beta), value, slow, float(depths[2]), float(depths[3])])
-    return Table(
+    return lab.Table(
         [
             r"$\beta$",
             r"$\beta(1-\cos(s-2\varepsilon))$",
@@ -393,7 +389,7 @@ def groups_table(betas, several) -> Table:
     )
 
 
-def draw_times() -> Picture:
+def draw_times() -> lab.Picture:
     """Dwell times against beta, with the asymptotic formula."""
     figure, (left, right) = style.canvas(2, panel=(4.6, 3.5))
     betas = np.linspace(1, 60, 119)
@@ -415,7 +411,7 @@ def draw_times() -> Picture:
         xlabel=r"$\beta$", ylabel="asymptotic formula over dwell time", ylim=(0, 1.6)
     )
     left.legend(loc="upper left")
-    return Picture(
+    return lab.Picture(
         figure,
         r"Left: how long two equal groups stay apart, from $\varphi_0$ to $0.1$, by "
         "the integral; dashed: the asymptotic formula; dots: the tabulated values. "
@@ -423,7 +419,7 @@ def draw_times() -> Picture:
     )
 
 
-def draw_angles(dwells) -> Picture:
+def draw_angles(dwells) -> lab.Picture:
     """The angle of two groups against the logarithm of depth."""
     figure, axes = style.canvas(panel=(6.4, 3.3))
     for beta, path in zip(DWELL, dwells, strict=True):
@@ -439,7 +435,7 @@ def draw_angles(dwells) -> Picture:
     axes.set(xscale="log", xlabel="depth $t$", ylabel=r"angle $\varphi$ of the groups")
     axes.set_yticks([0, np.pi / 4, RIGHT], ["0", r"$\pi/4$", r"$\pi/2$"])
     axes.legend(loc="lower left", bbox_to_anchor=(0.0, 0.03))
-    return Picture(
+    return lab.Picture(
         figure,
         r"The angle of two equal groups under the flow, until they are $0.1$ apart: "
         "nothing happens for almost all of a time that is exponential in "
@@ -447,7 +443,7 @@ def draw_angles(dwells) -> Picture:
     )
 
 
-def draw_points(points) -> Picture:
+def draw_points(points) -> lab.Picture:
     """Meeting points against beta, and their limits."""
     figure, axes = style.canvas(panel=(5.4, 3.3))
     betas = np.geomspace(0.3, 3000, 81)
@@ -467,7 +463,7 @@ def draw_points(points) -> Picture:
     axes.set(xscale="log", xlabel=r"$\beta$", ylabel="angle of the meeting point")
     axes.set_ylim(0.22, 0.52)
     axes.legend(loc="upper right", bbox_to_anchor=(1.0, 0.8))
-    return Picture(
+    return lab.Picture(
         figure,
         r"Where groups of masses $0.7$ at the angle $0$ and $0.3$ at $\pi/2$ meet: at "
         r"the barycentre as $\beta \to 0$, at the point of squared masses as "
@@ -476,7 +472,7 @@ def draw_points(points) -> Picture:
     )
 
 
-def draw_groups(whole: mf.Trajectory, beta: float, rtol: float) -> Picture:
+def draw_groups(whole: mf.Trajectory, beta: float, rtol: float) -> lab.Picture:
     """Groups of several tokens: angles and radii against depth."""
     joins = np.asarray(joins_of(whole).depths)
     depths = depths_around(joins[[2, 3]], 1e3 * joins[3])
@@ -502,29 +498,17 @@ def draw_groups(whole: mf.Trajectory, beta: float, rtol: float) -> Picture:
     above.set(ylabel="angle")
     below.set(xscale="log", yscale="log", xlabel="depth $t$", ylabel="width of a group")
     below.legend(loc="upper center")
-    return Picture(
+    return lab.Picture(
         figure,
         rf"Groups of three and two tokens at $\beta = {beta:g}$: they tighten (below) "
         "by the depth $T_1$, then wait, and meet at $T_2$ (above).",
     )
 
 
-experiment = Experiment(
+experiment = lab.Experiment(
     name="dwell-times",
     title="Groups stay apart for a time exponential in beta",
     room="observables",
-    about=__doc__,
-    claims=(
-        DIGITS,
-        INTEGRAL,
-        FLOW,
-        EXPONENTIAL,
-        ASYMPTOTIC,
-        MEETING_POINT,
-        CLOCKS,
-        TIGHTEN,
-        STAY,
-    ),
     parameters=Parameters,
     run=run,
     seconds=14,

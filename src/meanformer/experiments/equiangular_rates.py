@@ -22,17 +22,7 @@ import scipy.optimize
 import scipy.special
 
 import meanformer as mf
-from meanformer.experiments import (
-    Claim,
-    Experiment,
-    Outcome,
-    Picture,
-    Table,
-    closed_form,
-    setting,
-    tabulated,
-    theory,
-)
+import meanformer.experiments as lab
 from meanformer.flows import run_normalised_layers
 from meanformer.observables import (
     Equiangular,
@@ -65,52 +55,52 @@ EULER = {0.1: 5.60, 0.05: 5.45, 0.01: 5.30}
 class Parameters:
     """Sizes of the random start."""
 
-    count: int = setting(32, help="random tokens", at_least=8)
-    dimension: int = setting(256, full=1024, help="their dimension", at_least=32)
-    clouds: int = setting(4, full=12, help="independent clouds", at_least=2)
-    seed: int = setting(0, help="seed of the clouds", at_least=0)
+    count: int = lab.setting(32, help="random tokens", at_least=8)
+    dimension: int = lab.setting(256, full=1024, help="their dimension", at_least=32)
+    clouds: int = lab.setting(4, full=12, help="independent clouds", at_least=2)
+    seed: int = lab.setting(0, help="seed of the clouds", at_least=0)
 
 
-DIGITS = Claim(
+DIGITS = lab.Claim(
     id="digits",
     statement=r"The times from $\rho = 0$ to $0.999$ of softmax and unnormalised "
     r"attention, for eight choices of $n$ and $\beta$, are those tabulated.",
     status="observation",
 )
-INTEGRALS = Claim(
+INTEGRALS = lab.Claim(
     id="exponential-integrals",
     statement=r"The times of softmax attention are a sum of exponential integrals and "
     r"logarithms, up to $\beta = 300$.",
     status="observation",
 )
-FULL = Claim(
+FULL = lab.Claim(
     id="full-flow",
     statement=r"Orthonormal tokens under the full flow reach the level at the time of "
     r"the integral, all pairs at once: softmax and unnormalised, $n = 32$.",
     status="theorem",
     reference="GLPR23, the equation of orthogonal tokens",
 )
-INVERSE = Claim(
+INVERSE = lab.Claim(
     id="phase-curve",
     statement=r"The boundary of the clustered phase passes through the tabulated "
     r"points, and is the inverse of the time found by bracketing.",
     status="observation",
 )
-EMPTY = Claim(
+EMPTY = lab.Claim(
     id="no-curve",
     statement=r"For $n = 32$ softmax attention has no curve before the depth "
     r"$\frac12\log\frac{(n-1)0.999+1}{0.001}$ of $\beta = 0$, and unnormalised "
     r"attention none after it: so many depths of $200$ are on the curves.",
     status="observation",
 )
-RATES = Claim(
+RATES = lab.Claim(
     id="rates",
     statement=r"In the end the gap $1 - \rho$ falls like $e^{-2t}$ under softmax and "
     r"like $e^{-2te^\beta}$ under unnormalised attention.",
     status="theorem",
     reference="GLPR23, exponential rate of clustering in a hemisphere",
 )
-RANDOM = Claim(
+RANDOM = lab.Claim(
     id="random-tokens",
     statement=r"Independent uniform tokens in high dimension have average cosines that "
     r"follow the curve of orthogonal tokens, for $\beta = 1$ and $4$: distance over "
@@ -118,7 +108,7 @@ RANDOM = Claim(
     status="observation",
     reference="GLPR23, the high-dimensional case",
 )
-CLOCK = Claim(
+CLOCK = lab.Claim(
     id="slow-clock",
     statement=r"Euler steps followed by division by the norm are late: they arrive at "
     r"$5.60$, $5.45$ and $5.30$ with steps $0.1$, $0.05$ and $0.01$ instead of $5.27$ "
@@ -127,7 +117,7 @@ CLOCK = Claim(
 )
 
 
-def run(parameters: Parameters, *, progress) -> Outcome:
+def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Compare integrals, curves, full flows and networks."""
     full = [full_gap(kind) for kind in progress.over(("softmax", "unnormalised"), 0.3)]
     paths = {
@@ -140,21 +130,21 @@ def run(parameters: Parameters, *, progress) -> Outcome:
             *curve_findings(),
             rate_finding(),
         ]
-    return Outcome(
+    return lab.Outcome(
         findings=[
             *findings,
             FULL.close_to(
                 np.array(full) / (1 - LEVEL),
                 1.0,
                 tolerance=1e-7,
-                source=closed_form("the integral of the time, at its end"),
+                source=lab.closed_form("the integral of the time, at its end"),
             ),
             random_finding(paths, parameters),
             CLOCK.close_to(
                 list(clock.values()),
                 list(EULER.values()),
                 tolerance=1e-9,
-                source=tabulated(),
+                source=lab.tabulated(),
             ),
         ],
         pictures=[draw_curves(), draw_paths(paths, parameters)],
@@ -187,13 +177,13 @@ def time_findings():
             found,
             expected,
             relative_tolerance=1e-9,
-            source=tabulated(),
+            source=lab.tabulated(),
         ),
         INTEGRALS.close_to(
             [Equiangular(*case).time_to(LEVEL) for case in cases],
             [exponential_integrals(*case) for case in cases],
             relative_tolerance=1e-11,
-            source=closed_form(r"partial fractions: $\mathrm{Ei}$, $E_1$ of SciPy"),
+            source=lab.closed_form(r"partial fractions: $\mathrm{Ei}$, $E_1$ of SciPy"),
         ),
     )
 
@@ -230,13 +220,13 @@ def curve_findings():
             [*found, *found],
             [*expected, *bracketed],
             tolerance=6e-8,
-            source=tabulated("and Brent's method of SciPy in this run"),
+            source=lab.tabulated("and Brent's method of SciPy in this run"),
         ),
         EMPTY.close_to(
             exists,
             [(depths >= end).sum(), (depths <= end).sum()],
             tolerance=0,
-            source=closed_form(r"the time at $\beta = 0$"),
+            source=lab.closed_form(r"the time at $\beta = 0$"),
         ),
     )
 
@@ -249,7 +239,10 @@ def rate_finding():
         gaps = np.asarray(Equiangular(32, 1.0, kind=kind).gap(depths))
         rates.append(np.log(gaps[0] / gaps[-1]))
     return RATES.close_to(
-        rates, [2, 2 * np.e], relative_tolerance=1e-8, source=theory(r"$2$, $2e^\beta$")
+        rates,
+        [2, 2 * np.e],
+        relative_tolerance=1e-8,
+        source=lab.theory(r"$2$, $2e^\beta$"),
     )
 
 
@@ -292,7 +285,7 @@ def random_finding(paths, parameters: Parameters):
     return RANDOM.at_most(
         np.max(apart),
         1.0,
-        source=theory(
+        source=lab.theory(
             "three standard errors of the mean over clouds, carried along the curve, "
             r"and a bias of order $1/d$"
         ),
@@ -312,7 +305,7 @@ def euler_time(step: float) -> float:
     return float(path.depths[np.argmax(cosines >= LEVEL)])
 
 
-def time_table() -> Table:
+def time_table() -> lab.Table:
     """Times of both kinds."""
     rows = [
         [
@@ -325,7 +318,7 @@ def time_table() -> Table:
         ]
         for n, beta in TIMES
     ]
-    return Table(
+    return lab.Table(
         ["$n$", r"$\beta$", "softmax", "unnormalised"],
         rows,
         r"Depth at which orthogonal tokens reach $\rho = 0.999$. At small $\beta$ it "
@@ -333,7 +326,7 @@ def time_table() -> Table:
     )
 
 
-def draw_curves() -> Picture:
+def draw_curves() -> lab.Picture:
     """Boundaries of the clustered phase, and times against temperature."""
     figure, (left, right) = style.canvas(2, panel=(4.6, 3.6))
     betas = np.linspace(0, 12, 121)
@@ -351,7 +344,7 @@ def draw_curves() -> Picture:
     left.text(130, 6.0, "one cluster", fontsize=10)
     right.text(4.0, 9.0, "one\ncluster", fontsize=10)
     left.legend(loc="lower right", ncols=2)
-    return Picture(
+    return lab.Picture(
         figure,
         r"The curves on which orthogonal tokens reach $\rho = 0.999$. Softmax "
         r"attention (left) has clustered below and to the right of its curve, and the "
@@ -361,7 +354,7 @@ def draw_curves() -> Picture:
     )
 
 
-def draw_paths(paths, parameters: Parameters) -> Picture:
+def draw_paths(paths, parameters: Parameters) -> lab.Picture:
     """Average cosines of random clouds with the curve of the model."""
     figure, axes = style.canvas(panel=(5.6, 3.8))
     colours = (style.BLUE, style.ORANGE)
@@ -374,7 +367,7 @@ def draw_paths(paths, parameters: Parameters) -> Picture:
     axes.plot([], [], "--", color=style.INK, label="orthogonal tokens, one equation")
     axes.set(xlabel="depth $t$", ylabel="average cosine of two tokens")
     axes.legend(loc="lower right")
-    return Picture(
+    return lab.Picture(
         figure,
         f"Average cosine of {parameters.count} independent tokens in dimension "
         f"{parameters.dimension}, one line for each cloud, and the curve that starts "
@@ -382,12 +375,10 @@ def draw_paths(paths, parameters: Parameters) -> Picture:
     )
 
 
-experiment = Experiment(
+experiment = lab.Experiment(
     name="equiangular-rates",
     title="Orthogonal tokens cluster at a time given by an integral",
     room="observables",
-    about=__doc__,
-    claims=(DIGITS, INTEGRALS, FULL, INVERSE, EMPTY, RATES, RANDOM, CLOCK),
     parameters=Parameters,
     run=run,
     seconds=12,

@@ -15,19 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 import meanformer as mf
-from meanformer.experiments import (
-    Claim,
-    Experiment,
-    Movie,
-    Outcome,
-    Picture,
-    Table,
-    closed_form,
-    other_method,
-    setting,
-    tabulated,
-    theory,
-)
+import meanformer.experiments as lab
 from meanformer.geometry import Cells, Polytope
 from meanformer.plotting import (
     PlaneFrames,
@@ -71,77 +59,77 @@ MARGIN, EROSION, TARGET = 0.05, 0.03, 2
 class Parameters:
     """How many of the published settings, and how many tokens move over them."""
 
-    settings: int = setting(
+    settings: int = lab.setting(
         8,
         full=len(SETTINGS),
         help="published settings of vertices",
         at_least=3,
         at_most=len(SETTINGS),
     )
-    tokens: int = setting(40, full=400, help="tokens that move over the cells")
+    tokens: int = lab.setting(40, full=400, help="tokens that move over the cells")
 
 
-TABULATED = Claim(
+TABULATED = lab.Claim(
     id="areas",
     statement=r"The cells of the six vertices of seed 42 have the areas "
     r"$0.28031875, \dots$ for unit directions and $0.24492750, \dots$ for raw scores.",
     status="observation",
 )
-PARTITION = Claim(
+PARTITION = lab.Claim(
     id="partition",
     statement=r"The cells cover the hull without overlap: their areas, or volumes in "
     r"three dimensions, add up to that of the hull.",
     status="theorem",
     reference="AGR25, cells of the hull",
 )
-QHULL = Claim(
+QHULL = lab.Claim(
     id="other-areas",
     statement=r"Areas by clipping are those that Qhull finds from the lists of "
     r"half-planes, in all settings.",
     status="observation",
 )
-VORONOI = Claim(
+VORONOI = lab.Claim(
     id="voronoi",
     statement=r"Where all $\lvert v_i\rvert$ are equal, the cell of a point is that of "
     r"its nearest vertex.",
     status="theorem",
     reference="AGR25, cells are a Voronoi diagram for equal norms",
 )
-STAYS = Claim(
+STAYS = lab.Claim(
     id="stay-in-cells",
     statement=r"If every vertex lies in its own cell, tokens never leave the cell that "
     r"they start in: the largest number of cells that a token sees is one.",
     status="theorem",
     reference="AGR25, invariance of the cells",
 )
-STRAIGHT = Claim(
+STRAIGHT = lab.Claim(
     id="straight",
     statement=r"They go straight to their vertex, $z(k) = v + (1-\gamma)^k(z(0) - v)$.",
     status="theorem",
     reference="AGR25, invariance of the cells",
 )
-SHRINKS = Claim(
+SHRINKS = lab.Claim(
     id="hull-shrinks",
     statement=r"The vertex $(0.2, 0.95)$ of the hull of $(2, 0.9)$, $(-2, 0.9)$, "
     r"$(0, -3)$ and itself is not in its own cell: it goes to $(2, 0.9)$, and the area "
     r"of the hull falls from $7.9$ to $7.8$.",
     status="observation",
 )
-CONTRACTION = Claim(
+CONTRACTION = lab.Claim(
     id="contraction",
     statement=r"For $B = -I$ and the symmetric square the largest norm is "
     r"$0.5656854249$ after one step of $\gamma = 0.3$, and then falls by the factor "
     r"$\lvert 1 - 2\gamma\rvert = 0.4$ in each of $40$ steps.",
     status="observation",
 )
-NOT_ZERO = Claim(
+NOT_ZERO = lab.Claim(
     id="not-to-zero",
     statement=r"For $B = -1$ and constant steps $\gamma = 0.3$ the tokens $-1$ and $2$ "
     r"both tend to $0.26$, not to $0$ as the first version of the paper says.",
     status="observation",
     reference="AGR25, negative semi-definite forms",
 )
-CONE = Claim(
+CONE = lab.Claim(
     id="cone-areas",
     statement=r"The polygon $P$ where a vertex wins by $\eta = 0.05$, eroded by "
     r"$\varepsilon = 0.03$, has the area "
@@ -151,7 +139,7 @@ CONE = Claim(
 )
 
 
-def run(parameters: Parameters, *, progress) -> Outcome:
+def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Cells of all settings, then tokens that move over them."""
     chosen = {name: cells_of(*name) for name in SETTINGS[: parameters.settings]}
     generator = np.random.default_rng(SEED)
@@ -161,7 +149,7 @@ def run(parameters: Parameters, *, progress) -> Outcome:
         for cells in progress.over(own, 0.5)
         if cells.keeps_vertex.all()
     ]
-    return Outcome(
+    return lab.Outcome(
         findings=[
             *area_findings(chosen, progress),
             voronoi_finding(generator, parameters.tokens),
@@ -183,13 +171,13 @@ def run(parameters: Parameters, *, progress) -> Outcome:
     )
 
 
-def cells_movie(cells: Cells, path: mf.HardmaxRun) -> Movie:
+def cells_movie(cells: Cells, path: mf.HardmaxRun) -> lab.Movie:
     """Tokens on their way over the cells."""
     shown = path.to_trajectory()
     count = shown.points.shape[1]
     # Passive tokens have no weight, and would not be drawn.
     visible = replace(shown, weights=np.full(count, 1 / count))
-    return Movie(
+    return lab.Movie(
         visible,
         "Tokens go straight to the vertex of the cell they start in.",
         draw=PlaneFrames(decorate=lambda axes, frame: draw_cells(cells, axes)),
@@ -246,16 +234,16 @@ def area_findings(chosen, progress):
             np.concatenate([cells.volumes for cells in six]),
             np.concatenate(list(AREAS.values())),
             tolerance=1e-7,
-            source=tabulated(),
+            source=lab.tabulated(),
         ),
         PARTITION.close_to(
             [cells.volumes.sum() for cells in spaces],
             [area_of_hull(cells.vertices) for cells in spaces],
             relative_tolerance=1e-12,
-            source=other_method("the hull, by Qhull"),
+            source=lab.other_method("the hull, by Qhull"),
         ),
         QHULL.close_to(
-            clipped, met, tolerance=1e-12, source=other_method("Qhull, by duality")
+            clipped, met, tolerance=1e-12, source=lab.other_method("Qhull, by duality")
         ),
     )
 
@@ -287,7 +275,7 @@ def voronoi_finding(generator, count: int):
         gaps = np.linalg.norm(points[:, None] - cells.vertices[None], axis=2)
         wrong.append(np.mean(cells.owner(points) != gaps.argmin(axis=1)))
     return VORONOI.close_to(
-        wrong, 0.0, tolerance=0.0, source=other_method("distances to the vertices")
+        wrong, 0.0, tolerance=0.0, source=lab.other_method("distances to the vertices")
     )
 
 
@@ -302,9 +290,9 @@ def path_findings(paths):
         shrunk = (1 - STEP) ** np.arange(len(path))[:, None, None]
         distances.append(np.abs(tokens - goals - shrunk * (tokens[0] - goals)).max())
     return (
-        STAYS.close_to(visited, 1, tolerance=0, source=theory()),
+        STAYS.close_to(visited, 1, tolerance=0, source=lab.theory()),
         STRAIGHT.close_to(
-            distances, 0.0, tolerance=1e-14, source=closed_form("the segment")
+            distances, 0.0, tolerance=1e-14, source=lab.closed_form("the segment")
         ),
     )
 
@@ -317,7 +305,7 @@ def shrinking_finding():
         [*path.limits[3], area_of_hull(SHRINKING), last],
         [2.0, 0.9, 7.9, 7.8],
         tolerance=1e-12,
-        source=closed_form("areas of triangles"),
+        source=lab.closed_form("areas of triangles"),
     )
 
 
@@ -335,7 +323,7 @@ def contraction_finding():
         norms,
         np.sqrt(2) * factor ** np.arange(1, 41),
         relative_tolerance=1e-12,
-        source=closed_form(r"$\sqrt 2\,\lvert 1-2\gamma\rvert^k$"),
+        source=lab.closed_form(r"$\sqrt 2\,\lvert 1-2\gamma\rvert^k$"),
     )
 
 
@@ -347,7 +335,7 @@ def counterexample_finding():
         path.points[-1],
         0.26,
         tolerance=1e-12,
-        source=closed_form("after two steps the first token is at 0.26 and leads"),
+        source=lab.closed_form("after two steps the first token is at 0.26 and leads"),
     )
 
 
@@ -365,7 +353,10 @@ def cone_finding():
         found.append(cone.eroded(EROSION).volume)
         expected.append(eroded_area(cone.corners, EROSION))
     return CONE.close_to(
-        found, expected, tolerance=1e-13, source=closed_form("area of an inner polygon")
+        found,
+        expected,
+        tolerance=1e-13,
+        source=lab.closed_form("area of an inner polygon"),
     )
 
 
@@ -380,7 +371,7 @@ def eroded_area(corners: np.ndarray, distance: float) -> float:
     return float((x * np.roll(y, -1) - y * np.roll(x, -1)).sum() / 2 - rim)
 
 
-def table_of(chosen) -> Table:
+def table_of(chosen) -> lab.Table:
     """Areas of the settings."""
     rows = [
         [
@@ -394,7 +385,7 @@ def table_of(chosen) -> Table:
         for (k, norms, hull, scores), cells in chosen.items()
     ]
     columns = ["setting", "cells", "vertices that move", "smallest", "largest", "hull"]
-    return Table(
+    return lab.Table(
         columns,
         rows,
         "Areas of cells in the published settings: number of points, equal or varying "
@@ -402,7 +393,7 @@ def table_of(chosen) -> Table:
     )
 
 
-def picture_of_settings(chosen) -> Picture:
+def picture_of_settings(chosen) -> lab.Picture:
     """Cells of all settings."""
     columns = 4 if len(chosen) <= 12 else 7
     rows = -(-len(chosen) // columns)
@@ -415,7 +406,7 @@ def picture_of_settings(chosen) -> Picture:
         draw_cells(cells, panel, is_labelled=False)
         title = f"{k} {'equal' if norms == 'eq' else 'varying'}, {scores}"
         panel.set_title(title + (", free" if hull == "free" else ""), fontsize=9.5)
-    return Picture(
+    return lab.Picture(
         figure,
         "Cells of random vertices with equal or varying norms, scored by the vertices "
         "(raw) or by their directions (unit); free: points inside the hull were left "
@@ -424,7 +415,7 @@ def picture_of_settings(chosen) -> Picture:
     )
 
 
-def picture_of_paths(paths) -> Picture:
+def picture_of_paths(paths) -> lab.Picture:
     """Tokens over the cells."""
     shown = paths[:3]
     figure, axes = style.canvas(len(shown), panel=(3.4, 3.4), squeeze=False)
@@ -434,7 +425,7 @@ def picture_of_paths(paths) -> Picture:
             panel.plot(*token.T, color=style.INK, linewidth=0.7)
             panel.plot(*token.T, ".", color=style.INK, markersize=2.2)
             panel.plot(*token[0], "o", color=style.INK, markersize=3.2)
-    return Picture(
+    return lab.Picture(
         figure,
         rf"Tokens over the cells, steps of $\gamma = {STEP}$: each starts at a disc, "
         "stays in its cell and goes straight to the vertex of it. All vertices lie in "
@@ -442,7 +433,7 @@ def picture_of_paths(paths) -> Picture:
     )
 
 
-def picture_of_moving_hulls() -> Picture:
+def picture_of_moving_hulls() -> lab.Picture:
     """A hull that loses a vertex, a collapse to zero, and one to another point."""
     figure, (left, middle, right) = style.canvas(3, panel=(3.5, 3.3))
     draw_cells(mf.Cells(SHRINKING), left)
@@ -460,7 +451,7 @@ def picture_of_moving_hulls() -> Picture:
     right.axhline(0.26, color=style.INK, linestyle=":", linewidth=1)
     right.annotate("0.26", (12, 0.26), (0, -12), textcoords="offset points")
     right.set(xlabel="step $k$", ylabel="$z_i$", title="$B = -1$: collapse, not to 0")
-    return Picture(
+    return lab.Picture(
         figure,
         "When vertices are not in their own cells. Left: the crossed vertex goes to "
         "$v_1$ and the hull shrinks to a triangle. Middle: for a negative form a "
@@ -469,7 +460,7 @@ def picture_of_moving_hulls() -> Picture:
     )
 
 
-def picture_of_cones() -> Picture:
+def picture_of_cones() -> lab.Picture:
     """Cones and their erosions."""
     figure, axes = style.canvas(2, panel=(3.8, 3.8))
     for k, panel in zip((5, 7), axes, strict=True):
@@ -481,44 +472,31 @@ def picture_of_cones() -> Picture:
         draw_polytope(inner, panel, color=style.ROSE, opacity=0.9, label=label)
         panel.set_title(f"{k} vertices")
     axes[0].legend(loc="lower left")
-    return Picture(
+    return lab.Picture(
         figure,
         rf"The part of a cell where its vertex wins by $\eta = {MARGIN}$, and that "
         rf"without a rim of $\varepsilon = {EROSION}$: exact polygons.",
     )
 
 
-def picture_of_forms() -> Picture:
+def picture_of_forms() -> lab.Picture:
     """The quadratic form over hulls."""
     figure, axes = style.canvas(3, panel=(3.2, 3.7))
     for k, panel in zip((5, 7, 10), axes, strict=True):
         form, name = (np.eye(2), "I") if k < 10 else (np.diag([1.0, 2.0]), DIAGONAL)
         draw_form(mf.Cells(draw_vertices(k, "eq", "bij"), form=form), panel)
         panel.set_title(f"{k} vertices, $B = {name}$")
-    return Picture(
+    return lab.Picture(
         figure,
         r"The form $\frac12\langle Bx, x\rangle$ over the hull, which every step of "
         "hardmax attention increases: largest at vertices.",
     )
 
 
-experiment = Experiment(
+experiment = lab.Experiment(
     name="frank-wolfe-cells",
     title="Hardmax attention moves tokens straight through the cells of their hull",
     room="geometry",
-    about=__doc__,
-    claims=(
-        TABULATED,
-        PARTITION,
-        QHULL,
-        VORONOI,
-        STAYS,
-        STRAIGHT,
-        SHRINKS,
-        CONTRACTION,
-        NOT_ZERO,
-        CONE,
-    ),
     parameters=Parameters,
     run=run,
     seconds=6,

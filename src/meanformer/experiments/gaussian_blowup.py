@@ -19,15 +19,7 @@ import numpy as np
 import scipy.linalg
 
 import meanformer as mf
-from meanformer.experiments import (
-    Claim,
-    Experiment,
-    Outcome,
-    Picture,
-    Table,
-    closed_form,
-    setting,
-)
+import meanformer.experiments as lab
 from meanformer.gaussian import centred
 from meanformer.gaussian.quiet import quiet_solve
 from meanformer.plotting import draw_eigenvalues, draw_slope, style
@@ -58,46 +50,46 @@ KINDS = {
 class Parameters:
     """How many random cases, and how far."""
 
-    cases: int = setting(12, full=200, help="random cases of each kind", at_least=2)
-    depth: float = setting(
+    cases: int = lab.setting(12, full=200, help="random cases of each kind", at_least=2)
+    depth: float = lab.setting(
         0.8, help="depth of the flows in one dimension", above=0, at_most=0.95
     )
-    dimension: int = setting(
+    dimension: int = lab.setting(
         2, full=5, help="dimension of the random Sinkhorn and L2 cases", at_least=2
     )
-    horizon: float = setting(2.0, help="depth of those", above=0, at_most=4)
-    seed: int = setting(0, help="seed of the random cases", at_least=0)
+    horizon: float = lab.setting(2.0, help="depth of those", above=0, at_most=4)
+    seed: int = lab.setting(0, help="seed of the random cases", at_least=0)
 
 
-EXPLICIT = Claim(
+EXPLICIT = lab.Claim(
     id="explicit-time",
     statement=r"With $V = I$ softmax attention blows up at "
     r"$t^* = 1/(2\beta\lambda_{\max}(S_0^{1/2}A_sS_0^{1/2}))$.",
     status="theorem",
     reference="CACP25, Gaussian data (the explicit law: theory page on Gaussians)",
 )
-TRACE = Claim(
+TRACE = lab.Claim(
     id="explicit-law",
     statement=r"On the way there $S(t)^{-1} = S_0^{-1} - 2\beta t\,A_s$, until a "
     r"ten-thousandth of $t^*$ is left.",
     status="theorem",
     reference="CACP25, Gaussian data (the explicit law: theory page on Gaussians)",
 )
-LOWER = Claim(
+LOWER = lab.Claim(
     id="lower-bound",
     statement=r"Softmax attention does not blow up before "
     r"$1/(2\beta|V||A||S_0|)$.",
     status="theorem",
     reference="CACP25, Gaussian data (the constant: theory page on Gaussians)",
 )
-UPPER = Claim(
+UPPER = lab.Claim(
     id="upper-bound",
     statement=r"With $V$ and $A_s$ positive definite it has blown up by "
     r"$d/(2\beta\lambda_{\min}(A_s)\lambda_{\min}(V)^2\mathrm{tr}(V^{-1}S_0))$.",
     status="theorem",
     reference="CACP25, Gaussian data (the constant: theory page on Gaussians)",
 )
-LINE_CLOCKS = Claim(
+LINE_CLOCKS = lab.Claim(
     id="one-dimension",
     statement=r"In one dimension $-1/s$ (softmax), $-1/s + 2\beta k^2\log s$ (L2), "
     r"$u - \coth(u/2)$ with $\sinh u = 2|b|s$ (Sinkhorn) and $-1/(s + m^2)$ (linear) "
@@ -105,20 +97,20 @@ LINE_CLOCKS = Claim(
     status="theorem",
     reference="CACP25, Gaussian data (one dimension: theory page on Gaussians)",
 )
-LINE_MEANS = Claim(
+LINE_MEANS = lab.Claim(
     id="one-dimension-means",
     statement=r"The means follow from the variances in closed form.",
     status="theorem",
     reference="CACP25, Gaussian data (one dimension: theory page on Gaussians)",
 )
-GROWTH = Claim(
+GROWTH = lab.Claim(
     id="growth",
     statement=r"In one dimension with $va > 0$ the variance grows like "
     r"$e^{2v(q/k)t}$ under L2 and like $e^{2vt}$ under Sinkhorn attention.",
     status="theorem",
     reference="CACP25, Gaussian data (one dimension: theory page on Gaussians)",
 )
-SINGULAR_TIME = Claim(
+SINGULAR_TIME = lab.Claim(
     id="singular-key-time",
     statement=r"L2 attention with $K = (1, 0)$, $Q = (0, 1)$, "
     r"$V = \mathrm{diag}(0, 1)$ blows up at $t^* = (1 + 2\beta S_{11})/(2\beta S_{12}) "
@@ -127,7 +119,7 @@ SINGULAR_TIME = Claim(
     reference="CACP25, Gaussian data (a counterexample where $K$ is singular: theory "
     "page on Gaussians)",
 )
-SINGULAR_LAW = Claim(
+SINGULAR_LAW = lab.Claim(
     id="singular-key-law",
     statement=r"There $S_{12}$ grows like $1/(t^* - t)$ and $S_{22}$ like its square: "
     r"$S = (1, 0.6, 2.4)$ at depth $2.5$ and $(1, 3, 60)$ at $4.5$.",
@@ -135,14 +127,14 @@ SINGULAR_LAW = Claim(
     reference="CACP25, Gaussian data (a counterexample where $K$ is singular: theory "
     "page on Gaussians)",
 )
-SINKHORN = Claim(
+SINKHORN = lab.Claim(
     id="sinkhorn-global",
     statement=r"Under Sinkhorn attention "
     r"$\mathrm{tr}\,S(t) \le e^{2|V|t}\,\mathrm{tr}\,S_0$, whatever $Q$ and $K$.",
     status="theorem",
     reference="CACP25, Gaussian data (the constant: theory page on Gaussians)",
 )
-L2_BOUND = Claim(
+L2_BOUND = lab.Claim(
     id="l2-global",
     statement=r"Under L2 attention with $K$ of full column rank "
     r"$\mathrm{tr}\,S(t) \le e^{2|V||A|t/\sigma_{\min}(K)^2}\,\mathrm{tr}\,S_0$.",
@@ -151,7 +143,7 @@ L2_BOUND = Claim(
 )
 
 
-def run(parameters: Parameters, *, progress) -> Outcome:
+def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Run into blow-ups, and past depths where there are none."""
     for _ in progress.over(range(1), 0.3):
         explicit = approached(softmax(EXPLICIT_SCORE), explicit_time())
@@ -176,20 +168,24 @@ def run(parameters: Parameters, *, progress) -> Outcome:
     cases = [(POSITIVE_SCORE, POSITIVE_VALUE, COVARIANCE), *positive_cases(parameters)]
     times = np.array([positive, *bounded])
     low, high = np.array([bounds(*case) for case in cases]).T
-    return Outcome(
+    return lab.Outcome(
         findings=[
             EXPLICIT.close_to(
                 float(explicit.depths[-1]),
                 explicit_time(),
                 relative_tolerance=1e-8,
-                source=closed_form("the generalised eigenvalue, by SciPy"),
+                source=lab.closed_form("the generalised eigenvalue, by SciPy"),
             ),
             explicit_finding(explicit),
             LOWER.at_least(
-                times / low, 1.0, source=closed_form("measured depth over the bound")
+                times / low,
+                1.0,
+                source=lab.closed_form("measured depth over the bound"),
             ),
             UPPER.at_most(
-                times / high, 1.0, source=closed_form("measured depth over the bound")
+                times / high,
+                1.0,
+                source=lab.closed_form("measured depth over the bound"),
             ),
             clocks_finding(line),
             means_finding(line),
@@ -197,13 +193,15 @@ def run(parameters: Parameters, *, progress) -> Outcome:
                 rates,
                 [2 * LINE["value"] * LINE["query"] / LINE["key"], 2 * LINE["value"]],
                 tolerance=1e-4,
-                source=closed_form(r"$2vq/k$ and $2v$, against the rate at depth 12"),
+                source=lab.closed_form(
+                    r"$2vq/k$ and $2v$, against the rate at depth 12"
+                ),
             ),
             SINGULAR_TIME.close_to(
                 float(singular.depths[-1]),
                 5.0,
                 relative_tolerance=1e-8,
-                source=closed_form(),
+                source=lab.closed_form(),
             ),
             singular_finding(singular),
             bound_finding(SINKHORN, ratios[mf.Sinkhorn]),
@@ -276,7 +274,7 @@ def explicit_finding(path: mf.GaussianTrajectory):
         found,
         expected,
         relative_tolerance=1e-4,
-        source=closed_form(r"trace of $(S_0^{-1} - 2\beta tA_s)^{-1}$"),
+        source=lab.closed_form(r"trace of $(S_0^{-1} - 2\beta tA_s)^{-1}$"),
     )
 
 
@@ -340,7 +338,10 @@ def clocks_finding(line: dict[str, mf.GaussianTrajectory]):
         start, _ = clock_and_rate(name, START["variance"], START["mean"])
         expected.append(start + rate * depths)
     return LINE_CLOCKS.close_to(
-        found, expected, tolerance=1e-9, source=closed_form("the integrated equations")
+        found,
+        expected,
+        tolerance=1e-9,
+        source=lab.closed_form("the integrated equations"),
     )
 
 
@@ -361,7 +362,10 @@ def means_finding(line: dict[str, mf.GaussianTrajectory]):
         found.append(means)
         expected.append(START["mean"] * growth[name])
     return LINE_MEANS.close_to(
-        found, expected, tolerance=1e-9, source=closed_form("the integrated equations")
+        found,
+        expected,
+        tolerance=1e-9,
+        source=lab.closed_form("the integrated equations"),
     )
 
 
@@ -381,7 +385,9 @@ def singular_finding(path: mf.GaussianTrajectory):
         found,
         expected,
         relative_tolerance=1e-4,
-        source=closed_form(r"$S_{12}(0)/(1 - t/t^*)$ and $S_{22}(0)/(1 - t/t^*)^2$"),
+        source=lab.closed_form(
+            r"$S_{12}(0)/(1 - t/t^*)$ and $S_{22}(0)/(1 - t/t^*)^2$"
+        ),
     )
 
 
@@ -408,21 +414,21 @@ def trace_ratios(kind, case, depth: float) -> np.ndarray:
     return np.log(traces / traces[0])[1:] / (2 * size * depths[1:])
 
 
-def bound_finding(claim: Claim, ratios: list[np.ndarray]):
+def bound_finding(claim: lab.Claim, ratios: list[np.ndarray]):
     """The growth of the trace over the bound on it, for every case and depth."""
     return claim.at_most(
         np.concatenate(ratios),
         1.0,
-        source=closed_form(
+        source=lab.closed_form(
             r"$\log(\mathrm{tr}\,S(t)/\mathrm{tr}\,S_0)$ over the exponent"
         ),
     )
 
 
-def times_table(times: np.ndarray, low: np.ndarray, high: np.ndarray) -> Table:
+def times_table(times: np.ndarray, low: np.ndarray, high: np.ndarray) -> lab.Table:
     """Blow-ups with both bounds: one fixed case and a few random ones."""
     rows = [list(row) for row in zip(low, times, high, strict=True)][:6]
-    return Table(
+    return lab.Table(
         ["lower bound", "blow-up $t^*$", "upper bound"],
         rows,
         "Softmax attention with $V$ and $A_s$ positive definite: the first case is "
@@ -432,7 +438,7 @@ def times_table(times: np.ndarray, low: np.ndarray, high: np.ndarray) -> Table:
     )
 
 
-def draw_blow_ups(explicit, singular) -> Picture:
+def draw_blow_ups(explicit, singular) -> lab.Picture:
     """Traces up to the blow-up, and eigenvalues against the depth that is left."""
     figure, (left, right) = style.canvas(2)
     runs = {
@@ -469,7 +475,7 @@ def draw_blow_ups(explicit, singular) -> Picture:
     right.set(xlabel="depth left, $t^* - t$", title="eigenvalues on the way there")
     right.invert_xaxis()
     right.legend(loc="upper left")
-    return Picture(
+    return lab.Picture(
         figure,
         "Left: trace of the covariance from the same start; dotted: the depth of the "
         "blow-up. With $K = I$ neither L2 nor Sinkhorn attention blows up. Right: both "
@@ -487,7 +493,7 @@ def global_traces(kind) -> tuple[np.ndarray, np.ndarray]:
     return depths[1:], np.asarray(path.statistics["trace"])[1:]
 
 
-def draw_line(line, ratios, parameters: Parameters) -> Picture:
+def draw_line(line, ratios, parameters: Parameters) -> lab.Picture:
     """Variances in one dimension, and growth over its bound in the random cases."""
     figure, (left, right) = style.canvas(2)
     for (name, path), colour in zip(line.items(), style.PALETTE, strict=False):
@@ -514,7 +520,7 @@ def draw_line(line, ratios, parameters: Parameters) -> Picture:
         title=f"{parameters.cases} random cases each",
     )
     right.legend()
-    return Picture(
+    return lab.Picture(
         figure,
         "Left: variance in one dimension, solved (dots) and from the clock of its kind "
         "(lines). Right: logarithm of the growth of the trace over the exponent that "
@@ -523,24 +529,10 @@ def draw_line(line, ratios, parameters: Parameters) -> Picture:
     )
 
 
-experiment = Experiment(
+experiment = lab.Experiment(
     name="gaussian-blowup",
     title="When the covariance of a Gaussian becomes infinite",
     room="gaussian",
-    about=__doc__,
-    claims=(
-        EXPLICIT,
-        TRACE,
-        LOWER,
-        UPPER,
-        LINE_CLOCKS,
-        LINE_MEANS,
-        GROWTH,
-        SINGULAR_TIME,
-        SINGULAR_LAW,
-        SINKHORN,
-        L2_BOUND,
-    ),
     parameters=Parameters,
     run=run,
     seconds=25,

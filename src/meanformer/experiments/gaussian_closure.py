@@ -21,19 +21,7 @@ import scipy.linalg
 from scipy.special import logsumexp
 
 import meanformer as mf
-from meanformer.experiments import (
-    Claim,
-    Experiment,
-    Outcome,
-    Picture,
-    Table,
-    other_method,
-    reference_attention,
-    reference_cloud,
-    setting,
-    tabulated,
-    theory,
-)
+import meanformer.experiments as lab
 from meanformer.plotting import (
     draw_ellipses,
     draw_rate,
@@ -87,87 +75,87 @@ TABLE = {
 class Parameters:
     """How many tokens stand for the Gaussian, and how many nodes."""
 
-    counts: tuple[int, ...] = setting(
+    counts: tuple[int, ...] = lab.setting(
         (16, 64, 256),
         full=(16, 64, 256, 1024),
         help="numbers of tokens, rising",
         at_least=8,
     )
-    clouds: int = setting(
+    clouds: int = lab.setting(
         6, full=16, help="clouds of each number, for the mean error", at_least=4
     )
-    sinkhorn_count: int = setting(
+    sinkhorn_count: int = lab.setting(
         128, full=512, help="number of tokens under Sinkhorn attention", at_least=16
     )
-    order: int = setting(
+    order: int = lab.setting(
         30, full=60, help="Gauss-Hermite nodes along each axis", at_least=16
     )
 
 
-AFFINE = Claim(
+AFFINE = lab.Claim(
     id="affine",
     statement=r"On a Gaussian, softmax, L2, Sinkhorn and linear attention are $c + Lx$ "
     r"with $L = \beta VSA$, $2\beta VNSA$, $2\beta VMA$, $\beta V(S + mm^\top)A$.",
     status="theorem",
     reference="CACP25, Gaussian data (derivations: theory page on Gaussians)",
 )
-FLOW = Claim(
+FLOW = lab.Claim(
     id="flow",
     statement=r"The flow of a Gaussian is $\dot m = Lm + c$, $\dot S = LS + SL^\top$.",
     status="theorem",
     reference="CACP25, Gaussian data",
 )
-REFERENCE = Claim(
+REFERENCE = lab.Claim(
     id="reference-values",
     statement=r"Mean and covariance take their tabulated values at depths $\tfrac12$ "
     r"and $1$ for the four kinds.",
     status="observation",
 )
-RESIDUAL_LAYERS = Claim(
+RESIDUAL_LAYERS = lab.Claim(
     id="layers",
     statement=r"Ten residual layers of step $\tfrac1{20}$ apply $m + h(Lm + c)$ and "
     r"$(I + hL)S(I + hL)^\top$ ten times, without error.",
     status="theorem",
     reference="CACP25, Gaussian data (layers: theory page on Gaussians)",
 )
-TOKENS = Claim(
+TOKENS = lab.Claim(
     id="tokens",
     statement=r"The covariance of $n$ quasi-random tokens under softmax and L2 "
     r"attention approaches that of the Gaussian faster than $n^{-1/2}$.",
     status="observation",
 )
-NEAR = Claim(
+NEAR = lab.Claim(
     id="near",
     statement=r"A few hundred tokens have the covariance of the Gaussian within 2%, "
     r"under each of the four kinds.",
     status="observation",
 )
-MOMENTS = Claim(
+MOMENTS = lab.Claim(
     id="moments",
     statement=r"Linear attention sees first and second moments only: four tokens have "
     r"mean and covariance of the Gaussian flow at all depths.",
     status="theorem",
     reference="CACP25, Gaussian data (any measure: theory page on Gaussians)",
 )
-BEND = Claim(
+BEND = lab.Claim(
     id="bent",
     statement=r"Sigmoid and unnormalised attention are not affine on a Gaussian: the "
     r"best affine fit in $L^2(\mu)$ leaves more than 1% of the velocity.",
     status="observation",
 )
-FIT = Claim(
+FIT = lab.Claim(
     id="fit",
     statement=r"What the best affine fit leaves of the velocity is measured right.",
     status="observation",
 )
 
 
-def run(parameters: Parameters, *, progress) -> Outcome:
+def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Solve the four flows, and hold each against what does not know the formulas."""
     mu = reference_gaussian()
     paths = {
         name: mf.solve(
-            mf.Flow(reference_attention(kind)), mu, 1.0, rtol=1e-12, atol=1e-13
+            mf.Flow(lab.reference_attention(kind)), mu, 1.0, rtol=1e-12, atol=1e-13
         )
         for name, kind in progress.over(KINDS.items(), 0.4)
     }
@@ -180,11 +168,11 @@ def run(parameters: Parameters, *, progress) -> Outcome:
         most["Sinkhorn"] = parameters.sinkhorn_count
         pairs = {name: compared(KINDS[name], most[name]) for name in KINDS}
         residuals = {
-            name: mf.gaussian.closure_residual(reference_attention(kind), mu)
+            name: mf.gaussian.closure_residual(lab.reference_attention(kind), mu)
             for name, kind in (KINDS | BENT).items()
         }
         layers, four = layers_of_all(mu), four_tokens()
-    return Outcome(
+    return lab.Outcome(
         findings=[
             affine_finding(mu, parameters.order),
             flow_finding(paths),
@@ -194,18 +182,22 @@ def run(parameters: Parameters, *, progress) -> Outcome:
             NEAR.at_most(
                 [float(pair.covariance_errors[-1]) for pair in pairs.values()],
                 0.02,
-                source=other_method("the Gaussian flow, distance relative to its size"),
+                source=lab.other_method(
+                    "the Gaussian flow, distance relative to its size"
+                ),
             ),
             MOMENTS.at_most(
                 np.stack([four.mean_errors, four.covariance_errors]),
                 0.0,
                 tolerance=1e-8,
-                source=theory("distances along the flow, the covariance's relative"),
+                source=lab.theory(
+                    "distances along the flow, the covariance's relative"
+                ),
             ),
             BEND.above(
                 [float(residuals[name].relative) for name in BENT],
                 0.01,
-                source=theory("root mean square of what is left, relative"),
+                source=lab.theory("root mean square of what is left, relative"),
             ),
             fit_finding(residuals, parameters.order),
         ],
@@ -221,7 +213,7 @@ def reference_gaussian() -> mf.Gaussian:
 
 def matrices() -> tuple[np.ndarray, ...]:
     """Query, key, value and score of the reference layer, in NumPy."""
-    layer = reference_attention()
+    layer = lab.reference_attention()
     query, key, value = map(np.asarray, (layer.query, layer.key, layer.value))
     return query, key, value, key.T @ query
 
@@ -255,14 +247,14 @@ def affine_finding(mu: mf.Gaussian, order: int):
     """The affine velocities against integrals over the Gaussian."""
     queries, found, expected = np.array(QUERIES), [], []
     for name, kind in KINDS.items():
-        slope, constant = mf.gaussian.affine_velocity(reference_attention(kind), mu)
+        slope, constant = mf.gaussian.affine_velocity(lab.reference_attention(kind), mu)
         found.append(np.asarray(constant) + queries @ np.asarray(slope).T)
         expected.append(integrated_velocity(name, queries, order))
     return AFFINE.close_to(
         found,
         expected,
         tolerance=1e-10,
-        source=other_method("Gauss-Hermite quadrature of the integrals, in NumPy"),
+        source=lab.other_method("Gauss-Hermite quadrature of the integrals, in NumPy"),
     )
 
 
@@ -318,7 +310,7 @@ def flow_finding(paths: dict[str, mf.GaussianTrajectory]):
         found,
         expected,
         tolerance=1e-9,
-        source=other_method("the written-out equations, solved by SciPy's DOP853"),
+        source=lab.other_method("the written-out equations, solved by SciPy's DOP853"),
     )
 
 
@@ -359,7 +351,7 @@ def reference_finding(paths: dict[str, mf.GaussianTrajectory]):
         found,
         [TABLE[name] for name in paths],
         tolerance=1e-9,
-        source=tabulated("12 digits"),
+        source=lab.tabulated("12 digits"),
     )
 
 
@@ -367,7 +359,7 @@ def layers_of_all(mu: mf.Gaussian) -> dict[str, mf.GaussianTrajectory]:
     """Ten residual layers of each kind."""
     return {
         name: mf.run_layers(
-            mf.Flow(reference_attention(kind)), mu, LAYERS, step=0.5 / LAYERS
+            mf.Flow(lab.reference_attention(kind)), mu, LAYERS, step=0.5 / LAYERS
         )
         for name, kind in KINDS.items()
     }
@@ -389,7 +381,7 @@ def layers_finding(layers: dict[str, mf.GaussianTrajectory]):
         found,
         expected,
         tolerance=1e-12,
-        source=other_method("the update, written out in NumPy"),
+        source=lab.other_method("the update, written out in NumPy"),
     )
 
 
@@ -412,14 +404,16 @@ def compared(
     """So many tokens next to the Gaussian; padded, so as to compile but once."""
     tokens = mf.gaussian.matched_tokens(reference_gaussian(), count, seed=seed)
     padded = mf.pad(tokens, max(count, *sizes)) if sizes else tokens
-    flow = mf.Flow(reference_attention(kind))
+    flow = mf.Flow(lab.reference_attention(kind))
     return mf.gaussian.compare_with_particles(flow, padded, 1.0)
 
 
 def four_tokens() -> mf.gaussian.Comparison:
     """The reference tokens, which are far from Gaussian, under linear attention."""
-    flow = mf.Flow(reference_attention(mf.Linear))
-    return mf.gaussian.compare_with_particles(flow, reference_cloud(), 1.0, rtol=1e-10)
+    flow = mf.Flow(lab.reference_attention(mf.Linear))
+    return mf.gaussian.compare_with_particles(
+        flow, lab.reference_cloud(), 1.0, rtol=1e-10
+    )
 
 
 def tokens_finding(counts: tuple[int, ...], errors: dict[str, list[float]]):
@@ -430,7 +424,7 @@ def tokens_finding(counts: tuple[int, ...], errors: dict[str, list[float]]):
     return TOKENS.at_most(
         exponents,
         -0.5,
-        source=theory("fitted exponents; random tokens would have -1/2"),
+        source=lab.theory("fitted exponents; random tokens would have -1/2"),
     )
 
 
@@ -440,7 +434,7 @@ def fit_finding(residuals, order: int):
         [float(residuals[name].relative) for name in BENT],
         [least_squares_residual(name, order) for name in BENT],
         relative_tolerance=1e-6,
-        source=other_method("least squares in NumPy on other nodes"),
+        source=lab.other_method("least squares in NumPy on other nodes"),
     )
 
 
@@ -462,9 +456,9 @@ def least_squares_residual(name: str, order: int) -> float:
     return float(np.linalg.norm(target - fit) / np.linalg.norm(spread))
 
 
-def residual_table(residuals) -> Table:
+def residual_table(residuals) -> lab.Table:
     """What the best affine fit leaves of the velocity, for each kind."""
-    return Table(
+    return lab.Table(
         ["attention", "left by the best affine fit, relative"],
         [[name, float(found.relative)] for name, found in residuals.items()],
         "Root mean square over the Gaussian, relative to that of the velocity around "
@@ -472,7 +466,7 @@ def residual_table(residuals) -> Table:
     )
 
 
-def draw_flows(paths, pairs) -> Picture:
+def draw_flows(paths, pairs) -> lab.Picture:
     """Ellipses along depth, with tokens over the last of them."""
     figure, panels = style.canvas(2, 2, panel=(3.6, 2.9), sharex=True, sharey=True)
     for panel, (name, path) in zip(panels.flat, paths.items(), strict=True):
@@ -487,7 +481,7 @@ def draw_flows(paths, pairs) -> Picture:
         panel.set_ylabel("$x_2$")
     colours = panels[0, 0].collections[0]
     figure.colorbar(colours, ax=panels, label="depth $t$", shrink=0.6)
-    return Picture(
+    return lab.Picture(
         figure,
         "Two standard deviations of the Gaussian along depth, blue to gold, with the "
         "path of its mean, for four attentions with the same matrices. Grey: tokens "
@@ -495,7 +489,7 @@ def draw_flows(paths, pairs) -> Picture:
     )
 
 
-def draw_errors(counts, errors) -> Picture:
+def draw_errors(counts, errors) -> lab.Picture:
     """The error of tokens against their number, and velocities that are not affine."""
     figure, (left, right) = style.canvas(2)
     for name, row in errors.items():
@@ -510,7 +504,7 @@ def draw_errors(counts, errors) -> Picture:
     )
     left.legend(loc="lower left")
     draw_velocities(right)
-    return Picture(
+    return lab.Picture(
         figure,
         "Left: relative distance of the tokens' covariance from the Gaussian's, root "
         "mean square over several clouds; dashed: slope $-1/2$, the rate of "
@@ -542,22 +536,10 @@ def draw_velocities(axes) -> None:
     axes.legend()
 
 
-experiment = Experiment(
+experiment = lab.Experiment(
     name="gaussian-closure",
     title="Gaussians stay Gaussian, and obey two equations",
     room="gaussian",
-    about=__doc__,
-    claims=(
-        AFFINE,
-        FLOW,
-        REFERENCE,
-        RESIDUAL_LAYERS,
-        TOKENS,
-        NEAR,
-        MOMENTS,
-        BEND,
-        FIT,
-    ),
     parameters=Parameters,
     run=run,
     seconds=35,

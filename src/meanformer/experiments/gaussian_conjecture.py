@@ -20,17 +20,7 @@ import numpy as np
 import scipy.optimize
 
 import meanformer as mf
-from meanformer.experiments import (
-    Claim,
-    Experiment,
-    Outcome,
-    Picture,
-    Table,
-    closed_form,
-    other_method,
-    setting,
-    theory,
-)
+import meanformer.experiments as lab
 from meanformer.plotting import style
 
 STRUCTURED = ("orthogonal", "symmetric", "commuting", "negative", "near-rotation")
@@ -67,99 +57,99 @@ CLASSES = {
 class Parameters:
     """How many draws of each ensemble, and how far they are followed."""
 
-    plane: int = setting(
+    plane: int = lab.setting(
         30, full=600, help="generic draws in dimension 2", at_least=20, at_most=100_000
     )
-    space: int = setting(
+    space: int = lab.setting(
         10, full=400, help="generic draws in dimension 3", at_least=5, at_most=100_000
     )
-    structured: int = setting(
+    structured: int = lab.setting(
         3, full=60, help="draws of each structured ensemble", at_least=1, at_most=10_000
     )
-    others: int = setting(
+    others: int = lab.setting(
         0,
         full=40,
         help="draws in dimension 4, under L2 and Sinkhorn attention, with two heads",
         at_least=0,
         at_most=10_000,
     )
-    depth: float = setting(
+    depth: float = lab.setting(
         1e5,
         full=1e6,
         help="how far, in units of the time in which a covariance moves at first",
         at_least=1e4,
     )
-    seed: int = setting(0, help="seed of the draws", at_least=0)
+    seed: int = lab.setting(0, help="seed of the draws", at_least=0)
 
 
-GENERIC = Claim(
+GENERIC = lab.Claim(
     id="generic",
     statement=r"For random $Q$, $K$, $V$ no covariance has a limit of full rank.",
     status="conjecture",
     reference="CACP25, low-rank conjecture (generic form: theory page on Gaussians)",
 )
-RANK = Claim(
+RANK = lab.Claim(
     id="rank",
     statement=r"Whatever converges, in any ensemble, has a limit of rank at most "
     r"$(d + \dim\ker A)/2$.",
     status="conjecture",
     reference="CACP25, low-rank conjecture (generic form: theory page on Gaussians)",
 )
-DECIDED = Claim(
+DECIDED = lab.Claim(
     id="decided",
     statement=r"The explorer decides on all but a few of the draws.",
     status="observation",
 )
-NEAREST = Claim(
+NEAREST = lab.Claim(
     id="nearest",
     statement=r"Generic $Q$ and $V$ of the plane have to be changed until a covariance "
     r"of rank $2$ is stationary.",
     status="observation",
 )
-ISOTROPIC = Claim(
+ISOTROPIC = lab.Claim(
     id="isotropic",
     statement=r"The range of a limit that is not zero is isotropic for the score: "
     r"$u^\top Au = 0$.",
     status="conjecture",
     reference="CACP25, low-rank conjecture (generic form: theory page on Gaussians)",
 )
-LITERAL = Claim(
+LITERAL = lab.Claim(
     id="literal",
     statement=r"The literal statement is false: for $A = I$ and a quarter turn $V$ the "
     r"covariance $cI$, of rank $2$, is stationary.",
     status="theorem",
     reference="CACP25, low-rank conjecture (counterexample: theory page on Gaussians)",
 )
-PERIOD = Claim(
+PERIOD = lab.Claim(
     id="period",
     statement=r"All other covariances turn for ever, with the period "
     r"$\pi/(\beta\operatorname{tr}S_0)$.",
     status="theorem",
     reference="CACP25, low-rank conjecture (counterexample: theory page on Gaussians)",
 )
-CONSERVED = Claim(
+CONSERVED = lab.Claim(
     id="conserved",
     statement=r"Trace and determinant are conserved while they turn.",
     status="theorem",
     reference="CACP25, low-rank conjecture (counterexample: theory page on Gaussians)",
 )
-DECAY = Claim(
+DECAY = lab.Claim(
     id="decay",
     statement=r"In the replayable case $t\,S(t) \to X$ with $X$ of full rank and "
     r"$-X = \beta(VXAX + XA^\top XV^\top)$.",
     status="observation",
 )
-RATIO = Claim(
+RATIO = lab.Claim(
     id="ratio",
     statement=r"There the ratio of the two eigenvalues of $S(t)$ stays away from zero.",
     status="observation",
 )
-OPEN = Claim(
+OPEN = lab.Claim(
     id="open-set",
     statement=r"Matrices near by do the same: full rank survives on an open set.",
     status="observation",
 )
-FOUND = Claim(
+FOUND = lab.Claim(
     id="found",
     statement=r"The explorer tells the known cases for what they are, exceptions as "
     r"exceptions, and a second look confirms them.",
@@ -167,7 +157,7 @@ FOUND = Claim(
 )
 
 
-def run(parameters: Parameters, *, progress) -> Outcome:
+def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Explore the ensembles, then look at the known cases and at the paths."""
     explorations = {
         label: mf.gaussian.explore(ensemble, count, depth=parameters.depth)
@@ -185,7 +175,7 @@ def run(parameters: Parameters, *, progress) -> Outcome:
             GENERIC.at_most(
                 sum(len(one.full_rank_limits) for one in generic),
                 0,
-                source=theory(f"among {sum(len(e.draws) for e in generic)} draws"),
+                source=lab.theory(f"among {sum(len(e.draws) for e in generic)} draws"),
             ),
             rank_finding(explorations),
             decided_finding(explorations),
@@ -196,7 +186,7 @@ def run(parameters: Parameters, *, progress) -> Outcome:
             open_finding(parameters),
             found_finding(known),
         ]
-    return Outcome(
+    return lab.Outcome(
         findings=findings,
         pictures=[draw_outcomes(explorations), draw_collapse(plane, paths)],
         tables=[count_table(explorations), exception_table(explorations)],
@@ -234,7 +224,9 @@ def rank_finding(explorations):
     draws = [draw for one in explorations.values() for draw in one.draws]
     excess = [draw.rank - draw.bound for draw in draws if draw.rank is not None]
     return RANK.at_most(
-        excess, 0, source=theory(f"rank minus bound of the {len(excess)} that converge")
+        excess,
+        0,
+        source=lab.theory(f"rank minus bound of the {len(excess)} that converge"),
     )
 
 
@@ -243,7 +235,9 @@ def decided_finding(explorations):
     draws = [draw for one in explorations.values() for draw in one.draws]
     undecided = sum(draw.kind == "undecided" for draw in draws)
     return DECIDED.at_most(
-        undecided / len(draws), 0.05, source=theory(f"one in twenty of {len(draws)}")
+        undecided / len(draws),
+        0.05,
+        source=lab.theory(f"one in twenty of {len(draws)}"),
     )
 
 
@@ -257,7 +251,7 @@ def nearest_finding(plane):
     return NEAREST.at_least(
         distances,
         1e-3,
-        source=theory("relative change, by the nearest that a search finds"),
+        source=lab.theory("relative change, by the nearest that a search finds"),
     )
 
 
@@ -271,7 +265,10 @@ def isotropic_finding(plane, paths):
             score = key.T @ query
             values.append(leading @ score @ leading / np.linalg.norm(score, 2))
     return ISOTROPIC.close_to(
-        values, 0, tolerance=1e-3, source=theory("$u^\\top Au/|A|$ at the last depth")
+        values,
+        0,
+        tolerance=1e-3,
+        source=lab.theory("$u^\\top Au/|A|$ at the last depth"),
     )
 
 
@@ -298,19 +295,19 @@ def rotation_findings():
             resting_motion(),
             0.0,
             tolerance=1e-15,
-            source=closed_form("$VSAS = c^2V$ is antisymmetric: $|LS + SL^\\top|$"),
+            source=lab.closed_form("$VSAS = c^2V$ is antisymmetric: $|LS + SL^\\top|$"),
         ),
         PERIOD.close_to(
             np.nan if outcome.period is None else outcome.period,
             period,
             relative_tolerance=1e-8,
-            source=closed_form(r"$\pi/(\beta\operatorname{tr}S_0)$"),
+            source=lab.closed_form(r"$\pi/(\beta\operatorname{tr}S_0)$"),
         ),
         CONSERVED.close_to(
             np.array(conserved),
             np.array(expected)[:, None],
             relative_tolerance=1e-9,
-            source=closed_form("their values at depth 0, over ten periods"),
+            source=lab.closed_form("their values at depth 0, over ten periods"),
         ),
     ]
 
@@ -320,7 +317,7 @@ def decay_findings():
     case = mf.gaussian.KNOWN_CASES["full rank over t"]
     path = mf.gaussian.limit_of(case.gamma(), case.gaussian(), depth=1e8, rtol=1e-10)
     limit = profile_of(case)
-    source = other_method(
+    source = lab.other_method(
         "the equation for $X$, solved from many starts by SciPy's root"
     )
     low, high = np.linalg.eigvalsh(path.covariances[-1])
@@ -375,7 +372,9 @@ def open_finding(parameters: Parameters):
         count,
         PERTURBED,
         tolerance=0,
-        source=theory(f"all of {PERTURBED}, entries of $A$, $V$ moved by {NOISE:g}"),
+        source=lab.theory(
+            f"all of {PERTURBED}, entries of $A$, $V$ moved by {NOISE:g}"
+        ),
     )
 
 
@@ -387,7 +386,7 @@ def found_finding(known):
         told = (draw.kind, draw.rank, draw.normalised_rank) == KNOWN[name]
         right += told and draw.confirmed is (True if is_exception else None)
     return FOUND.close_to(
-        right, len(KNOWN), tolerance=0, source=theory("all the known cases")
+        right, len(KNOWN), tolerance=0, source=lab.theory("all the known cases")
     )
 
 
@@ -403,14 +402,14 @@ def class_of(draw) -> str:
     return list(CLASSES)[4] if is_full else "tends to 0, low rank"
 
 
-def count_table(explorations) -> Table:
+def count_table(explorations) -> lab.Table:
     """Draws by ensemble, outcome, rank and normalised rank."""
     rows = [
         [label, kind, *["" if r is None else r for r in (rank, normalised)], count]
         for label, exploration in explorations.items()
         for kind, rank, normalised, count in exploration.table()
     ]
-    return Table(
+    return lab.Table(
         ["ensemble", "outcome", "rank of the limit", "normalised rank", "draws"],
         rows,
         r"What became of the draws. The normalised rank is that of the limit of "
@@ -418,7 +417,7 @@ def count_table(explorations) -> Table:
     )
 
 
-def exception_table(explorations) -> Table:
+def exception_table(explorations) -> lab.Table:
     """The exceptions, to be drawn again by their number."""
     rows = [
         [
@@ -433,7 +432,7 @@ def exception_table(explorations) -> Table:
         for draw in exploration.exceptions
     ]
     columns = ["ensemble", "draw", "exception", "confirmed", "largest eigenvalue"]
-    return Table(
+    return lab.Table(
         [*columns, "smallest eigenvalue"],
         rows or [["none", "", "", "", "", ""]],
         "Exceptions, all of them. Ensemble(…, seed).draw(number) gives the matrices.",
@@ -454,7 +453,7 @@ def notes(explorations) -> list[str]:
     ]
 
 
-def draw_outcomes(explorations) -> Picture:
+def draw_outcomes(explorations) -> lab.Picture:
     """The share of each class in each ensemble."""
     figure, axes = style.canvas(panel=(7.4, 0.36 * len(explorations) + 1.7))
     labels = [f"{label}  ({len(e.draws)})" for label, e in explorations.items()]
@@ -480,14 +479,14 @@ def draw_outcomes(explorations) -> Picture:
         loc="lower center", bbox_to_anchor=(0.36, 1.0), ncols=2, fontsize=9,
         handlelength=1.0, columnspacing=1.2,
     )  # fmt: skip
-    return Picture(
+    return lab.Picture(
         figure,
         "What becomes of a covariance, by ensemble (numbers of draws in the bars and "
         "in brackets). A limit of a rank that the conjecture forbids would be orange.",
     )
 
 
-def draw_collapse(plane, paths) -> Picture:
+def draw_collapse(plane, paths) -> lab.Picture:
     """Paths in the plane of trace and ratio of eigenvalues."""
     figure, axes = style.canvas(panel=(6.4, 4.2))
     floor, seen = 1e-7, set()
@@ -515,7 +514,7 @@ def draw_collapse(plane, paths) -> Picture:
         xlim=(1e-6, 1e7),
     )
     axes.legend(loc="lower left", fontsize=9)
-    return Picture(
+    return lab.Picture(
         figure,
         f"The first {min(SHOWN, len(plane.draws))} generic draws of the plane, from "
         "their first covariance (dots). Limits of rank one fall at a constant size, "
@@ -524,25 +523,10 @@ def draw_collapse(plane, paths) -> Picture:
     )
 
 
-experiment = Experiment(
+experiment = lab.Experiment(
     name="gaussian-conjecture",
     title="Covariances lose rank, but not all of them",
     room="gaussian",
-    about=__doc__,
-    claims=(
-        GENERIC,
-        RANK,
-        DECIDED,
-        NEAREST,
-        ISOTROPIC,
-        LITERAL,
-        PERIOD,
-        CONSERVED,
-        DECAY,
-        RATIO,
-        OPEN,
-        FOUND,
-    ),
     parameters=Parameters,
     run=run,
     seconds=90,

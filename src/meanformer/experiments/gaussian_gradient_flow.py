@@ -23,21 +23,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import meanformer as mf
+import meanformer.experiments as lab
 from meanformer.attention import AbstractAttention
 from meanformer.errors import PrecisionWarning
-from meanformer.experiments import (
-    Claim,
-    Experiment,
-    Outcome,
-    Picture,
-    Table,
-    closed_form,
-    other_method,
-    reference_attention,
-    setting,
-    tabulated,
-    theory,
-)
 from meanformer.plotting import style
 
 SPREAD = ((1.0, 0.3), (0.3, 0.6))
@@ -58,15 +46,15 @@ SAVED = 401
 class Parameters:
     """Depth of the flows and accuracy of the integrals."""
 
-    depth: float = setting(
+    depth: float = lab.setting(
         0.4, full=0.45, help="depth of the flows", above=0, at_most=0.45
     )
-    order: int = setting(
+    order: int = lab.setting(
         24, full=40, help="Gauss-Hermite nodes along each axis", at_least=20, at_most=48
     )
 
 
-GRADIENT = Claim(
+GRADIENT = lab.Claim(
     id="gradient",
     statement=r"In the Bures-Wasserstein metric $L = 2\nabla F$, with a mobility $P$ "
     r"$L = 2P\,\nabla F$, in that of Fisher and Rao $\dot S = 2S\,\nabla F\,S$.",
@@ -74,18 +62,18 @@ GRADIENT = Claim(
     reference="CACP25, Gaussian data; SABP22, gradient flow interpretation (all rows: "
     "theory page on Gaussians)",
 )
-ENERGY = Claim(
+ENERGY = lab.Claim(
     id="energy",
     statement=r"The energies of the seven layers are those of their formulas.",
     status="observation",
 )
-ASCENT = Claim(
+ASCENT = lab.Claim(
     id="ascent",
     statement=r"Along the flows the energy never falls.",
     status="theorem",
     reference="CACP25, Gaussian data (energies: theory page on Gaussians)",
 )
-DISSIPATION = Claim(
+DISSIPATION = lab.Claim(
     id="dissipation",
     statement=r"$F$ grows at the rate $\operatorname{tr}(LSL^\top)$, in a twisted "
     r"metric $\operatorname{tr}(P^{-1}LSL^\top)$, in that of Fisher and Rao "
@@ -93,33 +81,33 @@ DISSIPATION = Claim(
     status="theorem",
     reference="CACP25, Gaussian data (energies: theory page on Gaussians)",
 )
-MOTION = Claim(
+MOTION = lab.Claim(
     id="motion",
     statement=r"Without a mobility that rate is $\int|\Gamma|^2\,\mathrm{d}\mu$, the "
     r"mean square of the velocity of the tokens.",
     status="theorem",
     reference="SABP22, gradient flow interpretation",
 )
-REWARD_VALUE = Claim(
+REWARD_VALUE = lab.Claim(
     id="reward",
     statement=r"The entropic reward of $\mathcal{N}(0, S)$ under $B = "
     r"\left(\begin{smallmatrix}0.8 & 0.3\\ 0.3 & -0.4\end{smallmatrix}\right)$ is "
     r"$E_B = 0.375126721371$.",
     status="observation",
 )
-REWARD_CLOUD = Claim(
+REWARD_CLOUD = lab.Claim(
     id="reward-of-tokens",
     statement=r"It is the entropic energy of a cloud of tokens that stands for the "
     r"Gaussian.",
     status="observation",
 )
-TOLD = Claim(
+TOLD = lab.Claim(
     id="told",
     statement=r"The library tells gradients from others: seven layers of one sort, "
     r"five of the other.",
     status="observation",
 )
-FALL = Claim(
+FALL = lab.Claim(
     id="fall",
     statement=r"With an indefinite matrix in front of $V = A$ the energy of $V = A$ "
     r"falls first and rises later.",
@@ -139,7 +127,7 @@ class Row(NamedTuple):
     factor: float = 1.0
 
 
-def run(parameters: Parameters, *, progress) -> Outcome:
+def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Differentiate the energies, then follow them along the flows."""
     listed = rows()
     paths = {
@@ -162,7 +150,7 @@ def run(parameters: Parameters, *, progress) -> Outcome:
             draw_energies(profiles, slopes, falling),
             draw_landscapes(),
         ]
-    return Outcome(
+    return lab.Outcome(
         findings=[
             gradient_finding(listed),
             energy_finding(listed),
@@ -170,26 +158,26 @@ def run(parameters: Parameters, *, progress) -> Outcome:
                 [float(profile.worst_violation) for profile in profiles.values()],
                 0.0,
                 tolerance=1e-12,
-                source=theory(f"largest decrease between two of {SAVED} depths"),
+                source=lab.theory(f"largest decrease between two of {SAVED} depths"),
             ),
             DISSIPATION.close_to(
                 [listed[name].factor * profiles[name].rates[3:-3] for name in listed],
                 [listed[name].factor * slopes[name] for name in listed],
                 tolerance=1e-8,
-                source=other_method("differences of the written energy along the flow"),
+                source=lab.other_method("differences of the energy along the flow"),
             ),
             *of_tokens,
             REWARD_VALUE.close_to(
                 float(mf.gaussian.entropic_reward(start(), jnp.array(FORM))),
                 REWARD,
                 tolerance=1e-11,
-                source=tabulated("by the eigenvalues of $H$"),
+                source=lab.tabulated("by the eigenvalues of $H$"),
             ),
             told_finding(listed),
             FALL.below(
                 [np.diff(falling.energies).min(), -np.diff(falling.energies).max()],
                 0.0,
-                source=theory("smallest increase and largest, with its sign changed"),
+                source=lab.theory("smallest increase, and minus the largest"),
             ),
         ],
         pictures=pictures,
@@ -257,10 +245,10 @@ def rows() -> dict[str, Row]:
 def others() -> dict[str, AbstractAttention]:
     """Layers without an energy."""
     return {
-        "softmax, reference matrices": reference_attention(mf.Softmax),
-        "linear, reference matrices": reference_attention(mf.Linear),
-        "L2, reference matrices": reference_attention(mf.L2),
-        "Sinkhorn, reference matrices": reference_attention(mf.Sinkhorn),
+        "softmax, reference matrices": lab.reference_attention(mf.Softmax),
+        "linear, reference matrices": lab.reference_attention(mf.Linear),
+        "L2, reference matrices": lab.reference_attention(mf.L2),
+        "Sinkhorn, reference matrices": lab.reference_attention(mf.Sinkhorn),
         "softmax, indefinite": falling_layer(),
     }
 
@@ -313,7 +301,7 @@ def gradient_finding(listed: dict[str, Row]):
         np.stack(measured),
         np.stack(expected),
         tolerance=1e-9,
-        source=other_method("the written energies by differences, in $\\dot S$"),
+        source=lab.other_method("the written energies by differences, in $\\dot S$"),
     )
 
 
@@ -324,7 +312,7 @@ def energy_finding(listed: dict[str, Row]):
         [float(mf.gaussian.energy(layer, start())) for layer in layers],
         [row.energy(np.array(SPREAD)) for row in listed.values()],
         tolerance=1e-12,
-        source=closed_form("the formulas, in NumPy"),
+        source=lab.closed_form("the formulas, in NumPy"),
     )
 
 
@@ -349,7 +337,7 @@ def motion_finding(listed: dict[str, Row], parameters: Parameters):
         ],
         [float(cloud.weights @ square) for square in squares],
         tolerance=1e-8,
-        source=other_method(f"attention of {cloud.count} tokens to themselves"),
+        source=lab.other_method(f"attention of {cloud.count} tokens to themselves"),
     )
 
 
@@ -361,7 +349,7 @@ def reward_finding(parameters: Parameters):
         float(mf.gaussian.entropic_reward(start(), jnp.array(FORM))),
         float(mf.observables.energy(layer, cloud)),
         tolerance=1e-9,
-        source=other_method(f"Sinkhorn's algorithm on {cloud.count} tokens"),
+        source=lab.other_method(f"Sinkhorn's algorithm on {cloud.count} tokens"),
     )
 
 
@@ -373,11 +361,11 @@ def told_finding(listed: dict[str, Row]):
         sum(right) + sum(wrong),
         len(right) + len(wrong),
         tolerance=0,
-        source=theory("all of them"),
+        source=lab.theory("all of them"),
     )
 
 
-def table(listed: dict[str, Row]) -> Table:
+def table(listed: dict[str, Row]) -> lab.Table:
     """Metric, energy and rate of every layer, and why the others have none."""
     lines = []
     for name, row in listed.items():
@@ -388,14 +376,14 @@ def table(listed: dict[str, Row]) -> Table:
         lines.append([name, structure.metric + twist, energy, rate])
     for name, layer in others().items():
         lines.append([name, mf.gaussian.gradient_structure(layer).failure, "", ""])
-    return Table(
+    return lab.Table(
         ["layer", "metric, or what fails", "energy $E(S_0)$", "rate"],
         lines,
         r"Layers that climb an energy, and others that do not.",
     )
 
 
-def draw_energies(profiles, slopes, falling: Energies) -> Picture:
+def draw_energies(profiles, slopes, falling: Energies) -> lab.Picture:
     """Gains of the energies along depth, their rates by two ways, and a fall."""
     figure, (left, middle, right) = style.canvas(3, panel=(3.6, 3.6))
     for (name, profile), colour in zip(profiles.items(), style.PALETTE, strict=False):
@@ -427,7 +415,7 @@ def draw_energies(profiles, slopes, falling: Energies) -> Picture:
     )
     handles, labels = left.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4)
-    return Picture(
+    return lab.Picture(
         figure,
         "Left: what seven gradient flows gain from the same first covariance; softmax "
         "and linear attention move a centred Gaussian in the same way. Middle: "
@@ -437,12 +425,12 @@ def draw_energies(profiles, slopes, falling: Energies) -> Picture:
     )
 
 
-def draw_landscapes() -> Picture:
+def draw_landscapes() -> lab.Picture:
     """Sinkhorn's energy over standard deviations, softmax's over directions."""
     figure, (left, right) = style.canvas(2, panel=(4.6, 4.0))
     draw_reward(figure, left)
     draw_directions(figure, right)
-    return Picture(
+    return lab.Picture(
         figure,
         r"Left: the energy $E_B$ of Sinkhorn attention, "
         r"$B = \operatorname{diag}(0.8, -0.6)$, on uncorrelated Gaussians; in standard "
@@ -519,22 +507,10 @@ def draw_directions(figure, axes) -> None:
     figure.colorbar(filled, ax=axes, shrink=0.8, label="energy $E(S)$ at unit trace")
 
 
-experiment = Experiment(
+experiment = lab.Experiment(
     name="gaussian-gradient-flow",
     title="Some flows of Gaussians are gradient flows",
     room="gaussian",
-    about=__doc__,
-    claims=(
-        GRADIENT,
-        ENERGY,
-        ASCENT,
-        DISSIPATION,
-        MOTION,
-        REWARD_VALUE,
-        REWARD_CLOUD,
-        TOLD,
-        FALL,
-    ),
     parameters=Parameters,
     run=run,
     seconds=30,

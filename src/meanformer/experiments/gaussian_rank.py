@@ -19,16 +19,7 @@ import jax.random as jr
 import numpy as np
 
 import meanformer as mf
-from meanformer.experiments import (
-    Claim,
-    Experiment,
-    Outcome,
-    Picture,
-    Table,
-    closed_form,
-    setting,
-    theory,
-)
+import meanformer.experiments as lab
 from meanformer.gaussian import centred
 from meanformer.gaussian.quiet import quiet_solve
 from meanformer.plotting import draw_cone, draw_eigenvalues, style
@@ -52,41 +43,41 @@ SIGNATURES = ((1, 1, -1, -1), (1, 1, 1, -1), (1, 1, 0, -1), (1, 0, 0, -1), (1, 1
 class Parameters:
     """How far the covariances are followed, and how many of them."""
 
-    depth: float = setting(1e6, full=1e8, help="depth of the flows", at_least=1e4)
-    draws: int = setting(3, full=30, help="random draws of each kind", at_least=1)
-    starts: int = setting(
+    depth: float = lab.setting(1e6, full=1e8, help="depth of the flows", at_least=1e4)
+    draws: int = lab.setting(3, full=30, help="random draws of each kind", at_least=1)
+    starts: int = lab.setting(
         16, full=64, help="starts of the search for stationary covariances", at_least=4
     )
-    seed: int = setting(0, help="seed of all draws", at_least=0)
+    seed: int = lab.setting(0, help="seed of all draws", at_least=0)
 
 
-LIMIT = Claim(
+LIMIT = lab.Claim(
     id="limit",
     statement=r"With $V = I$ and $A \le 0$ the covariance tends to "
     r"$(\Pi S_0^{-1}\Pi)^+$ under softmax, L2 and Sinkhorn attention alike.",
     status="theorem",
     reference="CACP25, Gaussian data (the limit: theory page on Gaussians)",
 )
-RANK = Claim(
+RANK = lab.Claim(
     id="rank",
     statement=r"The rank of the limit is $\dim\ker A_s$ exactly.",
     status="theorem",
     reference="CACP25, Gaussian data (the limit: theory page on Gaussians)",
 )
-DECAY = Claim(
+DECAY = lab.Claim(
     id="decay",
     statement=r"The other eigenvalues decay like $t^{-1}$.",
     status="theorem",
     reference="CACP25, Gaussian data (the rate: theory page on Gaussians)",
 )
-CONSTANT = Claim(
+CONSTANT = lab.Claim(
     id="decay-constant",
     statement=r"Times depth they tend to the inverses of $2\beta$ (softmax) or "
     r"$4\beta$ (L2, Sinkhorn) times the eigenvalues of $-A_s$.",
     status="theorem",
     reference="CACP25, Gaussian data (the rate: theory page on Gaussians)",
 )
-ISOTROPIC = Claim(
+ISOTROPIC = lab.Claim(
     id="stationary-rank",
     statement=r"With $V = I$ the highest rank of a stationary covariance of softmax "
     r"attention is $n_0 + \min(n_+, n_-)$.",
@@ -94,7 +85,7 @@ ISOTROPIC = Claim(
     reference="CACP25, Gaussian data (in the corrected form of the theory page on "
     "Gaussians)",
 )
-SHARP = Claim(
+SHARP = lab.Claim(
     id="isotropic",
     statement=r"Covariances whose range is isotropic for $A_s$, built from "
     r"eigenvectors, do not move.",
@@ -102,21 +93,21 @@ SHARP = Claim(
     reference="CACP25, Gaussian data (in the corrected form of the theory page on "
     "Gaussians)",
 )
-DEFINITE = Claim(
+DEFINITE = lab.Claim(
     id="definite-values",
     statement=r"With $V = W^\top W$ and $A = -Q^\top Q$ of rank 2 in dimension 4, "
     r"$AS(t)$ tends to zero under softmax attention.",
     status="theorem",
     reference="CACP25, Gaussian data (definite values: theory page on Gaussians)",
 )
-DEFINITE_RANK = Claim(
+DEFINITE_RANK = lab.Claim(
     id="definite-values-rank",
     statement=r"There at most $\dim\ker A_s = 2$ eigenvalues of $S(t)$ do not tend to "
     r"zero.",
     status="theorem",
     reference="CACP25, Gaussian data (definite values: theory page on Gaussians)",
 )
-FALLING = Claim(
+FALLING = lab.Claim(
     id="falling",
     statement=r"On the way $\mathrm{tr}(V^{-1}S)$ never grows.",
     status="theorem",
@@ -152,7 +143,7 @@ class Case:
         return basis @ np.linalg.inv(inner) @ basis.T
 
 
-def run(parameters: Parameters, *, progress) -> Outcome:
+def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Follow covariances over many decades of depth, and look for those at rest."""
     cases = [case for rank in (1, 2, 3) for case in drawn_cases(rank, parameters)]
     runs = {
@@ -166,7 +157,7 @@ def run(parameters: Parameters, *, progress) -> Outcome:
     ]
     for _ in progress.over(range(1), 0.2):
         planar = planar_flows()
-    return Outcome(
+    return lab.Outcome(
         findings=[
             limit_finding(cases, runs),
             RANK.close_to(
@@ -176,26 +167,26 @@ def run(parameters: Parameters, *, progress) -> Outcome:
                 ],
                 [[case.kernel for case in cases]] * len(runs),
                 tolerance=0,
-                source=theory(r"$\dim\ker A_s$ for each of the draws"),
+                source=lab.theory(r"$\dim\ker A_s$ for each of the draws"),
             ),
             DECAY.close_to(
                 decaying_exponents(cases, runs),
                 -1.0,
                 tolerance=1e-3,
-                source=theory("exponents over the last decade of depth"),
+                source=lab.theory("exponents over the last decade of depth"),
             ),
             constant_finding(cases, runs),
             ISOTROPIC.close_to(
                 highest,
                 [isotropic_rank(signs) for signs in SIGNATURES],
                 tolerance=0,
-                source=theory("highest rank found, for five signatures"),
+                source=lab.theory("highest rank found, for five signatures"),
             ),
             SHARP.at_most(
                 [isotropic_motion(signs, parameters) for signs in SIGNATURES[:-1]],
                 0.0,
                 tolerance=1e-13,
-                source=theory(r"$|LS + SL^\top|/(|A||S|^2)$"),
+                source=lab.theory(r"$|LS + SL^\top|/(|A||S|^2)$"),
             ),
             DEFINITE.at_most(
                 [
@@ -204,12 +195,12 @@ def run(parameters: Parameters, *, progress) -> Outcome:
                 ],
                 0.0,
                 tolerance=1e-4,
-                source=theory(r"$|AS|/(|A||S_0|)$ at the last depth"),
+                source=lab.theory(r"$|AS|/(|A||S_0|)$ at the last depth"),
             ),
             DEFINITE_RANK.at_most(
                 [limit_rank(path) for path in falls],
                 [case.kernel for case in definite],
-                source=theory(r"$\dim\ker A_s$"),
+                source=lab.theory(r"$\dim\ker A_s$"),
             ),
             falling_finding(definite, falls),
         ],
@@ -280,7 +271,7 @@ def limit_finding(cases, runs):
         found,
         [limits] * len(runs),
         tolerance=1e-4,
-        source=closed_form(r"$(\Pi S_0^{-1}\Pi)^+$, relative to $|S_0|$"),
+        source=lab.closed_form(r"$(\Pi S_0^{-1}\Pi)^+$, relative to $|S_0|$"),
     )
 
 
@@ -297,7 +288,7 @@ def constant_finding(cases, runs):
         np.concatenate(found),
         np.concatenate(expected),
         relative_tolerance=1e-3,
-        source=closed_form(r"$1/(2\beta a_i)$ and $1/(4\beta a_i)$"),
+        source=lab.closed_form(r"$1/(2\beta a_i)$ and $1/(4\beta a_i)$"),
     )
 
 
@@ -376,7 +367,7 @@ def falling_finding(cases, runs):
         growth,
         0.0,
         tolerance=1e-8,
-        source=theory("largest growth between saved depths, relative"),
+        source=lab.theory("largest growth between saved depths, relative"),
     )
 
 
@@ -408,7 +399,7 @@ def outcome_in_words(path: mf.GaussianTrajectory) -> str:
     return ("tends to zero", "limit of rank one", "limit of rank two")[limit_rank(path)]
 
 
-def rank_table(cases, runs) -> Table:
+def rank_table(cases, runs) -> lab.Table:
     """Ranks of the limits for each rank of the score."""
     rows = []
     for rank in (1, 2, 3):
@@ -417,27 +408,27 @@ def rank_table(cases, runs) -> Table:
             ", ".join(str(limit_rank(row[i])) for i in chosen) for row in runs.values()
         ]
         rows.append([rank, DIMENSION - rank, *found])
-    return Table(
+    return lab.Table(
         ["rank of $A$", r"$\dim\ker A_s$", *runs],
         rows,
         "Rank of the limit for each draw, $V = I$, dimension 4.",
     )
 
 
-def stationary_table(highest: list[int]) -> Table:
+def stationary_table(highest: list[int]) -> lab.Table:
     """Highest ranks of stationary covariances, found and allowed."""
     rows = [
         [*(signs.count(sign) for sign in (1, 0, -1)), found, isotropic_rank(signs)]
         for signs, found in zip(SIGNATURES, highest, strict=True)
     ]
-    return Table(
+    return lab.Table(
         ["$n_+$", "$n_0$", "$n_-$", "highest rank found", r"$n_0 + \min(n_+, n_-)$"],
         rows,
         "Stationary covariances of softmax attention with $V = I$ in dimension 4.",
     )
 
 
-def draw_decay(runs, falls, parameters: Parameters) -> Picture:
+def draw_decay(runs, falls, parameters: Parameters) -> lab.Picture:
     """Eigenvalues along depth: the three kinds, and values other than the identity."""
     figure, (left, right) = style.canvas(2, sharey=True)
     middle = parameters.draws  # the first draw with a score of rank two
@@ -465,7 +456,7 @@ def draw_decay(runs, falls, parameters: Parameters) -> Picture:
             slope=-1.0 if path is lowest else None,
         )
     right.set(title=r"softmax, $V = W^\top W$", ylabel="")
-    return Picture(
+    return lab.Picture(
         figure,
         r"Four eigenvalues of the covariance where $A = -Q^\top Q$ has rank 2: two "
         "have positive limits, two decay like $1/t$ (dashed). Left: one draw, three "
@@ -473,7 +464,7 @@ def draw_decay(runs, falls, parameters: Parameters) -> Picture:
     )
 
 
-def draw_planar(planar: list[mf.GaussianTrajectory]) -> Picture:
+def draw_planar(planar: list[mf.GaussianTrajectory]) -> lab.Picture:
     """Covariances of the plane in their cone."""
     figure, axes = style.canvas(panel=(5.8, 4.6), subplot_kw={"projection": "3d"})
     draw_cone(
@@ -482,7 +473,7 @@ def draw_planar(planar: list[mf.GaussianTrajectory]) -> Picture:
         outcomes=[outcome_in_words(path) for path in planar],
         height=3.0,
     )
-    return Picture(
+    return lab.Picture(
         figure,
         "Covariances of the plane under softmax attention with $V = I$, from the same "
         "four starts (rings), in the cone of positive semi-definite matrices. With $A$ "
@@ -492,22 +483,10 @@ def draw_planar(planar: list[mf.GaussianTrajectory]) -> Picture:
     )
 
 
-experiment = Experiment(
+experiment = lab.Experiment(
     name="gaussian-rank",
     title="Attention lowers the rank of a covariance to that of a kernel",
     room="gaussian",
-    about=__doc__,
-    claims=(
-        LIMIT,
-        RANK,
-        DECAY,
-        CONSTANT,
-        ISOTROPIC,
-        SHARP,
-        DEFINITE,
-        DEFINITE_RANK,
-        FALLING,
-    ),
     parameters=Parameters,
     run=run,
     seconds=30,

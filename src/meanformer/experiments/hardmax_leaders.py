@@ -18,18 +18,7 @@ import numpy as np
 import scipy.optimize
 
 import meanformer as mf
-from meanformer.experiments import (
-    Claim,
-    Experiment,
-    Movie,
-    Outcome,
-    Picture,
-    closed_form,
-    other_method,
-    setting,
-    tabulated,
-    theory,
-)
+import meanformer.experiments as lab
 from meanformer.plotting import PlaneFrames, draw_leaders, style
 
 ALPHA, STEPS, SHOWN = Fraction(1, 2), 30, (0, 1, 2, 5, 30)
@@ -54,73 +43,73 @@ DEPTH, SOFT_TOKENS = 2.0, 30
 class Parameters:
     """How many random clouds."""
 
-    clouds: int = setting(10, full=200, help="random clouds and forms")
-    tokens: int = setting(40, full=200, help="tokens of each")
-    soft_clouds: int = setting(2, full=8, help="random clouds at low temperature")
+    clouds: int = lab.setting(10, full=200, help="random clouds and forms")
+    tokens: int = lab.setting(40, full=200, help="tokens of each")
+    soft_clouds: int = lab.setting(2, full=8, help="random clouds at low temperature")
 
 
-EMERGES = Claim(
+EMERGES = lab.Claim(
     id="emerging-leader",
     statement=r"In the published example tokens $1$ and $3$ lead at the start, and "
     r"tokens $1$, $2$ and $3$ from step $1$ on.",
     status="observation",
     reference="AFZ24, emerging leaders",
 )
-EXACT = Claim(
+EXACT = lab.Claim(
     id="rational",
     statement=r"In the four published cases, ties included, tokens and leaders of all "
     r"$30$ steps are those of exact rational arithmetic.",
     status="observation",
     reference="AFZ24, dynamics of tokens in the plane",
 )
-LIMITS = Claim(
+LIMITS = lab.Claim(
     id="limits",
     statement=r"Token $2$ stays at $(-1/18, 5/36)$, the others go to $(1, 1/3)$ or to "
     r"$(-1, -1)$; tokens in a square go to its corners.",
     status="observation",
 )
-TIED = Claim(
+TIED = lab.Claim(
     id="ties",
     statement=r"The tokens $(\pm\frac12, 0)$ in the square, tied between two corners, "
     r"tend to $(\pm1, 0)$ for every step $\gamma = 0.2, \frac13, 0.5, 0.7, 1$.",
     status="observation",
     reference="AFZ24, limits in faces of the polytope",
 )
-CRITICAL = Claim(
+CRITICAL = lab.Claim(
     id="critical-step",
     statement=r"Token $2$ of the example becomes a leader only if the step is large "
     r"enough: from $\gamma = (7 - \sqrt{13})/18 = 0.18858$ on.",
     status="observation",
 )
-CONTINUOUS = Claim(
+CONTINUOUS = lab.Claim(
     id="continuous",
     statement=r"In continuous depth, $\dot z_i = z_{j(i)} - z_i$, it does not: it ends "
     r"at $(1, 1/3)$ with the others, and in the square "
     r"$z(t) = v + e^{-t}(z(0) - v)$ for the corner $v$ of a token.",
     status="observation",
 )
-STAY = Claim(
+STAY = lab.Claim(
     id="leaders-stay",
     statement=r"Leaders stay leaders, for random clouds and positive definite $A$: the "
     r"smallest change of the set of leaders over all steps is not negative.",
     status="theorem",
     reference="AFZ24, properties of leaders",
 )
-CONVERGE = Claim(
+CONVERGE = lab.Claim(
     id="converge",
     statement=r"Every token of a random cloud follows one leader after $60$ steps: the "
     r"share of tokens that do is one.",
     status="observation",
     reference="AFZ24, convergence to leaders and to the faces between them",
 )
-SOFT = Claim(
+SOFT = lab.Claim(
     id="low-temperature",
     statement=r"At $\beta = 10^5$ the softmax flow of random tokens in the square is "
     r"that of hardmax, at depth $2$, up to $10^{-3}$.",
     status="observation",
     reference="ABRR26, low temperature in finite depth",
 )
-CHANGES = Claim(
+CHANGES = lab.Claim(
     id="changed-leaders",
     statement=r"Where no token has changed its leader, the two flows are closer than "
     r"$0.05$ for all $\beta \ge 100$; the larger distances are due to such changes.",
@@ -128,7 +117,7 @@ CHANGES = Claim(
 )
 
 
-def run(parameters: Parameters, *, progress) -> Outcome:
+def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """The four cases, the critical step, random clouds, and low temperature."""
     cases = {name: as_run(points) for name, points in four_cases().items()}
     steps = list(progress.over(range(parameters.clouds), 0.4))
@@ -137,7 +126,7 @@ def run(parameters: Parameters, *, progress) -> Outcome:
         low_temperature(seed)
         for seed in progress.over(range(parameters.soft_clouds), 0.5)
     ]
-    return Outcome(
+    return lab.Outcome(
         findings=[
             *case_findings(cases),
             tie_finding(),
@@ -153,7 +142,7 @@ def run(parameters: Parameters, *, progress) -> Outcome:
             picture_of_low_temperature(soft),
         ],
         movies=[
-            Movie(
+            lab.Movie(
                 cases["emerging leader"].to_trajectory(),
                 "The tokens of the published example with an emerging leader, step by "
                 "step, and their hull.",
@@ -247,17 +236,17 @@ def case_findings(cases):
             emerging.is_leader,
             expected,
             tolerance=0.0,
-            source=tabulated(),
+            source=lab.tabulated(),
         ),
         EXACT.close_to(
-            errors, 0.0, tolerance=1e-12, source=other_method("rational arithmetic")
+            errors, 0.0, tolerance=1e-12, source=lab.other_method("rational arithmetic")
         ),
         LIMITS.close_to(
             np.concatenate([emerging.limits, square.limits[4:]]),
             [near, (-1 / 18, 5 / 36), far, near, far, far, near, near]
             + [(1, 1), (-1, 1), (1, -1), (-1, -1)],
             tolerance=1e-15,
-            source=closed_form("points of leaders"),
+            source=lab.closed_form("points of leaders"),
         ),
     )
 
@@ -279,7 +268,7 @@ def tie_finding():
         np.array(ends),
         np.broadcast_to([[1, 0], [-1, 0]], (5, 2, 2)),
         tolerance=1e-14,
-        source=closed_form("midpoints of edges"),
+        source=lab.closed_form("midpoints of edges"),
     )
 
 
@@ -297,7 +286,7 @@ def critical_finding():
         found,
         THRESHOLD,
         tolerance=1e-9,
-        source=closed_form(r"smaller root of $9\gamma^2 - 7\gamma + 1$"),
+        source=lab.closed_form(r"smaller root of $9\gamma^2 - 7\gamma + 1$"),
     )
 
 
@@ -329,7 +318,7 @@ def continuous_finding():
         [*example[1], *flow_end("hardmax", square, DEPTH).ravel()],
         [1, 1 / 3, *exact.ravel()],
         tolerance=1e-7,
-        source=closed_form(r"$v + e^{-t}(z(0) - v)$"),
+        source=lab.closed_form(r"$v + e^{-t}(z(0) - v)$"),
     )
 
 
@@ -348,9 +337,12 @@ def random_findings(randoms):
     changes = [np.diff(path.is_leader.astype(int), axis=0).min() for path in randoms]
     shares = [np.mean(path.leader_of >= 0) for path in randoms]
     return (
-        STAY.at_least(changes, 0, source=theory("leaders stay")),
+        STAY.at_least(changes, 0, source=lab.theory("leaders stay")),
         CONVERGE.close_to(
-            shares, 1.0, tolerance=0.0, source=theory("generic tokens go to leaders")
+            shares,
+            1.0,
+            tolerance=0.0,
+            source=lab.theory("generic tokens go to leaders"),
         ),
     )
 
@@ -373,14 +365,14 @@ def soft_findings(soft):
     distances = np.array([distance for distance, _ in soft])
     is_same = np.array([changes == 0 for _, changes in soft]) & (BETAS >= 100)
     return (
-        SOFT.at_most(distances[:, -1], 1e-3, source=theory("the limit is zero")),
+        SOFT.at_most(distances[:, -1], 1e-3, source=lab.theory("the limit is zero")),
         CHANGES.at_most(
-            distances[is_same], 0.05, source=theory("softmax tends to hardmax")
+            distances[is_same], 0.05, source=lab.theory("softmax tends to hardmax")
         ),
     )
 
 
-def picture_of_cases(cases) -> Picture:
+def picture_of_cases(cases) -> lab.Picture:
     """The published panels."""
     figure, axes = style.canvas(len(SHOWN), len(cases), panel=(1.75, 1.85))
     for row, (name, path) in zip(axes, cases.items(), strict=True):
@@ -390,7 +382,7 @@ def picture_of_cases(cases) -> Picture:
         row[0].set_ylabel(name)
     for panel, step in zip(axes[0], SHOWN, strict=True):
         panel.set_title(f"step {step}")
-    return Picture(
+    return lab.Picture(
         figure,
         r"The published cases, $\alpha = 0.5$: leaders are stars, other tokens have "
         "the colour of whom they follow, white ones are tied between two. Second row: "
@@ -399,7 +391,7 @@ def picture_of_cases(cases) -> Picture:
     )
 
 
-def picture_of_critical_step() -> Picture:
+def picture_of_critical_step() -> lab.Picture:
     """Where the second token ends, against the step, and two paths."""
     figure, (left, right) = style.canvas(2, panel=(4.4, 3.2))
     steps = np.linspace(0.08, 0.58, 26)
@@ -420,7 +412,7 @@ def picture_of_critical_step() -> Picture:
         right.annotate(f"{token + 1}", place, (5, 5), textcoords="offset points")
     right.set(xlabel="$z_1$", ylabel="$z_2$", xlim=(-0.2, 1.1), ylim=(0.0, 0.42))
     right.legend(loc="lower right")
-    return Picture(
+    return lab.Picture(
         figure,
         "Whether a leader emerges depends on the step. Left: the limit of token 2 "
         "jumps at the critical step. Right: just below it token 2 keeps following 4 "
@@ -429,7 +421,7 @@ def picture_of_critical_step() -> Picture:
     )
 
 
-def picture_of_ties() -> Picture:
+def picture_of_ties() -> lab.Picture:
     """A tied token under the two rules."""
     figure, axes = style.canvas(2, panel=(3.2, 3.2))
     points = [*SQUARE, (0.2, 0.1), (0.5, 0)]
@@ -437,7 +429,7 @@ def picture_of_ties() -> Picture:
         path = as_run(points, 200, step=0.5, ties=ties)
         draw_leaders(path, panel)
         panel.set_title(f'ties="{ties}"')
-    return Picture(
+    return lab.Picture(
         figure,
         r"The token $(\frac12, 0)$ of the square, steps of $\gamma = \frac12$. Left: "
         "it is tied between two corners for ever and tends to the middle of the edge. "
@@ -448,7 +440,7 @@ def picture_of_ties() -> Picture:
     )
 
 
-def picture_of_low_temperature(soft) -> Picture:
+def picture_of_low_temperature(soft) -> lab.Picture:
     """Distances and changes of leaders against the temperature."""
     figure, (left, right) = style.canvas(2, panel=(4.4, 3.2))
     for seed, (distances, changes) in enumerate(soft[:5]):
@@ -463,7 +455,7 @@ def picture_of_low_temperature(soft) -> Picture:
     )
     right.set(xscale="log", xlabel=r"$\beta$", ylabel="tokens with another leader")
     left.legend()
-    return Picture(
+    return lab.Picture(
         figure,
         rf"Softmax and hardmax flows of 30 random tokens at depth {DEPTH:g}. Distances "
         "(left) fall at once where the last token stops to follow another leader than "
@@ -473,23 +465,10 @@ def picture_of_low_temperature(soft) -> Picture:
     )
 
 
-experiment = Experiment(
+experiment = lab.Experiment(
     name="hardmax-leaders",
     title="Hardmax attention gathers tokens at leaders",
     room="flows",
-    about=__doc__,
-    claims=(
-        EMERGES,
-        EXACT,
-        LIMITS,
-        TIED,
-        CRITICAL,
-        CONTINUOUS,
-        STAY,
-        CONVERGE,
-        SOFT,
-        CHANGES,
-    ),
     parameters=Parameters,
     run=run,
     seconds=12,

@@ -16,18 +16,7 @@ import jax.random as jr
 import numpy as np
 
 import meanformer as mf
-from meanformer.experiments import (
-    Claim,
-    Experiment,
-    Outcome,
-    Picture,
-    Table,
-    closed_form,
-    other_method,
-    setting,
-    tabulated,
-    theory,
-)
+import meanformer.experiments as lab
 from meanformer.observables import (
     convex_angle,
     count_modes,
@@ -61,22 +50,22 @@ CIRCLE = 5.0, 25.0, 100.0
 class Parameters:
     """How much is counted."""
 
-    samples: int = setting(
+    samples: int = lab.setting(
         16, full=400, help="clouds of tokens for each setting", at_least=10
     )
-    length: float = setting(
+    length: float = lab.setting(
         2.4e4, full=2e6, help="bandwidths of the Poisson processes", at_least=8000
     )
-    rates: int = setting(
+    rates: int = lab.setting(
         4, full=9, help="rates of Poisson processes", at_least=2, at_most=9
     )
-    cutoff: float = setting(
+    cutoff: float = lab.setting(
         210.0, full=400.0, help="radius of the quadrature", above=200
     )
-    seed: int = setting(0, help="seed of all tokens", at_least=0)
+    seed: int = lab.setting(0, help="seed of all tokens", at_least=0)
 
 
-WINDOW = Claim(
+WINDOW = lab.Claim(
     id="window",
     statement=r"The mean number of modes over $\sqrt{\beta\log\beta}$ stays between "
     r"two positive constants: for $\beta = n^a$, $a = 0.75, 1, 1.5$ and $n$ from $100$ "
@@ -84,55 +73,55 @@ WINDOW = Claim(
     status="observation",
     reference="GRS24, expected number of modes (the constants are ours)",
 )
-COUNTED = Claim(
+COUNTED = lab.Claim(
     id="corrected-formula",
     statement=r"The corrected formula is right to one tenth of its value, or four "
     r"standard errors of what is counted, for $n$ from $100$ to $4000$.",
     status="observation",
 )
-DIGITS = Claim(
+DIGITS = lab.Claim(
     id="formula-digits",
     statement=r"The corrected formula has the values of an independent program, whose "
     r"$F(\lambda)$ was counted.",
     status="observation",
 )
-TAILS = Claim(
+TAILS = lab.Claim(
     id="divergence",
     statement=r"Without the correction the integral grows with its range: $29.6$ over "
     r"$|t| \le 8$ and $36.6$ over $|t| \le 10$ for $n = \beta = 100$.",
     status="observation",
 )
-POISSON = Claim(
+POISSON = lab.Claim(
     id="poisson-density",
     statement=r"Counting the modes of Poisson processes gives the quadrature of the "
     r"formula of Kac and Rice for shot noise, at rates of $0.5$ tokens per bandwidth "
     r"and more, in units of the standard error.",
     status="observation",
 )
-THRESHOLD = Claim(
+THRESHOLD = lab.Claim(
     id="two-tokens",
     statement=r"Two tokens are two modes beyond two bandwidths on the line, and on the "
     r"circle at $\beta = 5$ beyond the half-angle with $\beta\sin^2 a = \cos a$.",
     status="observation",
 )
-ROUND = Claim(
+ROUND = lab.Claim(
     id="circle-formula",
     statement=r"Uniform tokens on the circle have $\sqrt{\sum k^4I_k^2/\sum k^2I_k^2}$ "
     r"modes on average, in units of the standard error: no logarithm.",
     status="observation",
 )
-MONOTONE = Claim(
+MONOTONE = lab.Claim(
     id="monotone",
     statement=r"On the line the number of modes never decreases with $\beta$.",
     status="theorem",
     reference="Sil81, the number of maxima decreases with the bandwidth",
 )
-CERTIFIED = Claim(
+CERTIFIED = lab.Claim(
     id="certified",
     statement=r"Every count is proved by bounds of all errors.",
     status="observation",
 )
-CONSTANT = Claim(
+CONSTANT = lab.Claim(
     id="constant",
     statement=r"With $\beta = n^a$, $a = 1, 1.5$, the formula over $\sqrt{\beta\log"
     r"\beta}$ has come within two percent of $\tfrac{\sqrt3}\pi\sqrt{1/a - 1/2}$, "
@@ -141,7 +130,7 @@ CONSTANT = Claim(
 )
 
 
-def run(parameters: Parameters, *, progress) -> Outcome:
+def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Count, integrate, compare."""
     first, second = jr.split(jr.key(parameters.seed))
     counted = count_all(FORMULA, parameters, progress, key=first)
@@ -154,7 +143,7 @@ def run(parameters: Parameters, *, progress) -> Outcome:
         around[beta] = sample_modes(400, beta, parameters.samples, **options)
     poisson = poisson_counts(parameters, progress)
     samples = [*counted.values(), *window.values(), *around.values()]
-    return Outcome(
+    return lab.Outcome(
         findings=[
             window_finding(window),
             *formula_findings(counted),
@@ -166,7 +155,7 @@ def run(parameters: Parameters, *, progress) -> Outcome:
                 [sample.is_certified for sample in samples],
                 1.0,
                 tolerance=0,
-                source=theory("all intervals decided"),
+                source=lab.theory("all intervals decided"),
             ),
             constant_finding(),
         ],
@@ -195,7 +184,7 @@ def window_finding(window):
     ratios = [
         sample.mean / float(mode_window(beta)) for (_, beta), sample in window.items()
     ]
-    return WINDOW.inside(ratios, 0.1, 0.6, source=theory("of one order"))
+    return WINDOW.inside(ratios, 0.1, 0.6, source=lab.theory("of one order"))
 
 
 def formula_findings(counted):
@@ -211,15 +200,15 @@ def formula_findings(counted):
         COUNTED.at_most(
             np.abs(means - formula) / np.maximum(0.1 * formula, 4 * errors),
             1.0,
-            source=other_method("exact counting"),
+            source=lab.other_method("exact counting"),
         ),
         DIGITS.close_to(
             formula,
             list(FORMULA.values()),
             relative_tolerance=1e-3,
-            source=tabulated(),
+            source=lab.tabulated(),
         ),
-        TAILS.close_to(ranges, [29.6, 36.6], tolerance=0.05, source=tabulated()),
+        TAILS.close_to(ranges, [29.6, 36.6], tolerance=0.05, source=lab.tabulated()),
     )
 
 
@@ -247,7 +236,7 @@ def poisson_finding(poisson):
         (means - integral) / errors,
         0.0,
         tolerance=4.0,
-        source=other_method("characteristic function of $(f', f'')$, four errors"),
+        source=lab.other_method("characteristic function of $(f', f'')$, four errors"),
     )
 
 
@@ -265,7 +254,7 @@ def threshold_finding():
 
     found = bisected(line, 1.0, 3.0), bisected(circle, 0.2, 1.0)
     return THRESHOLD.close_to(
-        found, [2.0, convex_angle(5.0)], tolerance=1e-6, source=closed_form()
+        found, [2.0, convex_angle(5.0)], tolerance=1e-6, source=lab.closed_form()
     )
 
 
@@ -287,7 +276,9 @@ def circle_finding(around):
         differences,
         0.0,
         tolerance=4.0,
-        source=closed_form(r"of $n \to \infty$, at $n = 400$; four standard errors"),
+        source=lab.closed_form(
+            r"of $n \to \infty$, at $n = 400$; four standard errors"
+        ),
     )
 
 
@@ -300,7 +291,7 @@ def monotone_finding(parameters: Parameters):
     """Counts of one cloud as the bandwidth shrinks."""
     cloud = normal_cloud(60, parameters.seed)
     counts = [count_modes(cloud, beta).count for beta in np.geomspace(1, 1e6, 25)]
-    return MONOTONE.at_least(np.diff(counts), 0.0, source=theory())
+    return MONOTONE.at_least(np.diff(counts), 0.0, source=lab.theory())
 
 
 def constant_finding():
@@ -314,21 +305,23 @@ def constant_finding():
         ratios,
         [mode_constant(a) for a in exponents],
         relative_tolerance=0.02,
-        source=closed_form(r"$\tfrac{\sqrt3}\pi\sqrt{1/a - 1/2}$"),
+        source=lab.closed_form(r"$\tfrac{\sqrt3}\pi\sqrt{1/a - 1/2}$"),
     )
 
 
-def table(counted) -> Table:
+def table(counted) -> lab.Table:
     """Formula and counts."""
     rows = [
         [n, beta, float(expected_modes(n, beta)), sample.mean, sample.standard_error]
         for (n, beta), sample in counted.items()
     ]
     columns = ["tokens", r"$\beta$", "corrected formula", "counted", "standard error"]
-    return Table(columns, rows, "Modes of normal tokens, expected and counted exactly.")
+    return lab.Table(
+        columns, rows, "Modes of normal tokens, expected and counted exactly."
+    )
 
 
-def draw_densities(parameters: Parameters) -> Picture:
+def draw_densities(parameters: Parameters) -> lab.Picture:
     """One cloud at three bandwidths, with its modes and valleys."""
     figure, panels = style.canvas(1, 3, panel=(7.0, 1.7), sharex=True)
     cloud = normal_cloud(100, parameters.seed)
@@ -363,14 +356,14 @@ def draw_densities(parameters: Parameters) -> Picture:
             rf"$\beta = {beta:g}$: {found.count} mode{'s' * (found.count > 1)}"
         )
     panels[-1].set(xlabel="$t$")
-    return Picture(
+    return lab.Picture(
         figure,
         "The same 100 normal tokens (ticks) at three bandwidths: modes in orange, "
         "valleys in black. The modes spread into the tails, where tokens stand alone.",
     )
 
 
-def draw_window(window) -> Picture:
+def draw_window(window) -> lab.Picture:
     """Modes over the window, counted and expected."""
     figure, axes = style.canvas(panel=(6.4, 4.0))
     sizes = np.geomspace(30, 1e12, 60)
@@ -394,7 +387,7 @@ def draw_window(window) -> Picture:
     axes.set(xscale="log", xlabel="tokens $n$", ylim=(0, 0.65))
     axes.set(ylabel=r"modes over $\sqrt{\beta\log\beta}$")
     axes.legend(ncols=3, loc="lower center")
-    return Picture(
+    return lab.Picture(
         figure,
         r"Expected modes of normal tokens in units of $\sqrt{\beta\log\beta}$: counted "
         r"(dots, two standard errors), the corrected formula (lines), and the constant "
@@ -402,7 +395,7 @@ def draw_window(window) -> Picture:
     )
 
 
-def draw_correction(poisson, parameters: Parameters) -> Picture:
+def draw_correction(poisson, parameters: Parameters) -> lab.Picture:
     """The Poisson density, and the rate on the line with and without it."""
     figure, (left, right) = style.canvas(2, panel=(4.7, 3.5))
     rates, samples, integral = poisson
@@ -451,7 +444,7 @@ def draw_correction(poisson, parameters: Parameters) -> Picture:
     right.plot(places, plain, "--", color=style.ORANGE, label="Gaussian closure")
     right.set(xlabel="$t$", ylabel="modes per unit of length", ylim=(0, None))
     right.legend(loc="lower center")
-    return Picture(
+    return lab.Picture(
         figure,
         r"Left: modes per bandwidth of a Poisson process, by quadrature and by "
         r"counting (two standard errors); dotted, the limit of many tokens. Right: "
@@ -460,23 +453,10 @@ def draw_correction(poisson, parameters: Parameters) -> Picture:
     )
 
 
-experiment = Experiment(
+experiment = lab.Experiment(
     name="kde-modes",
     title="How many modes the density of random tokens has",
     room="observables",
-    about=__doc__,
-    claims=(
-        WINDOW,
-        COUNTED,
-        DIGITS,
-        TAILS,
-        POISSON,
-        THRESHOLD,
-        ROUND,
-        MONOTONE,
-        CERTIFIED,
-        CONSTANT,
-    ),
     parameters=Parameters,
     run=run,
     seconds=15,

@@ -14,20 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import meanformer as mf
-from meanformer.experiments import (
-    Claim,
-    Experiment,
-    Outcome,
-    Picture,
-    Table,
-    dense_flow,
-    dense_velocity,
-    other_method,
-    reference_attention,
-    reference_cloud,
-    setting,
-    theory,
-)
+import meanformer.experiments as lab
 from meanformer.plotting import draw_paths, draw_rate, mark_sizes, style
 
 
@@ -35,76 +22,76 @@ from meanformer.plotting import draw_paths, draw_rate, mark_sizes, style
 class Parameters:
     """How far the number of layers is pushed."""
 
-    doublings: int = setting(
+    doublings: int = lab.setting(
         4, full=8, help="numbers of layers: 10, 20, 40, …, so many of them", at_least=3
     )
-    beta: float = setting(
+    beta: float = lab.setting(
         1.0, help=r"inverse temperature, $\beta$", at_least=0, at_most=8
     )
 
 
-LAYERS = Claim(
+LAYERS = lab.Claim(
     id="layers",
     statement=r"The residual layers $x + \tfrac1T\,\Gamma[\mu](x)$ of the four "
     r"reference tokens are computed exactly.",
     status="observation",
 )
-FLOW = Claim(
+FLOW = lab.Claim(
     id="flow",
     statement=r"Their limit is the flow $\dot x_i = \Gamma[\mu_t](x_i)$ at depth $1$.",
     status="observation",
 )
-FIRST_ORDER = Claim(
+FIRST_ORDER = lab.Claim(
     id="first-order",
     statement=r"The distance of $T$ layers from the flow decays as $T^{-1}$.",
     status="theorem",
     reference="SAP22, residual networks and their continuous limit; CACP25",
 )
-LIE = Claim(
+LIE = lab.Claim(
     id="lie",
     statement=r"Alternating attention and perceptron has an error of order $h$.",
     status="observation",
 )
-STRANG = Claim(
+STRANG = lab.Claim(
     id="strang",
     statement=r"The symmetric arrangement of the two has an error of order $h^2$.",
     status="observation",
 )
-RUNGE_KUTTA = Claim(
+RUNGE_KUTTA = lab.Claim(
     id="runge-kutta",
     statement=r"The classical Runge-Kutta method has an error of order $h^4$.",
     status="observation",
 )
 
 
-def run(parameters: Parameters, *, progress) -> Outcome:
+def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Refine layers and splittings, and compare both with independent solutions."""
     counts = 10 * 2 ** np.arange(parameters.doublings)
-    attention = reference_attention(beta=parameters.beta)
-    exact = dense_flow(attention, reference_cloud(), 1.0)
+    attention = lab.reference_attention(beta=parameters.beta)
+    exact = lab.dense_flow(attention, lab.reference_cloud(), 1.0)
     layers = {
-        int(count): mf.run_layers(mf.Flow(attention), reference_cloud(), int(count))
+        int(count): mf.run_layers(mf.Flow(attention), lab.reference_cloud(), int(count))
         for count in progress.over(counts, 0.4)
     }
     errors = [distance(path, exact) for path in layers.values()]
     coarse = counts[:4]
     split = splitting_errors(attention, coarse, progress)
     flow = mf.solve(
-        mf.Flow(attention), reference_cloud(), 1.0, save=41, rtol=1e-11, atol=1e-13
+        mf.Flow(attention), lab.reference_cloud(), 1.0, save=41, rtol=1e-11, atol=1e-13
     )
-    return Outcome(
+    return lab.Outcome(
         findings=[
             LAYERS.close_to(
                 np.asarray(layers[10].points[-1]),
                 independent_layers(attention, 10),
                 tolerance=1e-12,
-                source=other_method("ten layers of the dense formula in NumPy"),
+                source=lab.other_method("ten layers of the dense formula in NumPy"),
             ),
             FLOW.close_to(
                 np.asarray(flow.points[-1]),
                 exact,
                 tolerance=1e-9,
-                source=other_method("the dense formula, solved by SciPy's DOP853"),
+                source=lab.other_method("the dense formula, solved by SciPy's DOP853"),
             ),
             order_finding(FIRST_ORDER, counts, errors, 1),
             order_finding(LIE, coarse, split["Lie splitting"], 1),
@@ -113,7 +100,7 @@ def run(parameters: Parameters, *, progress) -> Outcome:
         ],
         pictures=[draw_orders(counts, errors, split), draw_both(flow, layers[10])],
         tables=[
-            Table(
+            lab.Table(
                 ["layers $T$", "largest error", "error times $T$"],
                 [
                     [int(count), error, count * error]
@@ -130,11 +117,14 @@ def distance(path: mf.Trajectory, exact: np.ndarray) -> float:
     return float(np.abs(np.asarray(path.points[-1]) - exact).max())
 
 
-def order_finding(claim: Claim, counts, errors, order: int):
+def order_finding(claim: lab.Claim, counts, errors, order: int):
     """The fitted exponent of the last three errors, against the order."""
     fitted = -np.polyfit(np.log(counts[-3:]), np.log(errors[-3:]), 1)[0]
     return claim.close_to(
-        fitted, order, tolerance=0.1, source=theory("fitted to the three finest steps")
+        fitted,
+        order,
+        tolerance=0.1,
+        source=lab.theory("fitted to the three finest steps"),
     )
 
 
@@ -146,7 +136,7 @@ def splitting_errors(attention, counts, progress) -> dict[str, list[float]]:
         jnp.array([[0.6, -0.2, 0.3], [0.1, 0.5, -0.7]]),
         activation=jnp.tanh,
     )
-    flow, cloud = mf.Flow(attention + perceptron), reference_cloud()
+    flow, cloud = mf.Flow(attention + perceptron), lab.reference_cloud()
     exact = mf.solve(flow, cloud, 1.0, save=2, rtol=1e-13, atol=1e-14)
     solvers = {
         "Lie splitting": lambda step: mf.Splitting(step, order=1),
@@ -167,14 +157,14 @@ def splitting_errors(attention, counts, progress) -> dict[str, list[float]]:
 
 def independent_layers(attention, count: int) -> np.ndarray:
     """The output of the layers, in plain NumPy."""
-    cloud = reference_cloud()
+    cloud = lab.reference_cloud()
     tokens, weights = np.asarray(cloud.points), np.asarray(cloud.weights)
     for _ in range(count):
-        tokens = tokens + dense_velocity(attention, weights, tokens) / count
+        tokens = tokens + lab.dense_velocity(attention, weights, tokens) / count
     return tokens
 
 
-def draw_orders(counts, errors, split) -> Picture:
+def draw_orders(counts, errors, split) -> lab.Picture:
     """Errors against the number of layers, with the slopes they should have."""
     figure, axes = style.canvas(panel=(5.4, 3.8))
     draw_rate(counts, errors, axes, label="residual layers", slope=-1)
@@ -185,7 +175,7 @@ def draw_orders(counts, errors, split) -> Picture:
     mark_sizes([counts[0] / 2, *counts], axes)
     axes.set(xlabel="layers $T$ (steps per unit depth)", ylabel="largest error")
     axes.legend()
-    return Picture(
+    return lab.Picture(
         figure,
         "Error at depth 1 against the number of steps, for attention alone (residual "
         "layers) and for attention plus perceptron (the others). Dashed: slopes $-1$, "
@@ -193,25 +183,23 @@ def draw_orders(counts, errors, split) -> Picture:
     )
 
 
-def draw_both(flow: mf.Trajectory, layers: mf.Trajectory) -> Picture:
+def draw_both(flow: mf.Trajectory, layers: mf.Trajectory) -> lab.Picture:
     """Paths of the flow, with ten layers as dots."""
     figure, axes = style.canvas(panel=(5.0, 4.2))
     draw_paths(flow, axes)
     points = np.asarray(layers.points).reshape(-1, 2)
     axes.plot(*points.T, ".", color=style.INK, markersize=3.5)
-    return Picture(
+    return lab.Picture(
         figure,
         "The four reference tokens flowing from depth 0 (blue) to depth 1 (gold), and "
         "the tokens after each of ten residual layers (dots), which lag behind.",
     )
 
 
-experiment = Experiment(
+experiment = lab.Experiment(
     name="layers-to-ode",
     title="Residual layers converge to a flow",
     room="flows",
-    about=__doc__,
-    claims=(LAYERS, FLOW, FIRST_ORDER, LIE, STRANG, RUNGE_KUTTA),
     parameters=Parameters,
     run=run,
     seconds=12,

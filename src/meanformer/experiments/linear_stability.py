@@ -19,18 +19,7 @@ import numpy as np
 import scipy.special
 
 import meanformer as mf
-from meanformer.experiments import (
-    Claim,
-    Experiment,
-    Outcome,
-    Picture,
-    Table,
-    closed_form,
-    other_method,
-    setting,
-    tabulated,
-    theory,
-)
+import meanformer.experiments as lab
 from meanformer.experiments.framework.long_walks import angles_of
 from meanformer.mean_field import (
     Axisymmetric,
@@ -73,22 +62,22 @@ COUNTED = (5.0, 9.0, 25.0)
 class Parameters:
     """How many tokens, how often."""
 
-    tokens: int = setting(
+    tokens: int = lab.setting(
         10_000, full=100_000, help="random tokens, for the growth", at_least=2000
     )
-    repeats: int = setting(3, full=12, help="clouds of random tokens", at_least=2)
-    starts: int = setting(3, full=20, help="random starts to count", at_least=1)
-    seed: int = setting(0, help="seed of all random tokens", at_least=0)
+    repeats: int = lab.setting(3, full=12, help="clouds of random tokens", at_least=2)
+    starts: int = lab.setting(3, full=20, help="random starts to count", at_least=1)
+    seed: int = lab.setting(0, help="seed of all random tokens", at_least=0)
 
 
-DIGITS = Claim(
+DIGITS = lab.Claim(
     id="rates",
     statement=r"At $\beta = 5$ waves of $1$ to $5$ periods on the circle grow at the "
     r"rates $0.1787, 0.5141, 0.6827, 0.6001, 0.3961$ under softmax attention and "
     r"$4.867, 14.004, 18.596, 16.346, 10.790$ under the unnormalised one.",
     status="observation",
 )
-INTEGRALS = Claim(
+INTEGRALS = lab.Claim(
     id="funk-hecke",
     statement=r"The closed rates of degrees $1$ to $6$ are those of the integrals of "
     r"$e^{\beta z}P_l(z)$ over the sphere, for $d = 2, 3, 8, 128$ and "
@@ -96,7 +85,7 @@ INTEGRALS = Claim(
     status="theorem",
     reference="BPA25, linearisation around the uniform measure",
 )
-LINEARISED = Claim(
+LINEARISED = lab.Claim(
     id="linearised",
     statement=r"The derivative of the velocity of weighted rings, at the uniform "
     r"measure in the direction of $P_l$, is $\lambda_l P_l$: for softmax in "
@@ -104,47 +93,47 @@ LINEARISED = Claim(
     status="theorem",
     reference="BPA25, linearisation around the uniform measure",
 )
-GROWN = Claim(
+GROWN = lab.Claim(
     id="flow",
     statement=r"Small waves carried by the flow of weighted nodes to depth $1$ have "
     r"grown by $e^{\lambda_k}$.",
     status="observation",
 )
-TABLE = Claim(
+TABLE = lab.Claim(
     id="fastest",
     statement=r"The fastest degree is $1, 3, 4, 7, 13$ at $\beta = 1, 5, 9, 25, 81$ on "
     r"the circle, $1, 3, 4, 7$ for $d = 3$, $1, 1, 2, 5$ for $d = 8$, and always $1$ "
     r"for $d = 128$.",
     status="observation",
 )
-ROOT = Claim(
+ROOT = lab.Claim(
     id="square-root",
     statement=r"The fastest wave of the circle is at most $1$ away from "
     r"$\sqrt{2\beta}$, for $\beta$ from $1$ to $10^6$.",
     status="observation",
 )
-PARTICLES = Claim(
+PARTICLES = lab.Claim(
     id="particles",
     statement=r"In clouds of many random tokens the waves of $1$ to $5$ periods grow "
     r"at the closed rates, to depth $1$ at $\beta = 5$: largest difference, in "
     r"standard errors.",
     status="observation",
 )
-NODES_CLAIM = Claim(
+NODES_CLAIM = lab.Claim(
     id="nodes",
     statement=r"From the density $1 + 0.1\cos 3\theta$ at $\beta = 5$, weighted nodes "
     r"have $\int\cos 3\theta$ at depth $3$ with errors of $1.4\cdot10^{-3}$ (24 "
     r"nodes), $3.3\cdot10^{-6}$ (48) and at most $10^{-10}$ (96).",
     status="observation",
 )
-CLUSTERS = Claim(
+CLUSTERS = lab.Claim(
     id="clusters",
     statement=r"From $10^{-6}$ of all waves in phase as many clusters emerge as the "
     r"fastest wave has periods: $3, 4, 7$ at $\beta = 5, 9, 25$.",
     status="observation",
     reference="BPA25, structure of the metastable manifold",
 )
-FEWER = Claim(
+FEWER = lab.Claim(
     id="random-starts",
     statement=r"From random tokens no more clusters than that are there at depth $40$, "
     r"on average, for $\beta = 5, 9, 25$.",
@@ -152,7 +141,7 @@ FEWER = Claim(
 )
 
 
-def run(parameters: Parameters, *, progress) -> Outcome:
+def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Rates by five methods, then clusters from smooth and from random starts."""
     integrals = [integral_rates(d, b) for d, b in progress.over(cases(), 0.05)]
     linear = [linear_rates(*case) for case in progress.over(linear_cases(), 0.2)]
@@ -163,14 +152,14 @@ def run(parameters: Parameters, *, progress) -> Outcome:
     chance = {
         beta: random_starts(beta, parameters) for beta in progress.over(COUNTED, 0.2)
     }
-    return Outcome(
+    return lab.Outcome(
         findings=[
             *rate_findings(integrals, linear, grown),
             *degree_findings(),
             PARTICLES.at_most(
                 np.abs(growth.rates - closed(MODES)) / growth.errors,
                 5.0,
-                source=closed_form("five standard errors of random tokens"),
+                source=lab.closed_form("five standard errors of random tokens"),
             ),
             nodes_finding(nodes),
             *cluster_findings(smooth, chance),
@@ -358,22 +347,22 @@ def rate_findings(integrals, linear, grown):
     ]
     return (
         DIGITS.close_to(
-            rates, [SOFTMAX, UNNORMALISED], tolerance=1e-9, source=tabulated()
+            rates, [SOFTMAX, UNNORMALISED], tolerance=1e-9, source=lab.tabulated()
         ),
         INTEGRALS.close_to(
             exact,
             integrals,
             tolerance=1e-9,
-            source=other_method("integrals over the angle, by a Gauss rule"),
+            source=lab.other_method("integrals over the angle, by a Gauss rule"),
         ),
         LINEARISED.close_to(
             linear,
             linear_exact,
             relative_tolerance=1e-8,
-            source=closed_form("of the rates"),
+            source=lab.closed_form("of the rates"),
         ),
         GROWN.close_to(
-            grown, closed(MODES), tolerance=1e-8, source=closed_form("of the rates")
+            grown, closed(MODES), tolerance=1e-8, source=lab.closed_form("of the rates")
         ),
     )
 
@@ -404,12 +393,12 @@ def degree_findings():
             [fastest(float(beta), d) for d, beta in pairs],
             [FASTEST[d][beta] for d, beta in pairs],
             tolerance=0,
-            source=tabulated(),
+            source=lab.tabulated(),
         ),
         ROOT.at_most(
             np.abs(found - np.sqrt(2 * betas)),
             1.0,
-            source=theory(r"the maximum of $k^2e^{-k^2/2\beta}$"),
+            source=lab.theory(r"the maximum of $k^2e^{-k^2/2\beta}$"),
         ),
     )
 
@@ -419,7 +408,7 @@ def nodes_finding(nodes):
     return NODES_CLAIM.at_most(
         [nodes[24] / 1.45e-3, nodes[48] / 3.4e-6, nodes[96] / 1e-10],
         1.0,
-        source=tabulated("by a spectral solver of the density, ten digits"),
+        source=lab.tabulated("by a spectral solver of the density, ten digits"),
     )
 
 
@@ -432,7 +421,7 @@ def cluster_findings(smooth, chance):
     means = [
         np.mean([clusters(path, beta) for path in chance[beta]]) for beta in COUNTED
     ]
-    source = closed_form(r"$k^*$, the fastest wave")
+    source = lab.closed_form(r"$k^*$, the fastest wave")
     return (
         CLUSTERS.close_to(
             [clusters(smooth[beta], beta) for beta in COUNTED],
@@ -444,7 +433,7 @@ def cluster_findings(smooth, chance):
     )
 
 
-def rate_table(grown, growth: Growth) -> Table:
+def rate_table(grown, growth: Growth) -> lab.Table:
     """Rates at one temperature by all methods."""
     columns = ["periods", "closed form", "flow of nodes", "random tokens", "its error"]
     rows = [
@@ -453,17 +442,17 @@ def rate_table(grown, growth: Growth) -> Table:
             MODES, closed(MODES), grown, growth.rates, growth.errors, strict=True
         )
     ]
-    return Table(columns, rows, r"Growth rates at $\beta = 5$, softmax attention.")
+    return lab.Table(columns, rows, r"Growth rates at $\beta = 5$, softmax attention.")
 
 
-def cluster_table(smooth, chance) -> Table:
+def cluster_table(smooth, chance) -> lab.Table:
     """Clusters from smooth and from random starts."""
     rows = []
     for beta, path in smooth.items():
         counts = [clusters(one, beta) for one in chance.get(beta, ())]
         mean = float(np.mean(counts)) if counts else "not run"
         rows.append([beta, fastest(beta), clusters(path, beta), mean])
-    return Table(
+    return lab.Table(
         [r"$\beta$", "fastest wave", "from all waves in phase", "from random tokens"],
         rows,
         r"Clusters at depth 40. At $\beta = 81$ the waves of 12 and 13 periods grow at "
@@ -471,7 +460,7 @@ def cluster_table(smooth, chance) -> Table:
     )
 
 
-def draw_rates(grown, growth: Growth) -> Picture:
+def draw_rates(grown, growth: Growth) -> lab.Picture:
     """Growth rates against the number of periods."""
     figure, axes = style.canvas(panel=(5.6, 3.8))
     for beta in (1.0, 5.0, 9.0, 25.0, 81.0):
@@ -510,7 +499,7 @@ def draw_rates(grown, growth: Growth) -> Picture:
         ylim=(0, 0.82),
     )
     axes.legend(loc="upper right", bbox_to_anchor=(1.0, 0.88))
-    return Picture(
+    return lab.Picture(
         figure,
         "Growth rates of waves on the uniform circle under softmax attention; discs "
         "mark the fastest. The lower the temperature, the flatter the top: neighbours "
@@ -518,7 +507,7 @@ def draw_rates(grown, growth: Growth) -> Picture:
     )
 
 
-def draw_fastest() -> Picture:
+def draw_fastest() -> lab.Picture:
     """The fastest degree against the inverse temperature, several dimensions."""
     figure, axes = style.canvas(panel=(5.6, 3.6))
     betas = np.linspace(0.2, 100, 260)
@@ -536,7 +525,7 @@ def draw_fastest() -> Picture:
     axes.plot([], [], "--", color=style.INK, linewidth=1, label="$l(l+d-2) = 2\\beta$")
     axes.set(xlabel=r"$\beta$", ylabel="fastest degree", xlim=(0, 100), ylim=(0, 15))
     axes.legend(ncols=2, loc="upper left")
-    return Picture(
+    return lab.Picture(
         figure,
         r"The degree that grows fastest. Dashed: the root of $l(l+d-2) = 2\beta$, "
         r"which is $\sqrt{2\beta}$ on the circle and the limit at low temperature. In "
@@ -544,7 +533,7 @@ def draw_fastest() -> Picture:
     )
 
 
-def draw_growth(growth: Growth) -> Picture:
+def draw_growth(growth: Growth) -> lab.Picture:
     """Gains of random waves along depth."""
     figure, axes = style.canvas(panel=(5.2, 3.6))
     fine = np.linspace(0, 1, 50)
@@ -565,14 +554,14 @@ def draw_growth(growth: Growth) -> Picture:
     axes.set_yticks([1, 1.2, 1.5, 2], labels=["1", "1.2", "1.5", "2"])
     axes.minorticks_off()
     axes.legend(loc="upper left")
-    return Picture(
+    return lab.Picture(
         figure,
         r"Waves in clouds of random tokens at $\beta = 5$ (dots: their part in phase "
         r"with the start, over all clouds) and $e^{\lambda_kt}$ (lines).",
     )
 
 
-def draw_walks(smooth: mf.Trajectory, chance: mf.Trajectory) -> Picture:
+def draw_walks(smooth: mf.Trajectory, chance: mf.Trajectory) -> lab.Picture:
     """Angles of tokens along depth, from a smooth and from a random start."""
     figure, panels = style.canvas(2, panel=(4.2, 3.4), sharey=True)
     titles = (r"$10^{-6}$ of all waves in phase", "random tokens")
@@ -586,7 +575,7 @@ def draw_walks(smooth: mf.Trajectory, chance: mf.Trajectory) -> Picture:
         axes.set(xlabel="depth $t$", title=f"{title}: {clusters(path, 25.0)} clusters")
     panels[0].set(ylabel="angle", ylim=(-3.6, 3.6))
     panels[0].set_yticks([-np.pi, 0, np.pi], labels=[r"$-\pi$", "0", r"$\pi$"])
-    return Picture(
+    return lab.Picture(
         figure,
         r"192 tokens on the circle at $\beta = 25$, where the fastest wave has seven "
         "periods. From a tiny smooth perturbation it wins, and seven clusters emerge "
@@ -596,7 +585,7 @@ def draw_walks(smooth: mf.Trajectory, chance: mf.Trajectory) -> Picture:
     )
 
 
-def draw_nodes(nodes) -> Picture:
+def draw_nodes(nodes) -> lab.Picture:
     """Errors of weighted nodes, and of random tokens."""
     figure, axes = style.canvas(panel=(4.8, 3.4))
     counts = np.array(list(nodes))
@@ -612,7 +601,7 @@ def draw_nodes(nodes) -> Picture:
     axes.text(13, 8e-11, "digits of the reference", color=style.INK, fontsize=9)
     axes.set(xlabel="nodes $n$", ylabel=r"error of $\int\cos 3\theta$", yscale="log")
     axes.legend(loc="center right", bbox_to_anchor=(1.0, 0.72))
-    return Picture(
+    return lab.Picture(
         figure,
         r"The mean field from $1 + 0.1\cos 3\theta$ at depth 3, $\beta = 5$, by few "
         "tokens with the weights of the density: the error falls faster than any power "
@@ -620,23 +609,10 @@ def draw_nodes(nodes) -> Picture:
     )
 
 
-experiment = Experiment(
+experiment = lab.Experiment(
     name="linear-stability",
     title="Waves on the uniform measure grow at closed rates",
     room="mean_field",
-    about=__doc__,
-    claims=(
-        DIGITS,
-        INTEGRALS,
-        LINEARISED,
-        GROWN,
-        TABLE,
-        ROOT,
-        PARTICLES,
-        NODES_CLAIM,
-        CLUSTERS,
-        FEWER,
-    ),
     parameters=Parameters,
     run=run,
     seconds=30,

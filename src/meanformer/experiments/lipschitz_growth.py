@@ -15,17 +15,7 @@ import jax.random as jr
 import numpy as np
 
 import meanformer as mf
-from meanformer.experiments import (
-    Claim,
-    Experiment,
-    Outcome,
-    Picture,
-    Table,
-    closed_form,
-    other_method,
-    setting,
-    theory,
-)
+import meanformer.experiments as lab
 from meanformer.plotting import draw_slope, mark_sizes, style
 
 
@@ -33,26 +23,30 @@ from meanformer.plotting import draw_slope, mark_sizes, style
 class Parameters:
     """Sizes of the clouds."""
 
-    sizes: int = setting(5, full=6, help="sizes $n = 4, 16, 64, \\dots$", at_least=3)
-    trials: int = setting(8, full=100, help="random clouds per size", at_least=1)
-    radius: float = setting(2.0, help="radius of the ball, $R$", above=0)
-    ascent: int = setting(30, full=300, help="steps of the maximisation", at_least=1)
-    seed: int = setting(0, help="seed of the random clouds", at_least=0)
+    sizes: int = lab.setting(
+        5, full=6, help="sizes $n = 4, 16, 64, \\dots$", at_least=3
+    )
+    trials: int = lab.setting(8, full=100, help="random clouds per size", at_least=1)
+    radius: float = lab.setting(2.0, help="radius of the ball, $R$", above=0)
+    ascent: int = lab.setting(
+        30, full=300, help="steps of the maximisation", at_least=1
+    )
+    seed: int = lab.setting(0, help="seed of the random clouds", at_least=0)
 
 
-TABLE = Claim(
+TABLE = lab.Claim(
     id="adversarial-values",
     statement=r"In dimension one with $A = -1$, $V = \beta = 1$, the cloud $(-R, R, "
     r"\dots, R)$ with $R = 1.5$ has constants $1.1736$, $3.9784$, $16.159$ at $n = 2, "
     r"10, 100$.",
     status="observation",
 )
-EXACT = Claim(
+EXACT = lab.Claim(
     id="power-iteration",
     statement="The power iteration finds the largest singular value of the Jacobian.",
     status="observation",
 )
-UPPER = Claim(
+UPPER = lab.Claim(
     id="upper-bounds",
     statement="No cloud exceeds the smaller of the two upper bounds: constant over "
     "bound is at most $1$.",
@@ -60,30 +54,30 @@ UPPER = Claim(
     reference="CAP24, bounds for self-attention on a ball (with n + 1 instead of "
     "4n + 1: theory page on attention)",
 )
-LOWER = Claim(
+LOWER = lab.Claim(
     id="lower-bound",
     statement=r"The adversarial cloud reaches $\sqrt{n-1}\,/\,(1 + (n-1)e^{-2\beta "
     r"R^2\gamma})$.",
     status="theorem",
     reference="CAP24, lower bound",
 )
-ROOT = Claim(
+ROOT = lab.Claim(
     id="square-root",
     statement=r"Before saturation the constant grows as $n^{1/2}$.",
     status="theorem",
     reference="CAP24, lower bound",
 )
-MAXIMISED = Claim(
+MAXIMISED = lab.Claim(
     id="maximised",
     statement="Ascending from the adversarial cloud of $16$ tokens finds a larger "
     "constant, still below the upper bound.",
     status="observation",
 )
 
-DENSE = other_method("singular values of the Jacobian of the dense formula")
+DENSE = lab.other_method("singular values of the Jacobian of the dense formula")
 
 
-def run(parameters: Parameters, *, progress) -> Outcome:
+def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Measure constants of random, adversarial and maximised clouds."""
     gamma = repelling()
     counts = 4 ** np.arange(1, parameters.sizes + 1)
@@ -96,25 +90,27 @@ def run(parameters: Parameters, *, progress) -> Outcome:
     maximised = maximise(gamma, parameters, progress)
     upper = np.array([float(bound.upper) for bound in bounds])
     ratios = np.array([[*r, a] for r, a in zip(random, adversarial, strict=True)])
-    return Outcome(
+    return lab.Outcome(
         findings=[
             tabulated(),
             exactness(parameters),
             UPPER.at_most(
-                ratios / upper[:, None], 1.0, source=theory("over all clouds measured")
+                ratios / upper[:, None],
+                1.0,
+                source=lab.theory("over all clouds measured"),
             ),
             LOWER.at_least(
                 adversarial,
                 [float(bound.lower) for bound in bounds],
                 tolerance=1e-9,
-                source=closed_form("the lower bound"),
+                source=lab.closed_form("the lower bound"),
             ),
             root_finding(),
             MAXIMISED.inside(
                 float(maximised.value),
                 adversarial[1],
                 upper[1],
-                source=theory("from the start of the ascent to the bound"),
+                source=lab.theory("from the start of the ascent to the bound"),
             ),
         ],
         pictures=[draw(counts, adversarial, random, bounds, maximised)],
@@ -198,11 +194,11 @@ def root_finding():
         for n in counts
     ]
     slope = np.polyfit(np.log(counts), np.log(constants), 1)[0]
-    source = theory(r"fitted to $n = 4, \dots, 256$ at $R = 3$, far below $e^{18}$")
+    source = lab.theory(r"fitted to $n = 4, \dots, 256$ at $R = 3$, far below $e^{18}$")
     return ROOT.inside(slope, 0.45, 0.55, source=source)
 
 
-def table(counts, adversarial, random, bounds) -> Table:
+def table(counts, adversarial, random, bounds) -> lab.Table:
     """Constants and bounds by size."""
     rows = [
         [int(n), max(r), a, bound.lower, bound.by_count, bound.mean_field]
@@ -216,10 +212,10 @@ def table(counts, adversarial, random, bounds) -> Table:
         r"$\sqrt{n}$ bound",
         "$L(R)$",
     ]
-    return Table(columns, rows, "Lipschitz constants against the number of tokens.")
+    return lab.Table(columns, rows, "Lipschitz constants against the number of tokens.")
 
 
-def draw(counts, adversarial, random, bounds, maximised) -> Picture:
+def draw(counts, adversarial, random, bounds, maximised) -> lab.Picture:
     """All constants and bounds on doubly logarithmic axes."""
     figure, axes = style.canvas(panel=(6.2, 4.2))
     axes.loglog(counts, adversarial, "o-", label="adversarial cloud")
@@ -233,7 +229,7 @@ def draw(counts, adversarial, random, bounds, maximised) -> Picture:
     mark_sizes(counts, axes)
     axes.set(xlabel="tokens $n$", ylabel="local Lipschitz constant")
     axes.legend()
-    return Picture(
+    return lab.Picture(
         figure,
         r"Local Lipschitz constant against the number of tokens, $A = -1$, $V = \beta "
         r"= 1$ on the line, with both $n$-dependent bounds and a line of slope "
@@ -241,12 +237,10 @@ def draw(counts, adversarial, random, bounds, maximised) -> Picture:
     )
 
 
-experiment = Experiment(
+experiment = lab.Experiment(
     name="lipschitz-growth",
     title="The Lipschitz constant grows like the root of the number of tokens",
     room="attention",
-    about=__doc__,
-    claims=(TABLE, EXACT, UPPER, LOWER, ROOT, MAXIMISED),
     parameters=Parameters,
     run=run,
     seconds=30,

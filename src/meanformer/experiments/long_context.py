@@ -17,18 +17,7 @@ import jax.random as jr
 import numpy as np
 
 import meanformer as mf
-from meanformer.experiments import (
-    Claim,
-    Experiment,
-    Outcome,
-    Picture,
-    Table,
-    closed_form,
-    published,
-    setting,
-    tabulated,
-    theory,
-)
+import meanformer.experiments as lab
 from meanformer.observables import (
     context_similarity,
     long_context_gamma,
@@ -51,16 +40,16 @@ TABULATED = {
 class Parameters:
     """Sizes of the clouds that go through an actual layer."""
 
-    largest: int = setting(
+    largest: int = lab.setting(
         400, full=2000, help="tokens of the largest cloud", at_least=40
     )
-    dimension: int = setting(
+    dimension: int = lab.setting(
         512, full=2048, help="dimension of random tokens", at_least=64
     )
-    seed: int = setting(0, help="seed of the random tokens", at_least=0)
+    seed: int = lab.setting(0, help="seed of the random tokens", at_least=0)
 
 
-LAYER = Claim(
+LAYER = lab.Claim(
     id="layer",
     statement=r"An actual layer of softmax attention on explicit tokens of one inner "
     r"product gives outputs with the cosine of the closed form, for $\rho$ from "
@@ -68,27 +57,27 @@ LAYER = Claim(
     status="theorem",
     reference="Rig25, long contexts",
 )
-DIGITS = Claim(
+DIGITS = lab.Claim(
     id="digits",
     statement=r"At $\rho = 0.3$ and $\gamma(1-\rho) = 0.8, 1, 1.2$ the cosines for "
     r"$n = 10^3, 10^6, 10^{12}$ are those tabulated.",
     status="observation",
 )
-LIMIT = Claim(
+LIMIT = lab.Claim(
     id="limit",
     statement=r"At $n = 10^{300}$ the cosines are $1$ below, $4\rho/(1+3\rho)$ at and "
     r"$\rho$ above the critical $\gamma = 1/(1-\rho)$.",
     status="theorem",
     reference="Rig25, phase transition of long contexts",
 )
-WIDTH = Claim(
+WIDTH = lab.Claim(
     id="width",
     statement=r"The width of the transition in $\gamma(1-\rho)$, from a cosine $0.9$ "
     r"to $0.4$ at $\rho = 0.3$, times $\log n$ tends to $\log(t_1/t_2)$ with "
     r"$\rho t^2 + 2\rho t = (1-\rho)/(1-c) - 1$: at $n = 10^{100}$.",
     status="observation",
 )
-RANDOM = Claim(
+RANDOM = lab.Claim(
     id="random-tokens",
     statement=r"Random tokens with a common mean, whose inner products fluctuate, "
     r"follow the closed form at their average cosine away from the transition.",
@@ -96,7 +85,7 @@ RANDOM = Claim(
 )
 
 
-def run(parameters: Parameters, *, progress) -> Outcome:
+def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Run layers on explicit clouds, and compare with the closed form."""
     counts = sorted({10, 100, parameters.largest})
     layers = [layer_cosines(n) for n in progress.over(counts, 0.6)]
@@ -105,9 +94,11 @@ def run(parameters: Parameters, *, progress) -> Outcome:
         random = random_cosines(gammas, parameters)
     measured = np.concatenate([found for _, found, _ in layers])
     expected = np.concatenate([exact for *_, exact in layers])
-    return Outcome(
+    return lab.Outcome(
         findings=[
-            LAYER.close_to(measured, expected, tolerance=1e-10, source=closed_form()),
+            LAYER.close_to(
+                measured, expected, tolerance=1e-10, source=lab.closed_form()
+            ),
             digits_finding(),
             limit_finding(),
             width_finding(),
@@ -150,7 +141,7 @@ def digits_finding():
         long_context_similarity(counts, PLACES / (1 - RHO), RHO),
         list(TABULATED.values()),
         tolerance=6e-9,
-        source=tabulated(),
+        source=lab.tabulated(),
     )
 
 
@@ -162,7 +153,7 @@ def limit_finding():
         long_context_similarity(1e300, PLACES / (1 - rho), rho),
         expected,
         tolerance=1e-12,
-        source=published("three values of the limit, survey Rig25"),
+        source=lab.published("three values of the limit, survey Rig25"),
     )
 
 
@@ -179,7 +170,7 @@ def width_finding():
         width,
         np.log(root(0.9) / root(0.4)),
         relative_tolerance=1e-9,
-        source=theory(r"$z = n/t$ up to relative errors of order $1/n$"),
+        source=lab.theory(r"$z = n/t$ up to relative errors of order $1/n$"),
     )
 
 
@@ -206,11 +197,11 @@ def random_finding(gammas, random):
         after[far],
         predicted[far],
         tolerance=0.02,
-        source=closed_form(r"at the average cosine of the tokens"),
+        source=lab.closed_form(r"at the average cosine of the tokens"),
     )
 
 
-def table() -> Table:
+def table() -> lab.Table:
     """Cosines for growing contexts."""
     counts = [1e1, 1e2, 1e3, 1e6, 1e12, 1e100]
     rows = [
@@ -221,14 +212,14 @@ def table() -> Table:
         for n in counts
     ]
     limit = ["limit", *long_context_limit(PLACES / 0.7, RHO)]
-    return Table(
+    return lab.Table(
         ["$n$", *[rf"$\gamma(1-\rho) = {place:g}$" for place in PLACES]],
         [*rows, limit],
         r"Cosine between outputs of one layer at $\rho = 0.3$.",
     )
 
 
-def draw_transition(run_counts, layers) -> Picture:
+def draw_transition(run_counts, layers) -> lab.Picture:
     """Cosines against the scaled temperature, for growing contexts."""
     figure, axes = style.canvas(panel=(6.0, 4.0))
     places = np.linspace(0, 2, 401)
@@ -254,7 +245,7 @@ def draw_transition(run_counts, layers) -> Picture:
     axes.axvline(1, color=style.INK, linewidth=0.8, linestyle=":")
     axes.set(xlabel=r"$\gamma(1-\rho)$", ylabel="cosine between outputs")
     axes.legend(loc="lower left")
-    return Picture(
+    return lab.Picture(
         figure,
         r"One layer at $\beta = \gamma\log n$ on tokens of inner product $\rho = 0.3$: "
         r"all outputs agree to the left of $\gamma = 1/(1-\rho)$, and are as far apart "
@@ -263,7 +254,7 @@ def draw_transition(run_counts, layers) -> Picture:
     )
 
 
-def draw_plane() -> Picture:
+def draw_plane() -> lab.Picture:
     """Cosines in the plane of gamma and rho, for two lengths of the context."""
     figure, panels = style.canvas(2, panel=(4.2, 3.5), sharey=True)
     gammas, rhos = np.linspace(0.02, 4, 200), np.linspace(0.005, 0.95, 180)
@@ -278,14 +269,14 @@ def draw_plane() -> Picture:
         axes.grid(visible=False)
     panels[0].set(ylabel=r"inner product $\rho$ of the tokens")
     figure.colorbar(mesh, ax=panels, label=r"$(\cos - \rho)/(1 - \rho)$")
-    return Picture(
+    return lab.Picture(
         figure,
         "How much of the way to one direction a single layer goes: 1, all outputs "
         r"agree; 0, directions are kept. Dashed: $\gamma = 1/(1-\rho)$.",
     )
 
 
-def draw_random(gammas, random) -> Picture:
+def draw_random(gammas, random) -> lab.Picture:
     """Real tokens: before, after, and the prediction at the average cosine."""
     figure, axes = style.canvas(panel=(5.4, 3.6))
     after = [float(found.after) for found in random]
@@ -296,7 +287,7 @@ def draw_random(gammas, random) -> Picture:
     axes.axvline(float(random[0].critical), color=style.INK, linestyle=":", linewidth=1)
     axes.set(xlabel=r"$\gamma$", ylabel="average cosine")
     axes.legend()
-    return Picture(
+    return lab.Picture(
         figure,
         "Random tokens around a common mean, whose inner products fluctuate: the "
         "average cosine after one layer, and the closed form at the average cosine "
@@ -304,12 +295,10 @@ def draw_random(gammas, random) -> Picture:
     )
 
 
-experiment = Experiment(
+experiment = lab.Experiment(
     name="long-context",
     title="On a long context one layer either averages or does nothing",
     room="observables",
-    about=__doc__,
-    claims=(LAYER, DIGITS, LIMIT, WIDTH, RANDOM),
     parameters=Parameters,
     run=run,
     seconds=8,

@@ -28,17 +28,7 @@ from scipy.integrate import solve_ivp
 from scipy.special import expi
 
 import meanformer as mf
-from meanformer.experiments import (
-    Claim,
-    Experiment,
-    Outcome,
-    Picture,
-    Table,
-    closed_form,
-    other_method,
-    setting,
-    theory,
-)
+import meanformer.experiments as lab
 from meanformer.geometry import Cells
 from meanformer.observables import (
     LowTemperature,
@@ -61,67 +51,69 @@ SHARP = {"rtol": 1e-10, "atol": 1e-13}
 class Parameters:
     """How many clouds and temperatures."""
 
-    clouds: int = setting(24, full=100, help="random clouds in the square", at_least=20)
-    per_decade: int = setting(2, full=4, help="temperatures per decade", at_least=2)
-    columns: int = setting(25, full=97, help="temperatures of the map", at_least=9)
-    seed: int = setting(0, help="seed of the first random cloud", at_least=0)
+    clouds: int = lab.setting(
+        24, full=100, help="random clouds in the square", at_least=20
+    )
+    per_decade: int = lab.setting(2, full=4, help="temperatures per decade", at_least=2)
+    columns: int = lab.setting(25, full=97, help="temperatures of the map", at_least=9)
+    seed: int = lab.setting(0, help="seed of the first random cloud", at_least=0)
 
 
-EXACT = Claim(
+EXACT = lab.Claim(
     id="exact-hardmax",
     statement=r"The flow at zero temperature, by exponentials from change to change of "
     r"leaders, is that of softmax at $\beta = 10^6$ up to $10^{-5}$, at depth $2$.",
     status="observation",
     reference="ABRR26, low temperature in finite depth",
 )
-OTHERS = Claim(
+OTHERS = lab.Claim(
     id="another-leader",
     statement=r"Where a token follows another leader than under hardmax, $\beta$ times "
     r"the distance at depth $2$ is much larger than where none does: the medians over "
     r"clouds and $\beta \ge 100$ differ by a factor of $30$ or more.",
     status="observation",
 )
-ALGEBRAIC = Claim(
+ALGEBRAIC = lab.Claim(
     id="algebraic",
     statement=r"In clouds where tokens change their leader before depth $2$ the "
     r"distance there falls like $1/\beta$ from $10^4$ to $10^5$ (median exponent).",
     status="observation",
 )
-EXPONENTIAL = Claim(
+EXPONENTIAL = lab.Claim(
     id="exponential",
     statement=r"In clouds where nobody changes its leader it is below $10^{-9}$ at "
     r"$\beta = 10^5$ (median).",
     status="observation",
 )
-SECOND = Claim(
+SECOND = lab.Claim(
     id="first-order-shift",
     statement=r"The softmax flow is the hardmax flow plus the shift "
     r"$\delta = -\int\sum_k p_k y_k\,\mathrm du$ of each cluster, with an error that "
     r"falls like $\beta^{-2}$, at depth $12$.",
     status="observation",
 )
-LAPLACE = Claim(
+LAPLACE = lab.Claim(
     id="log-laplace",
     statement=r"At depth $12$ leaders have come away by $\langle v, \delta\rangle = "
     r"\frac1\beta\Lambda(\beta v) - \lvert v\rvert^2$, with $\Lambda$ the log-Laplace "
     r"transform of their cluster at the start, for $\beta = 1280$.",
     status="observation",
 )
-LOG_BETA = Claim(
+LOG_BETA = lab.Claim(
     id="log-beta",
     statement=r"At depth $t = \log\beta$ the distance to the limit at infinite depth "
     r"falls like $1/\beta$: tokens have concentrated.",
     status="observation",
     reference="ABRR26, time scales of order log beta (hypotheses not checked)",
 )
-PAIR = Claim(
+PAIR = lab.Claim(
     id="pair",
     statement=r"Two opposite tokens $\pm a$, $s = \lvert a\rvert^2$, reach $s$ at "
     r"depth $t = \frac14(\log\frac{s_0}s + \mathrm{Ei}(2\beta s_0) - "
     r"\mathrm{Ei}(2\beta s))$: their clusters last for $e^{2\beta s_0}/(8\beta s_0)$.",
     status="observation",
 )
-TERMINAL = Claim(
+TERMINAL = lab.Claim(
     id="terminal-phase",
     statement=r"At $\beta = 1$ and $V = \mathrm{diag}(1, 0.3)$ tokens collapse at the "
     r"rates $1$ and $0.3$ along the two axes.",
@@ -130,7 +122,7 @@ TERMINAL = Claim(
 )
 
 
-def run(parameters: Parameters, *, progress) -> Outcome:
+def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Random clouds, a cloud with known leaders, pairs, and a value with a spectrum."""
     betas = 10.0 ** np.arange(1, 5 + 1e-9, 1 / parameters.per_decade)
     seeds = range(parameters.seed, parameters.seed + parameters.clouds)
@@ -142,7 +134,7 @@ def run(parameters: Parameters, *, progress) -> Outcome:
     phases = compared(known_cloud(), np.geomspace(0.5, 1e4, parameters.columns))
     spectrum = terminal()
     ladder = compared(known_cloud(), LADDER)
-    return Outcome(
+    return lab.Outcome(
         findings=[
             exact_finding(seeds),
             *leader_findings(randoms, betas),
@@ -200,7 +192,7 @@ def exact_finding(seeds):
         cloud = square_cloud(seed)
         path = mf.flows.hardmax_flow(softmax(), cloud, 2.0)
         errors.append(np.abs(path.points([2.0])[0] - by_scipy(cloud, 1e6, 2.0)).max())
-    source = other_method("SciPy's LSODA on the softmax flow")
+    source = lab.other_method("SciPy's LSODA on the softmax flow")
     return EXACT.at_most(errors, 1e-5, source=source)
 
 
@@ -230,15 +222,19 @@ def leader_findings(randoms, betas):
     before = np.argmin(np.abs(betas - 1e4))
     slopes = np.log10(coupled[:, -1] / coupled[:, before])
     return (
-        OTHERS.at_least(ratio, 30.0, source=theory("a change of cell is no small one")),
+        OTHERS.at_least(
+            ratio, 30.0, source=lab.theory("a change of cell is no small one")
+        ),
         ALGEBRAIC.close_to(
             np.median(slopes[turns]),
             -1.0,
             tolerance=0.1,
-            source=theory("a change of leaders is smeared over a depth of 1/beta"),
+            source=lab.theory("a change of leaders is smeared over a depth of 1/beta"),
         ),
         EXPONENTIAL.at_most(
-            np.median(coupled[~turns, -1]), 1e-9, source=theory("margins stay positive")
+            np.median(coupled[~turns, -1]),
+            1e-9,
+            source=lab.theory("margins stay positive"),
         ),
     )
 
@@ -253,13 +249,13 @@ def shift_findings(known: LowTemperature):
     measured = np.einsum("kd,kd->k", CORNERS, ends - CORNERS)
     return (
         SECOND.close_to(
-            slopes[2:], -2.0, tolerance=0.1, source=theory("expansion in 1/beta")
+            slopes[2:], -2.0, tolerance=0.1, source=lab.theory("expansion in 1/beta")
         ),
         LAPLACE.close_to(
             beta * measured,
             beta * np.array([leader_drop(corner, beta) for corner in CORNERS]),
             tolerance=0.01,
-            source=closed_form(r"$\frac1\beta\Lambda(\beta v) - \lvert v\rvert^2$"),
+            source=lab.closed_form(r"$\frac1\beta\Lambda(\beta v) - \lvert v\rvert^2$"),
         ),
     )
 
@@ -280,7 +276,10 @@ def log_beta_finding():
     ]
     slopes = np.diff(np.log10(distances))
     return LOG_BETA.close_to(
-        slopes, -1.0, tolerance=0.05, source=theory("both errors are of order 1/beta")
+        slopes,
+        -1.0,
+        tolerance=0.05,
+        source=lab.theory("both errors are of order 1/beta"),
     )
 
 
@@ -296,7 +295,7 @@ def pair_finding():
         depths,
         np.broadcast_to(DEPTHS[1:], depths.shape),
         tolerance=1e-6,
-        source=closed_form("an exponential integral"),
+        source=lab.closed_form("an exponential integral"),
     )
 
 
@@ -310,11 +309,11 @@ def terminal_finding(spectrum: LowTemperature):
     late = spreads(spectrum)[0, [-6, -1]]
     rates = np.log(late[0] / late[1]) / np.diff(spectrum.depths[[-6, -1]])
     return TERMINAL.close_to(
-        rates, RATES, tolerance=1e-3, source=theory("linearised at one point")
+        rates, RATES, tolerance=1e-3, source=lab.theory("linearised at one point")
     )
 
 
-def picture_of_betas(randoms, betas) -> Picture:
+def picture_of_betas(randoms, betas) -> lab.Picture:
     """Distances and other leaders against the temperature, at depth two."""
     figure, (left, right) = style.canvas(2, panel=(4.6, 3.4))
     counts = [path.at(-1).changed[:, 0] for path in randoms]
@@ -334,7 +333,7 @@ def picture_of_betas(randoms, betas) -> Picture:
     left.set_ylabel("distance to hardmax at depth 2")
     right.set(xscale="log", xlabel=r"$\beta$", ylabel="tokens with another leader")
     right.legend(title="changes of leaders\nunder hardmax")
-    return Picture(
+    return lab.Picture(
         figure,
         r"Softmax beside hardmax for random clouds of 30 tokens, of all those the six "
         r"whose last token changes over at the largest $\beta$. Open marks: a token "
@@ -345,7 +344,7 @@ def picture_of_betas(randoms, betas) -> Picture:
     )
 
 
-def picture_of_paths(parameters: Parameters) -> Picture:
+def picture_of_paths(parameters: Parameters) -> lab.Picture:
     """Paths of both flows over the cells of the hull."""
     figure, axes = style.canvas(3, panel=(3.3, 3.3))
     cloud = square_cloud(parameters.seed)
@@ -364,7 +363,7 @@ def picture_of_paths(parameters: Parameters) -> Picture:
             panel.plot(*soft[:, token].T, color=colour, linewidth=width)
         panel.plot(*start.T, ".", color=style.INK, markersize=3)
         panel.set_title(rf"$\beta = {beta:g}$")
-    return Picture(
+    return lab.Picture(
         figure,
         "Tokens of the cloud with the drop, up to depth 4: hardmax dotted, softmax in "
         "colour, over the cells of the leaders. In orange a token that goes to another "
@@ -373,7 +372,7 @@ def picture_of_paths(parameters: Parameters) -> Picture:
     )
 
 
-def picture_of_depths(ladder: LowTemperature) -> Picture:
+def picture_of_depths(ladder: LowTemperature) -> lab.Picture:
     """Distances along depth, with the first-order shift and the fitted form."""
     figure, (left, right) = style.canvas(2, panel=(4.6, 3.4))
     shift = low_temperature_shift(softmax(), known_cloud(), DEPTHS, ladder.betas)
@@ -394,7 +393,7 @@ def picture_of_depths(ladder: LowTemperature) -> Picture:
     right.set(yscale="log", xlabel="depth $t$")
     right.set_ylabel("distance to hardmax at infinite depth")
     left.legend(loc="lower right")
-    return Picture(
+    return lab.Picture(
         figure,
         r"A cloud whose leaders, the corners of a square, are known. Left: the "
         r"distance of the two flows is exponentially small before $t = \log\beta$ "
@@ -408,7 +407,7 @@ def picture_of_depths(ladder: LowTemperature) -> Picture:
     )
 
 
-def picture_of_phases(phases: LowTemperature) -> Picture:
+def picture_of_phases(phases: LowTemperature) -> lab.Picture:
     """The distance to the limit over temperature and depth."""
     figure, axes = style.canvas(panel=(6.6, 4.2))
     logs = phases.reach
@@ -428,7 +427,7 @@ def picture_of_phases(phases: LowTemperature) -> Picture:
     figure.colorbar(image, ax=axes, label=r"$\log_{10}$ distance to the limit")
     axes.set(xlabel=r"$\log\beta$", ylabel="depth $t$", xlim=(logs[0], logs[-1]))
     axes.grid(visible=False)
-    return Picture(
+    return lab.Picture(
         figure,
         r"Distance of the softmax flow to the limit of hardmax at infinite depth, for "
         r"the cloud in the square. Below the line $t = \log\beta$ it depends on depth "
@@ -438,7 +437,7 @@ def picture_of_phases(phases: LowTemperature) -> Picture:
     )
 
 
-def picture_of_spectrum(spectrum: LowTemperature) -> Picture:
+def picture_of_spectrum(spectrum: LowTemperature) -> lab.Picture:
     """Widths of the cloud for a value with two rates."""
     figure, axes = style.canvas(2, panel=(4.6, 3.4), sharey=True)
     depths = spectrum.depths
@@ -459,7 +458,7 @@ def picture_of_spectrum(spectrum: LowTemperature) -> Picture:
         panel.set_title(f"along axis {axis + 1}, eigenvalue {rate:g}")
     axes[0].set_ylabel("width of the cloud")
     axes[1].legend(loc="lower left")
-    return Picture(
+    return lab.Picture(
         figure,
         r"The terminal phase for $V = \mathrm{diag}(1, 0.3)$. A metastable plateau, "
         r"longer for lower temperature (at $\beta = 4$ up to depth 10), and then the "
@@ -468,11 +467,11 @@ def picture_of_spectrum(spectrum: LowTemperature) -> Picture:
     )
 
 
-def table_of_fit(ladder: LowTemperature) -> Table:
+def table_of_fit(ladder: LowTemperature) -> lab.Table:
     """Constants of the published form, fitted."""
     fit = fit_low_temperature_bound(ladder.betas, DEPTHS, ladder.end_coupled)
     row = [fit.growth, fit.decay, fit.rough, fit.far, fit.excess]
-    return Table(
+    return lab.Table(
         ["$C$", "$c$", "$a$", "$b$", "largest ratio"],
         [row],
         r"Constants of $a\sqrt{\log(\beta+1)/\beta}\,e^{Ct} + b\,e^{-ct}$ by least "
@@ -481,22 +480,10 @@ def table_of_fit(ladder: LowTemperature) -> Table:
     )
 
 
-experiment = Experiment(
+experiment = lab.Experiment(
     name="low-temperature",
     title="Low temperature keeps to hardmax up to depths of order log beta",
     room="observables",
-    about=__doc__,
-    claims=(
-        EXACT,
-        OTHERS,
-        ALGEBRAIC,
-        EXPONENTIAL,
-        SECOND,
-        LAPLACE,
-        LOG_BETA,
-        PAIR,
-        TERMINAL,
-    ),
     parameters=Parameters,
     run=run,
     seconds=12,

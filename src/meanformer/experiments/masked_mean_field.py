@@ -19,18 +19,7 @@ import numpy as np
 import scipy.linalg
 
 import meanformer as mf
-from meanformer.experiments import (
-    Claim,
-    Experiment,
-    Outcome,
-    Picture,
-    closed_form,
-    other_method,
-    reference_attention,
-    reference_cloud,
-    setting,
-    theory,
-)
+import meanformer.experiments as lab
 from meanformer.plotting import draw_paths, style
 
 PLACES = (0.25, 0.5, 0.75, 1.0)
@@ -40,41 +29,41 @@ PLACES = (0.25, 0.5, 0.75, 1.0)
 class Parameters:
     """Sizes of the stress tests."""
 
-    trials: int = setting(
+    trials: int = lab.setting(
         150, full=3000, help="random pairs of clouds per size", at_least=1
     )
-    largest: int = setting(
+    largest: int = lab.setting(
         512, full=4096, help="most tokens in the test at $p = 1$", at_least=8
     )
-    dimension: int = setting(3, help="dimension, $d$", at_least=1)
-    seed: int = setting(0, help="seed of the random clouds", at_least=0)
+    dimension: int = lab.setting(3, help="dimension, $d$", at_least=1)
+    seed: int = lab.setting(0, help="seed of the random clouds", at_least=0)
 
 
-PREFIX = Claim(
+PREFIX = lab.Claim(
     id="prefix",
     statement="Dropping the last token leaves the paths of all others unchanged.",
     status="theorem",
     reference="CACP25, masked attention",
 )
-FIRST = Claim(
+FIRST = lab.Claim(
     id="first-token",
     statement=r"The first token sees only itself and follows $e^{tV}x_1$.",
     status="theorem",
     reference="CACP25, masked attention",
 )
-ORDER = Claim(
+ORDER = lab.Claim(
     id="order-only",
     statement="Places enter through their order alone: relabelling them increasingly "
     "changes nothing.",
     status="observation",
 )
-TIES = Claim(
+TIES = lab.Claim(
     id="ties",
     statement="Tokens that share one place see each other: with all places equal the "
     "masked map is the unmasked one.",
     status="observation",
 )
-HARDY = Claim(
+HARDY = lab.Claim(
     id="hardy",
     statement=r"At $p = 2$ the map obeys $\mathrm{Lip}_{d_2} \le \|V\|\,[\beta aR^2 + "
     r"2(1+2\beta aR^2)e^{2\beta aR^2}]$, $a = \|A\|_2$; measured over bound is at "
@@ -83,19 +72,19 @@ HARDY = Claim(
     reference="CACP25, masked attention (the constant with Hardy's factor: theory page "
     "on attention)",
 )
-HARMONIC = Claim(
+HARMONIC = lab.Claim(
     id="p-one",
     statement=r"At $p = 1$ there is no such bound: with $A = 0$, $V = I$, moving the "
     r"first of $n$ tokens is amplified by $1 + \tfrac12 + \dots + \tfrac1n$.",
     status="observation",
 )
-BOUNDED = Claim(
+BOUNDED = lab.Claim(
     id="p-two",
     statement=r"The same move at $p = 2$ is amplified by $(\sum_{i \le n} "
     r"i^{-2})^{1/2} < \pi/\sqrt6$.",
     status="observation",
 )
-HARDY_TWO = Claim(
+HARDY_TWO = lab.Claim(
     id="hardy-two",
     statement=r"No move of the tokens is amplified by more than Hardy's $2$ in $d_2$.",
     status="theorem",
@@ -103,7 +92,7 @@ HARDY_TWO = Claim(
 )
 
 
-def run(parameters: Parameters, *, progress) -> Outcome:
+def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Check the structure, then stress the stability constants."""
     ratios = {
         count: stress(parameters, count) for count in progress.over((2, 5, 12), 0.5)
@@ -114,7 +103,7 @@ def run(parameters: Parameters, *, progress) -> Outcome:
         for order in progress.over((1, 2), 0.5)
     }
     path = whole_path()
-    return Outcome(
+    return lab.Outcome(
         findings=[
             prefix_finding(path),
             first_finding(path),
@@ -122,24 +111,24 @@ def run(parameters: Parameters, *, progress) -> Outcome:
             HARDY.at_most(
                 np.concatenate(list(ratios.values())),
                 1.0,
-                source=theory("distance of the outputs over bound times distance"),
+                source=lab.theory("distance of the outputs over bound times distance"),
             ),
             HARMONIC.close_to(
                 growth[1],
                 [np.sum(1 / np.arange(1, n + 1)) for n in counts],
                 relative_tolerance=1e-6,
-                source=closed_form("the harmonic numbers"),
+                source=lab.closed_form("the harmonic numbers"),
             ),
             BOUNDED.close_to(
                 growth[2],
                 [np.sum(1.0 / np.arange(1, n + 1) ** 2) ** 0.5 for n in counts],
                 relative_tolerance=1e-6,
-                source=closed_form(r"$(\sum_i i^{-2})^{1/2}$"),
+                source=lab.closed_form(r"$(\sum_i i^{-2})^{1/2}$"),
             ),
             HARDY_TWO.at_most(
                 [worst_move(int(n)) for n in counts],
                 2.0,
-                source=theory("the local Lipschitz constant at every size"),
+                source=lab.theory("the local Lipschitz constant at every size"),
             ),
         ],
         pictures=[draw_growth(counts, growth, ratios), draw_past(path)],
@@ -148,12 +137,12 @@ def run(parameters: Parameters, *, progress) -> Outcome:
 
 def masked_flow() -> mf.Flow:
     """The reference attention behind a causal mask."""
-    return mf.Flow(mf.Masked(reference_attention()))
+    return mf.Flow(mf.Masked(lab.reference_attention()))
 
 
 def whole_path() -> mf.Trajectory:
     """The four reference tokens under causal attention."""
-    cloud = reference_cloud(positions=jnp.array(PLACES))
+    cloud = lab.reference_cloud(positions=jnp.array(PLACES))
     return mf.solve(masked_flow(), cloud, 2.0, save=41, solver=mf.FixedStep(0.025))
 
 
@@ -171,14 +160,14 @@ def prefix_finding(path: mf.Trajectory):
         np.asarray(path.points[:, :3]),
         np.asarray(alone.points),
         tolerance=1e-12,
-        source=other_method("the flow of the shorter sequence"),
+        source=lab.other_method("the flow of the shorter sequence"),
     )
 
 
 def first_finding(path: mf.Trajectory):
     """The first token against the exponential of the value matrix."""
     value, start = (
-        np.asarray(reference_attention().value),
+        np.asarray(lab.reference_attention().value),
         np.asarray(path.points[0, 0]),
     )
     exact = [scipy.linalg.expm(float(t) * value) @ start for t in path.depths]
@@ -186,32 +175,32 @@ def first_finding(path: mf.Trajectory):
         np.asarray(path.points[:, 0]),
         exact,
         tolerance=1e-8,
-        source=closed_form(r"$e^{tV}x_1$ by SciPy's matrix exponential"),
+        source=lab.closed_form(r"$e^{tV}x_1$ by SciPy's matrix exponential"),
     )
 
 
 def structure_findings():
     """Order of places, and ties, at the level of one map."""
-    gamma = mf.Masked(reference_attention())
+    gamma = mf.Masked(lab.reference_attention())
 
     def output(places):
-        cloud = reference_cloud(positions=jnp.array(places))
+        cloud = lab.reference_cloud(positions=jnp.array(places))
         return np.asarray(gamma(cloud, cloud.points, positions=cloud.positions))
 
-    cloud = reference_cloud()
-    unmasked = np.asarray(reference_attention()(cloud, cloud.points))
+    cloud = lab.reference_cloud()
+    unmasked = np.asarray(lab.reference_attention()(cloud, cloud.points))
     return (
         ORDER.close_to(
             output((0.01, 0.02, 0.9, 0.95)),
             output(PLACES),
             tolerance=1e-14,
-            source=other_method("the map at the places 1/4, 1/2, 3/4, 1"),
+            source=lab.other_method("the map at the places 1/4, 1/2, 3/4, 1"),
         ),
         TIES.close_to(
             output((0.5,) * 4),
             unmasked,
             tolerance=1e-13,
-            source=other_method("the map without a mask"),
+            source=lab.other_method("the map without a mask"),
         ),
     )
 
@@ -277,7 +266,7 @@ def first_move(count: int, order: int) -> float:
     )
 
 
-def draw_growth(counts, growth, ratios) -> Picture:
+def draw_growth(counts, growth, ratios) -> lab.Picture:
     """Amplification against the number of tokens, and the stress test."""
     figure, (left, right) = style.canvas(2)
     left.semilogx(counts, growth[1], "o-", label="$p = 1$")
@@ -295,7 +284,7 @@ def draw_growth(counts, growth, ratios) -> Picture:
     right.set(xlabel="measured over bound, $p = 2$", ylabel="trials")
     right.set_title("random pairs of clouds")
     right.legend()
-    return Picture(
+    return lab.Picture(
         figure,
         "Left: with $A = 0$ and $V = I$ a move of the first token is amplified "
         "without bound in $d_1$, but not in $d_2$. Right: random attentions and "
@@ -303,7 +292,7 @@ def draw_growth(counts, growth, ratios) -> Picture:
     )
 
 
-def draw_past(path: mf.Trajectory) -> Picture:
+def draw_past(path: mf.Trajectory) -> lab.Picture:
     """Paths under the causal mask."""
     figure, axes = style.canvas(panel=(5.0, 4.2))
     draw_paths(path, axes)
@@ -311,7 +300,7 @@ def draw_past(path: mf.Trajectory) -> Picture:
         axes.annotate(
             f"${index + 1}$", point, xytext=(6, 4), textcoords="offset points"
         )
-    return Picture(
+    return lab.Picture(
         figure,
         "The reference tokens under causal attention, numbered by place. Token 1 sees "
         "only itself and follows $e^{tV}x_1$; each later one is drawn by those before "
@@ -319,12 +308,10 @@ def draw_past(path: mf.Trajectory) -> Picture:
     )
 
 
-experiment = Experiment(
+experiment = lab.Experiment(
     name="masked-mean-field",
     title="Causal attention is a map of measures with places",
     room="attention",
-    about=__doc__,
-    claims=(PREFIX, FIRST, ORDER, TIES, HARDY, HARMONIC, BOUNDED, HARDY_TWO),
     parameters=Parameters,
     run=run,
     seconds=15,

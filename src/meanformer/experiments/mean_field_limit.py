@@ -16,17 +16,7 @@ import jax.random as jr
 import numpy as np
 
 import meanformer as mf
-from meanformer.experiments import (
-    Claim,
-    Experiment,
-    Outcome,
-    Picture,
-    Table,
-    closed_form,
-    reference_attention,
-    setting,
-    theory,
-)
+import meanformer.experiments as lab
 from meanformer.plotting import draw_rate, mark_sizes, style
 
 MEAN = (0.3, -0.4)
@@ -38,42 +28,42 @@ PROBE = (1.0, -0.5)
 class Parameters:
     """Sizes of the samples."""
 
-    smallest: int = setting(128, help="smallest number of tokens", at_least=64)
-    doublings: int = setting(
+    smallest: int = lab.setting(128, help="smallest number of tokens", at_least=64)
+    doublings: int = lab.setting(
         6, full=8, help="sizes, each twice the one before", at_least=5
     )
-    repeats: int = setting(
+    repeats: int = lab.setting(
         64, full=400, help="independent clouds per size", at_least=48
     )
-    samples: int = setting(
+    samples: int = lab.setting(
         2000, full=4000, help="clouds for the covariance of the limit", at_least=100
     )
-    seed: int = setting(0, help="seed of all samples", at_least=0)
+    seed: int = lab.setting(0, help="seed of all samples", at_least=0)
 
 
-RATE = Claim(
+RATE = lab.Claim(
     id="rate",
     statement=r"The error of softmax attention on $n$ tokens decays as $n^{-1/2}$.",
     status="theorem",
     reference="CACP25, mean-field limit (the rate by the central limit theorem: theory "
     "page on flows)",
 )
-DIMENSION = Claim(
+DIMENSION = lab.Claim(
     id="any-dimension",
     statement=r"The rate is the same in dimension $16$.",
     status="observation",
 )
-FLOW = Claim(
+FLOW = lab.Claim(
     id="flow-rate",
     statement=r"A probe carried by the flow to depth $1$ has the same rate.",
     status="observation",
 )
-VARIANCE = Claim(
+VARIANCE = lab.Claim(
     id="variance",
     statement=r"Its covariance, times $n$, is $e^{q}\,V(S + uu^\top)V^\top$.",
     status="observation",
 )
-CONSTANT = Claim(
+CONSTANT = lab.Claim(
     id="constant",
     statement=r"For $\beta = 0.5, 1, 2$ the observed errors have the constants that "
     r"the central limit theorem predicts.",
@@ -81,12 +71,12 @@ CONSTANT = Claim(
 )
 
 
-def run(parameters: Parameters, *, progress) -> Outcome:
+def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Sample clouds of growing size and compare with the Gaussian closed form."""
     counts = [parameters.smallest * 2**k for k in range(parameters.doublings)]
     rates = {
         beta: convergence(
-            reference_attention(beta=beta), law(), [PROBE], counts, parameters
+            lab.reference_attention(beta=beta), law(), [PROBE], counts, parameters
         )
         for beta in progress.over((0.5, 1.0, 2.0), 0.4)
     }
@@ -95,8 +85,8 @@ def run(parameters: Parameters, *, progress) -> Outcome:
         others[name] = other_rate(name, counts, parameters)
     for _ in progress.over(range(1), 0.2):
         covariance, exact = limit_covariance(parameters)
-    near_half = theory("fitted exponent over all sizes")
-    return Outcome(
+    near_half = lab.theory("fitted exponent over all sizes")
+    return lab.Outcome(
         findings=[
             RATE.inside(rates[1.0].slope, -0.6, -0.4, source=near_half),
             DIMENSION.inside(
@@ -107,7 +97,7 @@ def run(parameters: Parameters, *, progress) -> Outcome:
                 covariance,
                 exact,
                 tolerance=5 * np.abs(exact).max() * np.sqrt(2 / parameters.samples),
-                source=closed_form(
+                source=lab.closed_form(
                     r"$e^{q}V(S + uu^\top)V^\top$; five standard errors"
                 ),
             ),
@@ -118,7 +108,7 @@ def run(parameters: Parameters, *, progress) -> Outcome:
                 ],
                 1.0,
                 tolerance=0.15,
-                source=closed_form("the trace of the limit covariance"),
+                source=lab.closed_form("the trace of the limit covariance"),
             ),
         ],
         pictures=[draw(rates, others, parameters)],
@@ -147,7 +137,7 @@ def convergence(layer, measure, probes, counts, parameters: Parameters, **option
 def other_rate(name: str, counts, parameters: Parameters):
     """The rate in a high dimension, or along the flow."""
     if name == "flow":
-        flow = mf.Flow(reference_attention())
+        flow = mf.Flow(lab.reference_attention())
         limit, steps = mf.quadrature(law(), 24), mf.FixedStep(0.25)
         options = {"reference": limit, "solver": steps}
         return convergence(flow, law(), [PROBE], counts[::2], parameters, **options)
@@ -159,7 +149,7 @@ def other_rate(name: str, counts, parameters: Parameters):
 
 def limit_covariance(parameters: Parameters) -> tuple[np.ndarray, np.ndarray]:
     """The covariance of many samples of 2000 tokens, and its closed form."""
-    attention, count = reference_attention(), 2000
+    attention, count = lab.reference_attention(), 2000
     probe = jnp.array([PROBE])
 
     def output(key):
@@ -178,7 +168,7 @@ def limit_covariance(parameters: Parameters) -> tuple[np.ndarray, np.ndarray]:
     return measured, exact
 
 
-def table(rates) -> Table:
+def table(rates) -> lab.Table:
     """Slopes and constants for each temperature."""
     rows = [
         [
@@ -192,10 +182,10 @@ def table(rates) -> Table:
     ]
     columns = [r"$\beta$", "slope", "from", "to", "constant", "predicted"]
     caption = "Fitted exponent with its 95% interval, and the constant of $n^{-1/2}$."
-    return Table(columns, rows, caption)
+    return lab.Table(columns, rows, caption)
 
 
-def draw(rates, others, parameters: Parameters) -> Picture:
+def draw(rates, others, parameters: Parameters) -> lab.Picture:
     """Errors against the number of tokens, with the predicted lines."""
     figure, axes = style.canvas(panel=(6.0, 4.2))
     for beta, rate in rates.items():
@@ -209,7 +199,7 @@ def draw(rates, others, parameters: Parameters) -> Picture:
     mark_sizes(rates[1.0].counts, axes)
     axes.set(xlabel="tokens $n$", ylabel="root mean square error at the probe")
     axes.legend()
-    return Picture(
+    return lab.Picture(
         figure,
         r"Error of attention on $n$ random tokens at one probe. Dashed: the central "
         r"limit theorem's $Cn^{-1/2}$, with the constant from the closed form for the "
@@ -217,12 +207,10 @@ def draw(rates, others, parameters: Parameters) -> Picture:
     )
 
 
-experiment = Experiment(
+experiment = lab.Experiment(
     name="mean-field-limit",
     title="Attention on many tokens tends to attention on their law",
     room="observables",
-    about=__doc__,
-    claims=(RATE, DIMENSION, FLOW, VARIANCE, CONSTANT),
     parameters=Parameters,
     run=run,
     seconds=25,

@@ -17,16 +17,7 @@ import numpy as np
 import scipy.integrate
 
 import meanformer as mf
-from meanformer.experiments import (
-    Claim,
-    Experiment,
-    Outcome,
-    Picture,
-    closed_form,
-    other_method,
-    setting,
-    theory,
-)
+import meanformer.experiments as lab
 from meanformer.plotting import draw_rate, mark_sizes, style
 
 ANGLES = np.array(
@@ -40,46 +31,46 @@ PAIRS = ((0, 1), (3, 4))  # the closest tokens, in the order in which they meet
 class Parameters:
     """The flow, and how far the distance of a join is lowered."""
 
-    halvings: int = setting(
+    halvings: int = lab.setting(
         4, full=8, help=r"distances $0.08, 0.04, \dots$, so many of them", at_least=3
     )
-    beta: float = setting(
+    beta: float = lab.setting(
         4.0, help=r"inverse temperature, $\beta$", at_least=1, at_most=8
     )
-    depth: float = setting(20.0, help="last depth", at_least=15, at_most=25)
+    depth: float = lab.setting(20.0, help="last depth", at_least=15, at_most=25)
 
 
-FIRST_ORDER = Claim(
+FIRST_ORDER = lab.Claim(
     id="first-order",
     statement=r"The largest distance of the merged from the true flow along depth is "
     r"of first order in the distance $r$ of a join.",
     status="observation",
 )
-LASTING = Claim(
+LASTING = lab.Claim(
     id="second-order",
     statement=r"What is left of it when the true clusters have come together is of "
     r"second order in $r$ or higher.",
     status="observation",
 )
-BOUND = Claim(
+BOUND = lab.Claim(
     id="bound",
     statement=r"The distance stays below the jumps carried along the path, at all "
     r"depths and all $r$: the largest ratio.",
     status="observation",
 )
-JUMPS = Claim(
+JUMPS = lab.Claim(
     id="jumps",
     statement=r"The two closest pairs, joined at the prescribed distance $r$, move the "
     r"measure by $\sqrt{w_1w_2/(w_1+w_2)}\,r$ each.",
     status="observation",
 )
-EVENT = Claim(
+EVENT = lab.Claim(
     id="event",
     statement=r"The first join happens at the depth where an ordinary integrator sees "
     r"the gap fall below $r$.",
     status="observation",
 )
-ENERGY = Claim(
+ENERGY = lab.Claim(
     id="energy",
     statement=r"The energy at the last depth is that of the true flow, up to an error "
     r"of second order in $r$ or higher.",
@@ -87,7 +78,7 @@ ENERGY = Claim(
 )
 
 
-def run(parameters: Parameters, *, progress) -> Outcome:
+def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Merge at smaller and smaller distances, against the flow without merging."""
     distances = 0.08 / 2 ** np.arange(parameters.halvings)
     depths = np.linspace(0, parameters.depth, 161)
@@ -96,26 +87,26 @@ def run(parameters: Parameters, *, progress) -> Outcome:
     errors = np.array([error_along(path, exact) for path in paths])
     bounds = np.array([bound_along(path) for path in paths])
     joined = np.array([path.statistics["merge_error"] > 0 for path in paths])
-    return Outcome(
+    return lab.Outcome(
         findings=[
             FIRST_ORDER.close_to(
                 fitted_order(distances, errors.max(axis=1)),
                 1,
                 tolerance=0.1,
-                source=theory("fitted to the three smallest distances"),
+                source=lab.theory("fitted to the three smallest distances"),
             ),
             LASTING.at_least(
                 # Below $0.01$ the true tokens are not yet closer than what is left.
                 fitted_order(distances[:4], errors[:4, -1]),
                 2,
                 tolerance=0.1,
-                source=theory("fitted to distances down to $0.01$"),
+                source=lab.theory("fitted to distances down to $0.01$"),
             ),
             BOUND.at_most(
                 errors[joined] / bounds[joined],
                 1.0,
                 tolerance=1e-3,
-                source=theory("linearised: it holds for small distances"),
+                source=lab.theory("linearised: it holds for small distances"),
             ),
             jump_finding(distances, paths),
             event_finding(parameters, distances, paths),
@@ -196,7 +187,7 @@ def jump_finding(distances, paths):
         np.diff(sums, axis=1) / distances[:, None],
         np.tile(shares, (len(paths), 1)),
         relative_tolerance=1e-6,
-        source=closed_form("two points joined at their mean, located as an event"),
+        source=lab.closed_form("two points joined at their mean, located as an event"),
     )
 
 
@@ -224,7 +215,7 @@ def event_finding(parameters: Parameters, distances, paths):
         [float(path.merges.depths[0]) for path in paths],
         expected,
         tolerance=1e-6,
-        source=other_method("event of SciPy's DOP853, in angles"),
+        source=lab.other_method("event of SciPy's DOP853, in angles"),
     )
 
 
@@ -240,11 +231,11 @@ def energy_finding(beta: float, distances, paths, exact):
         fitted_order(distances[:4], np.array(errors[:4])),
         2,
         tolerance=0.1,
-        source=theory("fitted to distances down to $0.01$"),
+        source=lab.theory("fitted to distances down to $0.01$"),
     )
 
 
-def draw(depths, distances, errors, bounds) -> Picture:
+def draw(depths, distances, errors, bounds) -> lab.Picture:
     """Errors against the distance, and along depth with the bound."""
     figure, (left, right) = style.canvas(2, panel=(4.4, 3.4))
     draw_rate(distances, errors.max(axis=1), left, label="largest", slope=1)
@@ -271,7 +262,7 @@ def draw(depths, distances, errors, bounds) -> Picture:
         ylabel="distance to the true flow",
     )
     right.legend()
-    return Picture(
+    return lab.Picture(
         figure,
         "How far the merged flow is from the true one. Left: against the distance of "
         "a join, with slopes 1 and 3 (dashed). Right: along depth, with the jumps "
@@ -279,12 +270,10 @@ def draw(depths, distances, errors, bounds) -> Picture:
     )
 
 
-experiment = Experiment(
+experiment = lab.Experiment(
     name="merge-is-exact",
     title="Joining tokens that have met costs no more than their distance",
     room="flows",
-    about=__doc__,
-    claims=(FIRST_ORDER, LASTING, BOUND, JUMPS, EVENT, ENERGY),
     parameters=Parameters,
     run=run,
     seconds=12,

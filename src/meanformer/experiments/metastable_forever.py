@@ -15,18 +15,7 @@ import numpy as np
 import scipy.integrate
 
 import meanformer as mf
-from meanformer.experiments import (
-    Claim,
-    Experiment,
-    Movie,
-    Outcome,
-    Picture,
-    Table,
-    other_method,
-    setting,
-    tabulated,
-    theory,
-)
+import meanformer.experiments as lab
 from meanformer.experiments.framework.long_walks import (
     SAVED,
     angles_of,
@@ -47,26 +36,26 @@ RIGHT = np.pi / 2
 class Parameters:
     """How far the temperature is lowered."""
 
-    longest: float = setting(
+    longest: float = lab.setting(
         300.0, full=600.0, help=r"largest $\beta$ of the meetings", at_least=60
     )
-    rtol: float = setting(1e-10, help="relative tolerance of the walks", above=0)
+    rtol: float = lab.setting(1e-10, help="relative tolerance of the walks", above=0)
 
 
-BEYOND = Claim(
+BEYOND = lab.Claim(
     id="beyond-rounding",
     statement=r"Depths beyond $10^{20}$, where velocities are far below rounding, "
     r"agree with the two-group law as well.",
     status="observation",
 )
-STEPS = Claim(
+STEPS = lab.Claim(
     id="steps",
     statement=r"The number of steps to a meeting grows at most like the logarithm of "
     r"its depth: steps at the largest $\beta$ over steps at $\beta = 10$, against the "
     r"ratio of the logarithms.",
     status="observation",
 )
-FIVE_DEPTHS = Claim(
+FIVE_DEPTHS = lab.Claim(
     id="five-tokens",
     statement=r"The five tokens of the published run at $\beta = 4$ come within "
     r"$10^{-2}$ of each other at the depths $2.78$, $4.09$, $6.70$ and $329.87$, where "
@@ -74,13 +63,13 @@ FIVE_DEPTHS = Claim(
     status="observation",
     reference="GKPR24, five tokens on the circle",
 )
-FIVE_ENERGY = Claim(
+FIVE_ENERGY = lab.Claim(
     id="five-energies",
     statement=r"Their energy along the way is that of an ordinary integrator, with "
     r"the plateau $13/25 = 0.52$ from depth $5$ to $300$.",
     status="observation",
 )
-RISES = Claim(
+RISES = lab.Claim(
     id="energy-rises",
     statement=r"The energy never decreases along the flow.",
     status="theorem",
@@ -88,16 +77,16 @@ RISES = Claim(
 )
 
 
-def run(parameters: Parameters, *, progress) -> Outcome:
+def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Walk two groups and five tokens, each against another method."""
     betas = np.append([10.0, 60.0], parameters.longest * np.array([0.5, 0.75, 1]))
     dwells = [dwell(beta, parameters.rtol) for beta in progress.over(betas, 0.7)]
     five = five_tokens(parameters.rtol)
-    return Outcome(
+    return lab.Outcome(
         findings=[*dwell_findings(betas, dwells), *five_findings(five)],
         pictures=[draw_steps(betas, dwells), draw_five(five)],
         tables=[
-            Table(
+            lab.Table(
                 [
                     r"$\beta$",
                     r"$\log_{10}$ of the depth of the meeting",
@@ -112,7 +101,7 @@ def run(parameters: Parameters, *, progress) -> Outcome:
             )
         ],
         movies=[
-            Movie(
+            lab.Movie(
                 five,
                 "The five tokens of the published run on the circle: two groups form "
                 "at once, and meet after depth 329. One frame per saved depth.",
@@ -151,9 +140,11 @@ def dwell_findings(betas, dwells):
             np.exp(logs - exact)[1:],
             np.ones(len(betas) - 1),
             tolerance=1e-6,
-            source=other_method("the integral of the two-group law; ratio of depths"),
+            source=lab.other_method(
+                "the integral of the two-group law; ratio of depths"
+            ),
         ),
-        STEPS.at_most(ratio, 1.0, source=theory("no faster than the logarithm")),
+        STEPS.at_most(ratio, 1.0, source=lab.theory("no faster than the logarithm")),
     )
 
 
@@ -171,18 +162,18 @@ def five_findings(five: mf.Trajectory):
     meetings = close_depths(depths, np.asarray(five.points), 1e-2)
     energies = energy_of(five, 4.0)
     gram = np.cos(exact[:, :, None] - exact[:, None, :])
-    source = other_method("angles, solved by SciPy's DOP853")
+    source = lab.other_method("angles, solved by SciPy's DOP853")
     return (
         FIVE_DEPTHS.close_to(
             [*meetings, *meetings],
             [*CLOSE, *first_depths_within(1e-2)],
             tolerance=2e-2,
-            source=tabulated("and by SciPy's DOP853 in this run"),
+            source=lab.tabulated("and by SciPy's DOP853 in this run"),
         ),
         FIVE_ENERGY.close_to(
             energies, np.exp(4 * (gram - 1)).mean((1, 2)), tolerance=1e-7, source=source
         ),
-        RISES.at_least(np.diff(energies), 0.0, tolerance=1e-12, source=theory()),
+        RISES.at_least(np.diff(energies), 0.0, tolerance=1e-12, source=lab.theory()),
     )
 
 
@@ -244,7 +235,7 @@ def energy_of(path: mf.Trajectory, beta: float) -> np.ndarray:
     return np.exp(beta * (gram - 1)).mean((1, 2))
 
 
-def draw_steps(betas, dwells) -> Picture:
+def draw_steps(betas, dwells) -> lab.Picture:
     """Steps against the logarithm of the depth of the meeting."""
     logs, steps = (np.array(column) for column in zip(*dwells, strict=True))
     figure, axes = style.canvas(panel=(5.4, 3.0))
@@ -264,14 +255,14 @@ def draw_steps(betas, dwells) -> Picture:
     axes.set(xlabel=r"$\log_{10}$ of the depth of the meeting", ylabel="steps")
     axes.set_ylim(0, 2.2 * steps.max())
     axes.legend(loc="upper right")
-    return Picture(
+    return lab.Picture(
         figure,
         "Steps until two groups have met, against the number of digits of the depth at "
         "which they do: hardly more for a hundred digits than for three.",
     )
 
 
-def draw_five(five: mf.Trajectory) -> Picture:
+def draw_five(five: mf.Trajectory) -> lab.Picture:
     """Angles and energy of the five tokens."""
     depths, angles = np.asarray(five.depths)[1:], angles_of(np.asarray(five.points))[1:]
     figure, (above, below) = style.canvas(1, 2, panel=(5.4, 2.4), sharex=True)
@@ -285,19 +276,17 @@ def draw_five(five: mf.Trajectory) -> Picture:
     above.legend(loc="center left")
     above.set(ylabel="angle")
     below.set(xscale="log", xlabel="depth $t$", ylabel="energy (one cluster: 1)")
-    return Picture(
+    return lab.Picture(
         figure,
         r"The five tokens of the published run at $\beta = 4$: angles (above) and "
         "energy (below). Dotted: where tokens, by then $10^{-9}$ apart, are joined.",
     )
 
 
-experiment = Experiment(
+experiment = lab.Experiment(
     name="metastable-forever",
     title="Metastable phases are walked through, however long",
     room="flows",
-    about=__doc__,
-    claims=(BEYOND, STEPS, FIVE_DEPTHS, FIVE_ENERGY, RISES),
     parameters=Parameters,
     run=run,
     seconds=15,

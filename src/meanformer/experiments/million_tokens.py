@@ -18,18 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import meanformer as mf
-from meanformer.experiments import (
-    Claim,
-    Experiment,
-    Outcome,
-    Picture,
-    Table,
-    closed_form,
-    dense_velocity,
-    other_method,
-    setting,
-    theory,
-)
+import meanformer.experiments as lab
 from meanformer.plotting import draw_rate, draw_sphere_density, mark_sizes, style
 
 BETAS = (4.0, 25.0)
@@ -41,40 +30,40 @@ QUERIES = 1024
 class Parameters:
     """How many tokens, and how accurate."""
 
-    count: int = setting(
+    count: int = lab.setting(
         100_000, full=1_000_000, help="number of tokens", at_least=20_000
     )
-    tolerance: float = setting(1e-7, help="tolerance of the fast sums")
-    beta: float = setting(9.0, help="inverse temperature of the flow", at_least=1.0)
-    depth: float = setting(2.0, full=4.0, help="depth of the flow")
-    checks: int = setting(64, help="queries summed by NumPy", at_least=16)
-    seed: int = setting(0, help="seed of the tokens", at_least=0)
+    tolerance: float = lab.setting(1e-7, help="tolerance of the fast sums")
+    beta: float = lab.setting(9.0, help="inverse temperature of the flow", at_least=1.0)
+    depth: float = lab.setting(2.0, full=4.0, help="depth of the flow")
+    checks: int = lab.setting(64, help="queries summed by NumPy", at_least=16)
+    seed: int = lab.setting(0, help="seed of the tokens", at_least=0)
 
 
-UNIFORM = Claim(
+UNIFORM = lab.Claim(
     id="uniform-law",
     statement=r"On $n$ tokens in a quadrature of the uniform law on $S^2$, softmax "
     r"attention is $x \mapsto (\coth\beta - 1/\beta)\,x$ at every token, "
     r"$\beta = 4, 25$.",
     status="observation",
 )
-SAMPLE = Claim(
+SAMPLE = lab.Claim(
     id="spot-check",
     statement=r"On $n$ tokens without symmetry and with unequal weights, fast sums "
     r"agree with plain ones within their tolerance.",
     status="observation",
 )
-FAST = Claim(
+FAST = lab.Claim(
     id="fast",
     statement=r"None of these sums had to be computed exactly.",
     status="observation",
 )
-GROWTH = Claim(
+GROWTH = lab.Claim(
     id="growth",
     statement=r"The time of a velocity grows nearly linearly in $n$, not as $n^2$.",
     status="observation",
 )
-ENERGY = Claim(
+ENERGY = lab.Claim(
     id="energy",
     statement=r"Along the flow of all $n$ tokens the energy $E_\beta$ never falls.",
     status="theorem",
@@ -82,7 +71,7 @@ ENERGY = Claim(
 )
 
 
-def run(parameters: Parameters, *, progress) -> Outcome:
+def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Check the sums, time them, and flow all tokens."""
     fast = mf.Fourier(parameters.tolerance)
     for _ in progress.over(range(1), 0.3):
@@ -104,34 +93,37 @@ def run(parameters: Parameters, *, progress) -> Outcome:
         steps = mf.FixedStep(0.5)
         trajectory = mf.solve(flow, cloud, parameters.depth, save=5, solver=steps)
         energies = energies_along(layer, cloud, trajectory)
-    return Outcome(
+    return lab.Outcome(
         findings=[
             UNIFORM.close_to(
                 uniform,
                 0.0,
                 tolerance=parameters.tolerance,
-                source=closed_form(r"largest error over all tokens"),
+                source=lab.closed_form(r"largest error over all tokens"),
             ),
             SAMPLE.close_to(
                 sample,
                 0.0,
                 tolerance=parameters.tolerance,
-                source=other_method(f"NumPy at {parameters.checks} random tokens"),
+                source=lab.other_method(f"NumPy at {parameters.checks} random tokens"),
             ),
             FAST.close_to(
                 np.asarray(trajectory.statistics["exact_sums"]),
                 0,
                 tolerance=0,
-                source=theory("amplification of order $\\beta$ on the sphere"),
+                source=lab.theory("amplification of order $\\beta$ on the sphere"),
             ),
             GROWTH.inside(
-                exponent, 0.2, 1.2, source=theory("fitted exponent; exact sums have 2")
+                exponent,
+                0.2,
+                1.2,
+                source=lab.theory("fitted exponent; exact sums have 2"),
             ),
             ENERGY.at_least(
                 float(np.diff(energies).min() / energies[-1]),
                 0.0,
                 tolerance=parameters.tolerance,
-                source=theory("smallest increase between saved depths, relative"),
+                source=lab.theory("smallest increase between saved depths, relative"),
             ),
         ],
         pictures=[
@@ -174,7 +166,7 @@ def sample_error(layer, cloud: mf.TokenCloud, parameters: Parameters) -> float:
         cloud.count, parameters.checks, replace=False
     )
     found = np.asarray(layer(cloud, cloud.points))[chosen]
-    expected = dense_velocity(
+    expected = lab.dense_velocity(
         layer,
         np.asarray(cloud.weights),
         np.asarray(cloud.points),
@@ -208,7 +200,7 @@ def energies_along(layer, cloud: mf.TokenCloud, trajectory) -> np.ndarray:
     )
 
 
-def table(counts, seconds, exact, parameters: Parameters) -> Table:
+def table(counts, seconds, exact, parameters: Parameters) -> lab.Table:
     """Time for each number of tokens, and what exact sums take."""
     rows = [
         [count, second, 1e9 * second / count, plain, plain / second]
@@ -225,10 +217,10 @@ def table(counts, seconds, exact, parameters: Parameters) -> Table:
         rf"One velocity at $\beta = {parameters.beta:g}$, error at most "
         rf"${parameters.tolerance:g}$."
     )
-    return Table(columns, rows, caption)
+    return lab.Table(columns, rows, caption)
 
 
-def draw_flow(trajectory, energies: np.ndarray, beta: float) -> Picture:
+def draw_flow(trajectory, energies: np.ndarray, beta: float) -> lab.Picture:
     """The density of tokens at three depths, and the energy along depth."""
     figure, axes = style.canvas(
         3, panel=(3.4, 2.4), subplot_kw={"projection": "mollweide"}
@@ -241,7 +233,7 @@ def draw_flow(trajectory, energies: np.ndarray, beta: float) -> Picture:
         )
     bar = figure.colorbar(mesh, ax=axes, shrink=0.7, orientation="horizontal")
     bar.set_label("density of tokens relative to the uniform law")
-    return Picture(
+    return lab.Picture(
         figure,
         f"All {trajectory.points.shape[1]} tokens on the sphere at "
         rf"$\beta = {beta:g}$, on a map that keeps areas: broad groups contract and "
@@ -249,7 +241,7 @@ def draw_flow(trajectory, energies: np.ndarray, beta: float) -> Picture:
     )
 
 
-def draw_times(counts, seconds, exact, parameters: Parameters) -> Picture:
+def draw_times(counts, seconds, exact, parameters: Parameters) -> lab.Picture:
     """Time against the number of tokens, for fast and exact sums."""
     figure, axes = style.canvas(panel=(5.0, 3.6))
     draw_rate(counts, seconds, axes, label="fast sums", slope=1)
@@ -263,19 +255,17 @@ def draw_times(counts, seconds, exact, parameters: Parameters) -> Picture:
     )
     mark_sizes(counts, axes)
     axes.legend(loc="upper left")
-    return Picture(
+    return lab.Picture(
         figure,
         rf"Processor time of one velocity at $\beta = {parameters.beta:g}$. Dashed: "
         "growth like $n$ and like $n^2$.",
     )
 
 
-experiment = Experiment(
+experiment = lab.Experiment(
     name="million-tokens",
     title="A million tokens on the sphere",
     room="numerics",
-    about=__doc__,
-    claims=(UNIFORM, SAMPLE, FAST, GROWTH, ENERGY),
     parameters=Parameters,
     run=run,
     seconds=25,

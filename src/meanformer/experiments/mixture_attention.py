@@ -20,16 +20,7 @@ import numpy as np
 import scipy.integrate
 
 import meanformer as mf
-from meanformer.experiments import (
-    Claim,
-    Experiment,
-    Outcome,
-    Picture,
-    Table,
-    other_method,
-    setting,
-    theory,
-)
+import meanformer.experiments as lab
 from meanformer.plotting import draw_rate, draw_slope, style
 
 QUERIES = (-2.0, -1.0, 0.0, 1.0, 2.0, 3.0)
@@ -54,65 +45,65 @@ SMALL = 0.1
 class Parameters:
     """How far the components are apart, and how the mixture is resolved."""
 
-    separations: tuple[float, ...] = setting(
+    separations: tuple[float, ...] = lab.setting(
         (0.5, 1.0, 2.0, 4.0),
         full=(0.25, 0.5, 1.0, 2.0, 3.0, 4.0),
         help="distances of the two components, rising",
         above=0,
         at_most=4,
     )
-    order: int = setting(
+    order: int = lab.setting(
         16,
         full=28,
         help="Gauss-Hermite nodes along each axis of a component",
         at_least=8,
         at_most=60,
     )
-    depth: float = setting(
+    depth: float = lab.setting(
         1.0, full=1.5, help="depth of the flows", above=0, at_most=1.5
     )
 
 
-VELOCITY = Claim(
+VELOCITY = lab.Claim(
     id="velocity",
     statement=r"In the context half $\mathcal{N}(0, 1)$, half $\mathcal{N}(1, "
     r"\tfrac14)$, with $A = V = 1$, the velocity at $x = -2, \dots, 3$ is $-1.92672$, "
     r"$-0.64683$, $0.5$, $1.16284$, $1.68877$, $2.49083$.",
     status="observation",
 )
-INTEGRAL = Claim(
+INTEGRAL = lab.Claim(
     id="integral",
     statement=r"It is $\int ye^{xy}\,\mathrm{d}\mu(y)\big/\int e^{xy}\,\mathrm{d}\mu(y)"
     r"$ for the density of the mixture.",
     status="theorem",
     reference="CACP25, masked attention (mixtures: theory page on measures)",
 )
-BENT = Claim(
+BENT = lab.Claim(
     id="bent",
     statement=r"It is not affine: second differences are not zero.",
     status="observation",
 )
-RESIDUAL = Claim(
+RESIDUAL = lab.Claim(
     id="residual",
     statement=r"For two equal components what no affine map can fit grows like the "
     r"fourth power of their separation at first: their third cumulant is zero, the "
     r"fourth is not.",
     status="observation",
 )
-EQUAL = Claim(
+EQUAL = lab.Claim(
     id="coincide",
     statement=r"Where the components coincide, nothing is left and the moments of "
     r"tokens are those of the Gaussian at all depths.",
     status="theorem",
     reference="CACP25, Gaussian data",
 )
-DEPART = Claim(
+DEPART = lab.Claim(
     id="depart",
     statement=r"The farther apart the components, the farther are mean and covariance "
     r"of the tokens from those of the Gaussian that had the same at depth $0$.",
     status="observation",
 )
-LINEAR = Claim(
+LINEAR = lab.Claim(
     id="linear",
     statement=r"Linear attention sees two moments only: the mixture keeps those of its "
     r"Gaussian at all depths, whatever the separation.",
@@ -121,7 +112,7 @@ LINEAR = Claim(
 )
 
 
-def run(parameters: Parameters, *, progress) -> Outcome:
+def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Look at one velocity closely, then follow mixtures of growing separation."""
     line = line_mixture()
     found = np.asarray(line_layer()(line, jnp.array(QUERIES)[:, None]))[:, 0]
@@ -134,42 +125,46 @@ def run(parameters: Parameters, *, progress) -> Outcome:
     for _ in progress.over(range(1), 0.2):
         linear = compare(mf.Linear, parameters.separations[-1], parameters)
     departures = [float(comparisons[gap].distances[-1]) for gap in gaps]
-    return Outcome(
+    return lab.Outcome(
         findings=[
             VELOCITY.close_to(
                 found,
                 VELOCITIES,
                 tolerance=1e-9,
-                source=other_method("tabulated, by quadrature"),
+                source=lab.other_method("tabulated, by quadrature"),
             ),
             INTEGRAL.close_to(
                 found,
                 [integrated(query) for query in QUERIES],
                 tolerance=1e-9,
-                source=other_method("SciPy's quad over the density"),
+                source=lab.other_method("SciPy's quad over the density"),
             ),
             BENT.at_least(
                 float(np.abs(np.diff(found, 2)).min()),
                 0.1,
-                source=theory("smallest second difference; 0 for an affine map"),
+                source=lab.theory("smallest second difference; 0 for an affine map"),
             ),
             residual_finding(residuals),
             EQUAL.close_to(
                 [residuals[0.0], *np.asarray(comparisons[0.0].distances)],
                 0.0,
                 tolerance=1e-7,
-                source=theory("relative residual, relative distances of the moments"),
+                source=lab.theory(
+                    "relative residual, relative distances of the moments"
+                ),
             ),
             DEPART.above(
                 np.diff(departures),
                 0.0,
-                source=theory("change with the separation of the distance at the end"),
+                source=lab.theory(
+                    "change with the separation of the distance at the end"
+                ),
             ),
             LINEAR.close_to(
                 np.asarray(linear.distances),
                 0.0,
                 tolerance=1e-7,
-                source=theory("relative Wasserstein distance of the moments"),
+                source=lab.theory("relative Wasserstein distance of the moments"),
             ),
         ],
         pictures=[
@@ -255,7 +250,7 @@ def residual_finding(residuals: dict[float, float]):
         small,
         4.0,
         tolerance=0.1,
-        source=theory(rf"exponent from {SMALL / 2:g} to {SMALL:g}"),
+        source=lab.theory(rf"exponent from {SMALL / 2:g} to {SMALL:g}"),
     )
 
 
@@ -270,7 +265,7 @@ def compare(kind, separation: float, parameters: Parameters):
     )
 
 
-def table(gaps, residuals, comparisons) -> Table:
+def table(gaps, residuals, comparisons) -> lab.Table:
     """Residual at depth zero and errors at the last depth."""
     rows = [
         [
@@ -281,7 +276,7 @@ def table(gaps, residuals, comparisons) -> Table:
         ]
         for gap in gaps
     ]
-    return Table(
+    return lab.Table(
         [
             "separation",
             "not affine, at depth 0",
@@ -293,7 +288,7 @@ def table(gaps, residuals, comparisons) -> Table:
     )
 
 
-def draw_velocity(mixture: mf.Mixture) -> Picture:
+def draw_velocity(mixture: mf.Mixture) -> lab.Picture:
     """The velocity over the line with its best affine fit and that of the moments."""
     figure, (left, right) = style.canvas(2, panel=(4.6, 3.6))
     places = np.linspace(-4, 4, 321)
@@ -318,7 +313,7 @@ def draw_velocity(mixture: mf.Mixture) -> Picture:
                label="velocity minus the fit")  # fmt: skip
     right.set(xlabel="query $x$", ylabel="residual, density", ylim=(-1.05, 0.8))
     right.legend(loc="upper left")
-    return Picture(
+    return lab.Picture(
         figure,
         r"Half $\mathcal{N}(0, 1)$, half $\mathcal{N}(1, \tfrac14)$ as context. Left: "
         "the velocity, steep on the left where queries attend to the wide component, "
@@ -327,7 +322,7 @@ def draw_velocity(mixture: mf.Mixture) -> Picture:
     )
 
 
-def draw_departures(residuals, comparisons, linear, parameters) -> Picture:
+def draw_departures(residuals, comparisons, linear, parameters) -> lab.Picture:
     """Residual against the separation, and departure along depth."""
     figure, (left, right) = style.canvas(2, panel=(4.6, 3.6))
     gaps = [gap for gap in sorted(residuals) if gap > 0]
@@ -351,7 +346,7 @@ def draw_departures(residuals, comparisons, linear, parameters) -> Picture:
         right.semilogy(one.depths[1:], heights, mark, color=style.GREY, label=name)
     right.set(xlabel="depth $t$", ylabel="relative distance of the moments")
     right.legend(title="separation", ncols=2)
-    return Picture(
+    return lab.Picture(
         figure,
         "Two equal components in the plane. Left: the share of the velocity that no "
         "affine map explains, with a line of slope 4. Right: how far mean and "
@@ -361,12 +356,10 @@ def draw_departures(residuals, comparisons, linear, parameters) -> Picture:
     )
 
 
-experiment = Experiment(
+experiment = lab.Experiment(
     name="mixture-attention",
     title="A mixture of Gaussians is not closed",
     room="gaussian",
-    about=__doc__,
-    claims=(VELOCITY, INTEGRAL, BENT, RESIDUAL, EQUAL, DEPART, LINEAR),
     parameters=Parameters,
     run=run,
     seconds=15,

@@ -16,17 +16,7 @@ import jax.random as jr
 import numpy as np
 
 import meanformer as mf
-from meanformer.experiments import (
-    Claim,
-    Experiment,
-    Outcome,
-    Picture,
-    Table,
-    closed_form,
-    setting,
-    tabulated,
-    theory,
-)
+import meanformer.experiments as lab
 from meanformer.mean_field import fastest_degree
 from meanformer.observables import (
     count_clusters,
@@ -47,55 +37,55 @@ FASTEST = 4, 7, 13
 class Parameters:
     """Tokens and starts."""
 
-    count: int = setting(200, help="tokens", at_least=20)
-    starts: int = setting(12, full=100, help="random starts", at_least=6)
-    temperatures: int = setting(
+    count: int = lab.setting(200, help="tokens", at_least=20)
+    starts: int = lab.setting(12, full=100, help="random starts", at_least=6)
+    temperatures: int = lab.setting(
         3, full=8, help=r"values of $\beta$, the three tabulated first", at_least=3
     )
-    samples: int = setting(
+    samples: int = lab.setting(
         60, full=1000, help="clouds whose modes are counted", at_least=50
     )
-    seed: int = setting(0, help="seed of the starts", at_least=0)
+    seed: int = lab.setting(0, help="seed of the starts", at_least=0)
 
 
-MODES = Claim(
+MODES = lab.Claim(
     id="modes-formula",
     statement=r"The mean number of modes of uniform tokens is "
     r"$\sqrt{\sum k^4 I_k^2/\sum k^2 I_k^2}$, in units of its standard error.",
     status="observation",
 )
-DIGITS = Claim(
+DIGITS = lab.Claim(
     id="six-starts",
     statement=r"Modes at depth $0$ and clusters at depths $10$, $30$ and $100$ are, "
     r"for $\beta = 9, 25, 81$, those of six starts of an independent program.",
     status="observation",
 )
-EARLY = Claim(
+EARLY = lab.Claim(
     id="modes-foretell",
     statement=r"The mean number of clusters at depth $10$ over that of modes of such "
     r"tokens at the start lies between $0.8$ and $1.25$.",
     status="observation",
 )
-FASTER = Claim(
+FASTER = lab.Claim(
     id="fastest-degree",
     statement=r"The degree that grows fastest is $4$, $7$ and $13$ for $\beta = 9, 25, "
     r"81$.",
     status="observation",
 )
-OVER = Claim(
+OVER = lab.Claim(
     id="fastest-overestimates",
     statement=r"At depth $30$ there are fewer clusters than the degree $k^*$ that "
     r"grows fastest about the uniform density, for every $\beta$.",
     status="observation",
 )
-COARSENS = Claim(
+COARSENS = lab.Claim(
     id="clusters-join",
     statement=r"From depth $10$ on the mean number of clusters never grows.",
     status="observation",
 )
 
 
-def run(parameters: Parameters, *, progress) -> Outcome:
+def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Count modes, run the flow, count clusters."""
     betas = temperatures(parameters.temperatures)
     counts = {}
@@ -116,7 +106,7 @@ def run(parameters: Parameters, *, progress) -> Outcome:
         )
         for beta in progress.over(betas, 0.2)
     ]
-    return Outcome(
+    return lab.Outcome(
         findings=findings(betas, counts, sampled),
         pictures=[draw_curves(betas, counts, sampled), draw_depths(counts, parameters)],
         tables=[table(betas, counts, sampled)],
@@ -165,40 +155,40 @@ def findings(betas, counts, sampled):
             (sample_means - formula) / errors,
             0.0,
             tolerance=4.0,
-            source=closed_form(r"$n \to \infty$; four standard errors"),
+            source=lab.closed_form(r"$n \to \infty$; four standard errors"),
         ),
         DIGITS.close_to(
             [means[beta] for beta in BETAS],
             SIX,
             tolerance=1.0,
-            source=tabulated("six starts, known to 0.5; twice that"),
+            source=lab.tabulated("six starts, known to 0.5; twice that"),
         ),
         EARLY.inside(
             [means[beta][1] for beta in betas] / sample_means,
             0.8,
             1.25,
-            source=theory("each token climbs the density"),
+            source=lab.theory("each token climbs the density"),
         ),
         FASTER.close_to(
             [degree(beta) for beta in BETAS],
             FASTEST,
             tolerance=0.0,
-            source=closed_form(r"the largest $k^2I_k(\beta)$, tabulated"),
+            source=lab.closed_form(r"the largest $k^2I_k(\beta)$, tabulated"),
         ),
         OVER.below(
             [means[beta][2] for beta in betas],
             degrees,
-            source=closed_form(r"$k^*$ maximises $k^2I_k(\beta)$"),
+            source=lab.closed_form(r"$k^*$ maximises $k^2I_k(\beta)$"),
         ),
         COARSENS.at_most(
             [np.diff(means[beta][1:]) for beta in betas],
             0.0,
-            source=theory("clusters join and do not split"),
+            source=lab.theory("clusters join and do not split"),
         ),
     ]
 
 
-def table(betas, counts, sampled) -> Table:
+def table(betas, counts, sampled) -> lab.Table:
     """All numbers with their errors."""
     rows = []
     for beta, sample in zip(betas, sampled, strict=True):
@@ -208,10 +198,12 @@ def table(betas, counts, sampled) -> Table:
         rows.append([beta, sample.mean, formula, *texts, degree(beta)])
     columns = [r"$\beta$", "modes, many clouds", "formula", "modes at the starts"]
     columns += [f"clusters at depth {depth:g}" for depth in DEPTHS] + ["$k^*$"]
-    return Table(columns, rows, "Modes at depth zero, clusters later, fastest degree.")
+    return lab.Table(
+        columns, rows, "Modes at depth zero, clusters later, fastest degree."
+    )
 
 
-def draw_curves(betas, counts, sampled) -> Picture:
+def draw_curves(betas, counts, sampled) -> lab.Picture:
     """Modes, clusters and the fastest degree against the root of beta."""
     figure, axes = style.canvas(panel=(6.4, 4.2))
     roots = np.sqrt(betas)
@@ -249,7 +241,7 @@ def draw_curves(betas, counts, sampled) -> Picture:
         )
     axes.set(xlabel=r"$\sqrt{\beta}$", ylabel="number", ylim=(0, None))
     axes.legend(loc="upper left")
-    return Picture(
+    return lab.Picture(
         figure,
         r"Uniform tokens on the circle under softmax attention, against "
         r"$\sqrt\beta$. The clusters of depth 10 (orange) are as many as the modes of "
@@ -258,7 +250,7 @@ def draw_curves(betas, counts, sampled) -> Picture:
     )
 
 
-def draw_depths(counts, parameters: Parameters) -> Picture:
+def draw_depths(counts, parameters: Parameters) -> lab.Picture:
     """How the number of clusters depends on that of modes, start by start."""
     figure, panels = style.canvas(3, panel=(3.3, 3.2))
     for axes, beta in zip(panels, BETAS, strict=True):
@@ -275,7 +267,7 @@ def draw_depths(counts, parameters: Parameters) -> Picture:
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.yaxis.get_major_locator().set_params(integer=True)
     panels[0].set(ylabel="clusters at depth 10")
-    return Picture(
+    return lab.Picture(
         figure,
         rf"Start by start, {parameters.starts} of them: modes of the density at depth "
         r"0 and clusters at depth 10; larger dots stand for more starts. Line: as "
@@ -284,12 +276,10 @@ def draw_depths(counts, parameters: Parameters) -> Picture:
     )
 
 
-experiment = Experiment(
+experiment = lab.Experiment(
     name="modes-versus-clusters",
     title="The modes of the density at the start foretell the clusters",
     room="observables",
-    about=__doc__,
-    claims=(MODES, DIGITS, EARLY, FASTER, OVER, COARSENS),
     parameters=Parameters,
     run=run,
     seconds=15,

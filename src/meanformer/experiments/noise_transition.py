@@ -20,17 +20,7 @@ import scipy.integrate
 import scipy.special
 
 import meanformer as mf
-from meanformer.experiments import (
-    Claim,
-    Experiment,
-    Outcome,
-    Picture,
-    Table,
-    closed_form,
-    other_method,
-    setting,
-    theory,
-)
+import meanformer.experiments as lab
 from meanformer.flows import GeodesicStep
 from meanformer.mean_field import (
     branch_curvature,
@@ -52,24 +42,24 @@ STEP = 0.02
 class Parameters:
     """How many tokens, and how slowly the noise changes."""
 
-    count: int = setting(120, full=1000, help="tokens of the loop", at_least=50)
-    stops: int = setting(
+    count: int = lab.setting(120, full=1000, help="tokens of the loop", at_least=50)
+    stops: int = lab.setting(
         5, full=21, help=r"values of $\kappa$ on each way of the loop", at_least=5
     )
-    wait: float = setting(5.0, full=12.0, help="depth spent at each", above=0)
-    density: bool = setting(
+    wait: float = lab.setting(5.0, full=12.0, help="depth spent at each", above=0)
+    density: bool = lab.setting(
         False, full=True, help="also solve the Fokker-Planck equation by `mf.solve`"
     )
-    seed: int = setting(0, help="seed of the noise")
+    seed: int = lab.setting(0, help="seed of the noise")
 
 
-THRESHOLDS = Claim(
+THRESHOLDS = lab.Claim(
     id="thresholds",
     statement=r"$\kappa_c = \beta/I_1(\beta)$ on the circle, $\beta = 1, 5$, and "
     r"$d\,I_{d/2+1}(\beta_*)/I_{d/2}(\beta_*) = 1$ for $d = 2, 3, 8$.",
     status="observation",
 )
-DICHOTOMY = Claim(
+DICHOTOMY = lab.Claim(
     id="global-minimiser",
     statement=r"At $\kappa_c$ an ordered state has less free energy than the uniform "
     r"one if $\beta = 1.2\,\beta_*$; none is found, up to $0.99\,\kappa_c$, if "
@@ -78,49 +68,49 @@ DICHOTOMY = Claim(
     reference="MR26, abstract: continuous for $\\beta \\le \\beta_*$, discontinuous "
     "beyond",
 )
-BEND = Claim(
+BEND = lab.Claim(
     id="bend",
     statement=r"Near $\kappa_c$ the branch is $\kappa = \kappa_c(1 + b\,r^2)$ in its "
     r"order $r$, with $b$ of the expansion, unnormalised and softmax, $d = 2, 8$.",
     status="observation",
 )
-FOLD = Claim(
+FOLD = lab.Claim(
     id="fold",
     statement=r"On the circle at $\beta = 5$ ordered states end at the fold "
     r"$\kappa = 0.18430$, below $\kappa_c = 0.20546$: order found $0.1\%$ below and "
     r"above it.",
     status="observation",
 )
-MAXWELL = Claim(
+MAXWELL = lab.Claim(
     id="maxwell",
     statement=r"At the Maxwell point $\kappa = 0.18798$ the ordered state has the free "
     r"energy of the uniform one.",
     status="observation",
 )
-RELAXATION = Claim(
+RELAXATION = lab.Claim(
     id="relaxation",
     statement=r"In time the Fokker-Planck equation comes to the states of the branch, "
     r"at $\beta = 2.3$ and $5$.",
     status="observation",
 )
-RATE = Claim(
+RATE = lab.Claim(
     id="relaxation-rate",
     statement=r"It does so at the rate of the spectrum of the linearised equation.",
     status="observation",
 )
-TOKENS = Claim(
+TOKENS = lab.Claim(
     id="tokens",
     statement=r"The order of tokens on $\mathbb{S}^7$, $\beta = 3$, is that of the "
     r"branch wherever the loop has settled on it.",
     status="observation",
 )
-HYSTERESIS = Claim(
+HYSTERESIS = lab.Claim(
     id="hysteresis",
     statement=r"Between the fold and $\kappa_c$ the tokens remember: their order on "
     r"the way back exceeds that on the way there by more than a half.",
     status="observation",
 )
-SOFTMAX = Claim(
+SOFTMAX = lab.Claim(
     id="softmax-continuous",
     statement=r"Under softmax attention $\kappa$ grows along the branch: no fold, for "
     r"$\beta = 1, 5, 20$ on the circle.",
@@ -128,7 +118,7 @@ SOFTMAX = Claim(
 )
 
 
-def run(parameters: Parameters, *, progress) -> Outcome:
+def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Follow branches, and compare them with grids, time and tokens."""
     branches = {
         name: branch_of(*case) for name, case in progress.over(CASES.items(), 0.4)
@@ -139,7 +129,7 @@ def run(parameters: Parameters, *, progress) -> Outcome:
         relaxed = [relaxation(SMOOTH, 1.3), relaxation(STEEP, 1.2)]
     densities = by_solve(parameters) if parameters.density else []
     steep = branches["circle, steep"]
-    return Outcome(
+    return lab.Outcome(
         findings=[
             threshold_finding(),
             dichotomy_finding(),
@@ -194,7 +184,7 @@ def threshold_finding():
         [*kappas, *quotients],
         [*(betas / scipy.special.iv(1, betas)), 1, 1, 1],
         tolerance=1e-12,
-        source=closed_form("modified Bessel functions of SciPy"),
+        source=lab.closed_form("modified Bessel functions of SciPy"),
     )
 
 
@@ -211,7 +201,7 @@ def dichotomy_finding():
             excess = kappa * (state.free_energy or 0.0)
             signs.append(0 if abs(excess) < 1e-12 else np.sign(excess))
             expected.append(sign)
-    return DICHOTOMY.close_to(signs, expected, tolerance=0.0, source=theory())
+    return DICHOTOMY.close_to(signs, expected, tolerance=0.0, source=lab.theory())
 
 
 def bend_finding():
@@ -230,7 +220,7 @@ def bend_finding():
         found,
         expected,
         relative_tolerance=1e-4,
-        source=closed_form(r"expansion to third order; extrapolated to $r = 0$"),
+        source=lab.closed_form(r"expansion to third order; extrapolated to $r = 0$"),
     )
 
 
@@ -263,7 +253,9 @@ def grid_findings(branch):
     ]
     attention = mf.identity_attention("unnormalised", 2, STEEP)
     above = stationary_state(attention, 1.001 * fold.kappa).order
-    source = other_method("sweeps on equispaced angles, which descend the free energy")
+    source = lab.other_method(
+        "sweeps on equispaced angles, which descend the free energy"
+    )
     excess = grid_state(STEEP, maxwell.kappa, 3.0)[1]
     return (
         FOLD.close_to(
@@ -326,7 +318,7 @@ def relaxation_findings(relaxed, densities):
     """Where the equation in time comes to, and how fast."""
     ends = [(end, state.order) for _, _, state, end, _ in relaxed] + densities
     measured, expected = zip(*ends, strict=True)
-    source = other_method("moments of the Fokker-Planck equation, solved by SciPy")
+    source = lab.other_method("moments of the Fokker-Planck equation, solved by SciPy")
     return (
         RELAXATION.close_to(measured, expected, tolerance=1e-7, source=source),
         RATE.close_to(
@@ -380,10 +372,10 @@ def loop_findings(loop, branch):
             means[1][down],
             ordered,
             tolerance=0.03,
-            source=other_method("the stationary branch of infinitely many tokens"),
+            source=lab.other_method("the stationary branch of infinitely many tokens"),
         ),
         HYSTERESIS.above(
-            (means[1][::-1] - means[0])[between], 0.5, source=theory("coexistence")
+            (means[1][::-1] - means[0])[between], 0.5, source=lab.theory("coexistence")
         ),
     )
 
@@ -396,11 +388,13 @@ def softmax_finding(branches):
         if name.startswith("softmax")
     ]
     return SOFTMAX.above(
-        least, 0.0, source=theory("positive bend at the bifurcation; beyond, observed")
+        least,
+        0.0,
+        source=lab.theory("positive bend at the bifurcation; beyond, observed"),
     )
 
 
-def table(branches) -> Table:
+def table(branches) -> lab.Table:
     """Thresholds, folds and Maxwell points."""
     rows = []
     for name, branch in branches.items():
@@ -421,7 +415,7 @@ def table(branches) -> Table:
         "Maxwell point",
         r"growth rate at $1.5\,\kappa_c$",
     ]
-    return Table(
+    return lab.Table(
         columns,
         rows,
         "Branches of stationary states. Two and three clusters are unstable, the "
@@ -429,7 +423,7 @@ def table(branches) -> Table:
     )
 
 
-def draw_circle(branches) -> Picture:
+def draw_circle(branches) -> lab.Picture:
     """Bifurcation diagrams on the circle, below and above the tricritical beta."""
     figure, panels = style.canvas(2, panel=(4.6, 3.5), sharey=True)
     cases = ("circle, smooth", SMOOTH), ("circle, steep", STEEP)
@@ -454,7 +448,7 @@ def draw_circle(branches) -> Picture:
     panels[0].set(ylabel=r"order $|\int x\,\mathrm{d}\rho|$", ylim=(-0.04, 1.0))
     panels[1].set_ylabel("")
     panels[0].legend(loc="lower right", bbox_to_anchor=(1, 0.1))
-    return Picture(
+    return lab.Picture(
         figure,
         r"Stationary states of unnormalised attention on the circle, where "
         r"$\beta_* = 2.447$: stable states solid, unstable ones dashed, the uniform "
@@ -491,7 +485,7 @@ def relaxed_orders(beta: float, branch):
     return kappas, orders
 
 
-def draw_loop(loop, branch) -> Picture:
+def draw_loop(loop, branch) -> lab.Picture:
     """The hysteresis loop of tokens, over the branch."""
     figure, axes = style.canvas(panel=(6.2, 3.9))
     kappas, orders = loop
@@ -521,7 +515,7 @@ def draw_loop(loop, branch) -> Picture:
         ylabel=r"order $|\bar x|$, mean of the tokens",
     )
     axes.legend(loc="center right")
-    return Picture(
+    return lab.Picture(
         figure,
         r"Hysteresis of tokens on $\mathbb{S}^7$ at $\beta = 3$, whose noise is "
         r"lowered in steps and raised again (mean and spread over the second half of "
@@ -531,7 +525,7 @@ def draw_loop(loop, branch) -> Picture:
     )
 
 
-def draw_tricritical() -> Picture:
+def draw_tricritical() -> lab.Picture:
     """The tricritical inverse temperature against the dimension."""
     figure, axes = style.canvas(panel=(5.2, 3.4))
     sizes = np.array([2, 3, 4, 5, 6, 8, 11, 16, 23, 32])
@@ -552,14 +546,14 @@ def draw_tricritical() -> Picture:
     axes.set_xticks([2, 3, 4, 8, 16, 32], ["2", "3", "4", "8", "16", "32"])
     axes.xaxis.minorticks_off()
     axes.legend()
-    return Picture(
+    return lab.Picture(
         figure,
         r"How order sets in under unnormalised attention as noise falls: with a jump "
         r"above $\beta_*$, which falls to one in high dimension.",
     )
 
 
-def draw_densities(branch) -> Picture:
+def draw_densities(branch) -> lab.Picture:
     """Stationary densities along the steep branch."""
     figure, axes = style.canvas(panel=(5.6, 3.6))
     angles = np.linspace(-np.pi, np.pi, 401)
@@ -581,14 +575,14 @@ def draw_densities(branch) -> Picture:
     )
     axes.set(xlabel=r"angle $\theta$", ylabel=r"density $\rho(\theta)$")
     axes.legend(loc="upper left", fontsize=8.5)
-    return Picture(
+    return lab.Picture(
         figure,
         r"Ordered stationary densities on the circle at $\beta = 5$, from the fold on. "
         r"Dotted: the uniform density.",
     )
 
 
-def draw_softmax(branches) -> Picture:
+def draw_softmax(branches) -> lab.Picture:
     """Branches of softmax attention, all of them continuous."""
     figure, axes = style.canvas(panel=(5.6, 3.6))
     rows = [(beta, branches[f"softmax {beta}"]) for beta in (1, 5, 20)]
@@ -611,30 +605,17 @@ def draw_softmax(branches) -> Picture:
         ylabel=r"order $|\int x\,\mathrm{d}\rho|$",
     )
     axes.legend(loc="lower right", bbox_to_anchor=(1, 0.08))
-    return Picture(
+    return lab.Picture(
         figure,
         r"Softmax attention on the circle: order sets in continuously at every "
         r"$\beta$, the more steeply the larger $\beta$ is.",
     )
 
 
-experiment = Experiment(
+experiment = lab.Experiment(
     name="noise-transition",
     title="Noise against attraction: order sets in continuously, or jumps",
     room="mean_field",
-    about=__doc__,
-    claims=(
-        THRESHOLDS,
-        DICHOTOMY,
-        BEND,
-        FOLD,
-        MAXWELL,
-        RELAXATION,
-        RATE,
-        TOKENS,
-        HYSTERESIS,
-        SOFTMAX,
-    ),
     parameters=Parameters,
     run=run,
     seconds=20,

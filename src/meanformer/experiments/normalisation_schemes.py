@@ -20,18 +20,7 @@ import numpy as np
 import scipy.integrate
 
 import meanformer as mf
-from meanformer.experiments import (
-    Claim,
-    Experiment,
-    Outcome,
-    Picture,
-    Table,
-    closed_form,
-    other_method,
-    setting,
-    tabulated,
-    theory,
-)
+import meanformer.experiments as lab
 from meanformer.flows import run_normalised_layers
 from meanformer.observables import Equiangular, mean_cosine
 from meanformer.plotting import draw_rate, mark_sizes, style
@@ -62,64 +51,66 @@ COLOURS = dict(zip(SCHEMES, style.PALETTE, strict=False))
 class Parameters:
     """Sizes of the networks."""
 
-    finest: int = setting(
+    finest: int = lab.setting(
         480, full=3840, help="layers of the finest network", at_least=240
     )
-    dimension: int = setting(
+    dimension: int = lab.setting(
         64, full=512, help="dimension of random weights", at_least=16
     )
-    tokens: int = setting(16, full=64, help="tokens under random weights", at_least=4)
-    layers: int = setting(48, full=64, help="layers of random weights", at_least=24)
-    networks: int = setting(16, full=20, help="random networks", at_least=4)
-    seed: int = setting(0, help="seed of weights and tokens", at_least=0)
+    tokens: int = lab.setting(
+        16, full=64, help="tokens under random weights", at_least=4
+    )
+    layers: int = lab.setting(48, full=64, help="layers of random weights", at_least=24)
+    networks: int = lab.setting(16, full=20, help="random networks", at_least=4)
+    seed: int = lab.setting(0, help="seed of weights and tokens", at_least=0)
 
 
-TABLE = Claim(
+TABLE = lab.Claim(
     id="table",
     statement=r"Eight orthonormal tokens at $\beta = 3$ have, at depth $6$, the inner "
     r"products tabulated for all six schemes.",
     status="observation",
 )
-SYSTEM = Claim(
+SYSTEM = lab.Claim(
     id="whole-system",
     statement=r"The flow of every scheme, and the equations of one inner product and "
     r"one radius, agree along depth with the whole system of directions and radii.",
     status="observation",
 )
-SLOPE = Claim(
+SLOPE = lab.Claim(
     id="first-slope",
     statement=r"At the start Post, Pre, Mix and sqrt move at the same speed $2q$, Peri "
     r"and nGPT at $2q/|A|$, with $q = 1/(e^\beta + n - 1)$.",
     status="observation",
     reference="KGPR25, initial velocities",
 )
-EXPONENTIAL = Claim(
+EXPONENTIAL = lab.Claim(
     id="exponential",
     statement=r"In the end the gap $1 - \rho$ falls like $e^{-2t}$ for Post and nGPT "
     r"and like $e^{-4\sqrt t}$ for sqrt.",
     status="observation",
     reference="KGPR25, final velocities",
 )
-POWER = Claim(
+POWER = lab.Claim(
     id="power",
     statement=r"For Pre, Peri and Mix it falls like $t^{-2}$: exponents between depths "
     r"$10^4$ and $2\cdot 10^4$.",
     status="observation",
     reference="KGPR25, final velocities",
 )
-AT_400 = Claim(
+AT_400 = lab.Claim(
     id="at-400",
     statement=r"At depth $400$ the gaps of Pre, Peri and Mix are "
     r"$1.691\cdot 10^{-4}$, $1.658\cdot 10^{-4}$ and $9.758\cdot 10^{-6}$.",
     status="observation",
 )
-LAYERS = Claim(
+LAYERS = lab.Claim(
     id="layers",
     statement=r"The finite network of every scheme tends to its flow at first order in "
     r"the step.",
     status="observation",
 )
-EARLY = Claim(
+EARLY = lab.Claim(
     id="random-early",
     statement=r"Under random weights, new in each layer, the first layer makes tokens "
     r"more alike under Peri and nGPT than under Post and Pre: smallest over largest "
@@ -127,7 +118,7 @@ EARLY = Claim(
     status="observation",
     reference="KGPR25, experiments with random weights",
 )
-LATE = Claim(
+LATE = lab.Claim(
     id="random-late",
     statement=r"At the last layer Post and nGPT have collapsed and Pre and Peri have "
     r"not: the median gap of the former is less than a hundredth of the latter's.",
@@ -148,7 +139,7 @@ class Curve(NamedTuple):
         return self.gaps[np.searchsorted(self.depths, depths)]
 
 
-def run(parameters: Parameters, *, progress) -> Outcome:
+def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Solve flows, models and networks of all schemes."""
     numbers = {name: jnp.asarray(index) for index, name in enumerate(SCHEMES)}
     flows, curves = {}, {}
@@ -164,7 +155,7 @@ def run(parameters: Parameters, *, progress) -> Outcome:
         name: random_cosines(index, parameters)
         for name, index in progress.over(list(numbers.items()), 0.3)
     }
-    return Outcome(
+    return lab.Outcome(
         findings=[
             *flow_findings(flows, curves),
             slope_finding(),
@@ -270,13 +261,13 @@ def flow_findings(flows, curves):
             [flows[name][-1] for name in SCHEMES],
             TABULATED,
             tolerance=1e-9,
-            source=tabulated(),
+            source=lab.tabulated(),
         ),
         SYSTEM.close_to(
             both,
             [[exact[name], exact[name]] for name in SCHEMES],
             tolerance=1e-8,
-            source=other_method("directions and radii, solved by SciPy's DOP853"),
+            source=lab.other_method("directions and radii, solved by SciPy's DOP853"),
         ),
     )
 
@@ -293,7 +284,7 @@ def slope_finding():
         [float(model(scheme).velocity(0.0)) for scheme in SCHEMES.values()],
         expected,
         relative_tolerance=1e-12,
-        source=closed_form(r"$|A|^2 = a^2 + (n-1)q^2$ at orthogonal tokens"),
+        source=lab.closed_form(r"$|A|^2 = a^2 + (n-1)q^2$ at orthogonal tokens"),
     )
 
 
@@ -310,19 +301,19 @@ def law_findings(curves):
             [*rates, stretched],
             [2, 2, 4],
             relative_tolerance=1e-6,
-            source=theory(r"rates $2$, $2\alpha$ and $4$"),
+            source=lab.theory(r"rates $2$, $2\alpha$ and $4$"),
         ),
         POWER.close_to(
             [np.log2(gap[2] / gap[1]) for gap in gaps],
             -2.0,
             tolerance=2e-3,
-            source=theory(r"$r \sim t$ makes $\dot\rho = 2(1-\rho)/t$"),
+            source=lab.theory(r"$r \sim t$ makes $\dot\rho = 2(1-\rho)/t$"),
         ),
         AT_400.close_to(
             [gap[0] for gap in gaps],
             [1.691e-4, 1.658e-4, 9.758e-6],
             relative_tolerance=5e-4,
-            source=tabulated(),
+            source=lab.tabulated(),
         ),
     )
 
@@ -347,7 +338,7 @@ def order_finding(errors):
         [np.log2(found[-2] / found[-1]) for found in errors.values()],
         0.9,
         1.1,
-        source=theory("first order"),
+        source=lab.theory("first order"),
     )
 
 
@@ -397,15 +388,17 @@ def random_findings(random):
     spread = min(last["Pre"], last["Peri"])
     return (
         EARLY.above(
-            fast / slow, 2.0, source=theory(r"attention shorter than $1$ is stretched")
+            fast / slow,
+            2.0,
+            source=lab.theory(r"attention shorter than $1$ is stretched"),
         ),
         LATE.below(
-            collapsed / spread, 0.01, source=theory("exponential against power")
+            collapsed / spread, 0.01, source=lab.theory("exponential against power")
         ),
     )
 
 
-def table(flows, curves) -> Table:
+def table(flows, curves) -> lab.Table:
     """One row for each scheme."""
     rows = []
     for name, scheme in SCHEMES.items():
@@ -419,7 +412,7 @@ def table(flows, curves) -> Table:
         place = np.searchsorted(curve.depths, 400.0)
         ends = curve.gaps[place], curve.radii[place]
         rows.append([name, slope, flows[name][-1], *ends, shape])
-    return Table(
+    return lab.Table(
         [
             "scheme",
             r"$\dot\rho(0)$",
@@ -433,7 +426,7 @@ def table(flows, curves) -> Table:
     )
 
 
-def draw_gaps(curves) -> Picture:
+def draw_gaps(curves) -> lab.Picture:
     """Gaps against depth, with linear and with logarithmic depth."""
     figure, (left, right) = style.canvas(2, panel=(4.6, 3.7))
     for name, curve in curves.items():
@@ -453,7 +446,7 @@ def draw_gaps(curves) -> Picture:
         ylim=(1e-12, 2),
     )
     right.legend(loc="lower left")
-    return Picture(
+    return lab.Picture(
         figure,
         r"Eight orthonormal tokens at $\beta = 3$ under six schemes. Left: Peri and "
         r"nGPT start steepest; Mix leaves Post at the dotted depth. Right: Post, "
@@ -461,7 +454,7 @@ def draw_gaps(curves) -> Picture:
     )
 
 
-def draw_random(random, parameters: Parameters) -> Picture:
+def draw_random(random, parameters: Parameters) -> lab.Picture:
     """Average cosines under random weights, with their bands."""
     figure, (left, right) = style.canvas(2, panel=(4.6, 3.7))
     layers = np.arange(1, parameters.layers + 1)
@@ -474,7 +467,7 @@ def draw_random(random, parameters: Parameters) -> Picture:
     left.set(xlabel="layer", ylabel="average cosine")
     right.set(xlabel="layer", ylabel="median gap", yscale="log", ylim=(1e-8, 1.5))
     right.legend(loc="lower left")
-    return Picture(
+    return lab.Picture(
         figure,
         f"Random weights, new in each layer: {parameters.tokens} tokens in dimension "
         rf"{parameters.dimension}, $\beta = \sqrt d$, step 1, entries of variance "
@@ -484,7 +477,7 @@ def draw_random(random, parameters: Parameters) -> Picture:
     )
 
 
-def draw_layers(counts, errors) -> Picture:
+def draw_layers(counts, errors) -> lab.Picture:
     """Errors of finite networks."""
     figure, axes = style.canvas(panel=(5.2, 3.7))
     for name, found in errors.items():
@@ -494,29 +487,17 @@ def draw_layers(counts, errors) -> Picture:
     mark_sizes(counts, axes)
     axes.set(xlabel="layers to depth 6", ylabel=r"error of $\rho(6)$")
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
-    return Picture(
+    return lab.Picture(
         figure,
         "Finite networks against the flow of their scheme. Dashed: first order in the "
         "step.",
     )
 
 
-experiment = Experiment(
+experiment = lab.Experiment(
     name="normalisation-schemes",
     title="Where a layer normalises decides how fast tokens cluster",
     room="flows",
-    about=__doc__,
-    claims=(
-        TABLE,
-        SYSTEM,
-        SLOPE,
-        EXPONENTIAL,
-        POWER,
-        AT_400,
-        LAYERS,
-        EARLY,
-        LATE,
-    ),
     parameters=Parameters,
     run=run,
     seconds=50,

@@ -18,16 +18,7 @@ import scipy.integrate
 import scipy.optimize
 
 import meanformer as mf
-from meanformer.experiments import (
-    Claim,
-    Experiment,
-    Outcome,
-    Picture,
-    closed_form,
-    other_method,
-    setting,
-    tabulated,
-)
+import meanformer.experiments as lab
 from meanformer.experiments.framework.circle_atoms import (
     angles_of,
     map_of,
@@ -60,36 +51,38 @@ LIMITS = ("one atom at $0$", r"one atom at $2\pi/3$", "two atoms", "flat region"
 class Parameters:
     """Sizes."""
 
-    grid: int = setting(
+    grid: int = lab.setting(
         24, full=160, help="starts of each token for the basins", at_least=8
     )
-    starts: int = setting(12, full=200, help="random starts of a search", at_least=8)
-    branches: int = setting(1, full=5, help="temperatures of the folds", at_least=1)
-    depth: float = setting(60.0, help="depth of the flows at most", at_least=10)
-    seed: int = setting(3, help="seed of the starts", at_least=0)
+    starts: int = lab.setting(
+        12, full=200, help="random starts of a search", at_least=8
+    )
+    branches: int = lab.setting(1, full=5, help="temperatures of the folds", at_least=1)
+    depth: float = lab.setting(60.0, help="depth of the flows at most", at_least=10)
+    seed: int = lab.setting(3, help="seed of the starts", at_least=0)
 
 
-STATES = Claim(
+STATES = lab.Claim(
     id="two-atom-states",
     statement=r"With $c = 4$ two atoms of mass $1/2$ rest near the units: first angle "
     r"for $\beta = 0, 1, 2, 3, 4$, and both energies at $\beta = 2$ (masses $1/2, 1/2$ "
     r"and $0.7, 0.3$).",
     status="observation",
 )
-STABLE = Claim(
+STABLE = lab.Claim(
     id="two-atom-rates",
     statement=r"The two-atom state at $\beta = 2$ is stable: small motions decay at "
     r"the rates $-3.0678405218$ and $-3.9798427505$.",
     status="observation",
 )
-LOCALISED = Claim(
+LOCALISED = lab.Claim(
     id="localised",
     statement=r"Its atoms sit near the peaks of $\Phi$, the nearer the lower the "
     r"temperature: the distance from the peak, $\beta = 1, 2, 3, 4$.",
     status="observation",
     reference="AGR26, atomic and localised critical points",
 )
-MAXIMUM = Claim(
+MAXIMUM = lab.Claim(
     id="maximum",
     statement=r"The largest energy over all measures is "
     r"$\frac{e^\beta}{2\beta} + \max\Phi = 3.8472640247$, that of one atom; found by "
@@ -97,27 +90,27 @@ MAXIMUM = Claim(
     status="theorem",
     reference="BKKRW25, convexity for positive definite kernels",
 )
-NO_CERTIFICATE = Claim(
+NO_CERTIFICATE = lab.Claim(
     id="no-certificate",
     statement=r"The first variation is no certificate of a maximum: its gap is $0$ at "
     r"the two-atom state, which is $0.87$ below the maximum.",
     status="observation",
 )
-MINIMUM = Claim(
+MINIMUM = lab.Claim(
     id="minimum",
     statement=r"Conditional gradients find the least energy over all measures, up to "
     r"$10^{-6}$: masses on a grid lie above it, by no more than their certificate.",
     status="theorem",
     reference="BKKRW25, convexity for positive definite kernels",
 )
-FOLD = Claim(
+FOLD = lab.Claim(
     id="fold",
     statement=r"The stable two-atom state exists above a strength $c^*(\beta)$, the "
     r"smallest on the stable part of the branch $c = e^{\beta\cos\varphi}\sin\varphi/"
     r"\sin 2s$ of atoms at $s$ and $2\pi/3 - s$, $\varphi = 2\pi/3 - 2s$.",
     status="observation",
 )
-BASINS = Claim(
+BASINS = lab.Claim(
     id="basins",
     statement=r"From all starts on a grid two tokens end at one of the critical points "
     r"of the search: one atom, two atoms, or the flat region where $\Phi = 0$.",
@@ -125,7 +118,7 @@ BASINS = Claim(
 )
 
 
-def run(parameters: Parameters, *, progress) -> Outcome:
+def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Find critical points, and compare with root finders and closed forms."""
     states = {beta: two_atoms(beta) for beta in progress.over(ANGLES, 0.1)}
     skewed = two_atoms(2.0, masses=(0.7, 0.3))
@@ -135,7 +128,7 @@ def run(parameters: Parameters, *, progress) -> Outcome:
     betas = (2.0, 1.0, 0.5, 3.0, 4.0)[: parameters.branches]
     folds = [fold_by_newton(beta) for beta in progress.over(betas, 0.3)]
     labels, ends = basins(parameters)
-    return Outcome(
+    return lab.Outcome(
         findings=[
             states_finding(states, skewed),
             rates_finding(states[2]),
@@ -145,7 +138,7 @@ def run(parameters: Parameters, *, progress) -> Outcome:
                 folds,
                 [fold_by_formula(beta) for beta in betas],
                 tolerance=2e-3,
-                source=closed_form("the branch as a function of one angle"),
+                source=lab.closed_form("the branch as a function of one angle"),
             ),
             basins_finding(labels, ends, states[2]),
         ],
@@ -217,7 +210,7 @@ def states_finding(states, skewed: CriticalPoint):
         [*found, *energies, *found, *energies],
         [*ANGLES.values(), ENERGY, SKEWED, *other, *by_hand],
         tolerance=2e-10,
-        source=tabulated("and SciPy's root finder in the angles, in this run"),
+        source=lab.tabulated("and SciPy's root finder in the angles, in this run"),
     )
 
 
@@ -231,7 +224,7 @@ def rates_finding(state: CriticalPoint):
         [*np.asarray(state.eigenvalues), *np.asarray(state.eigenvalues)],
         [*exact, *RATES],
         tolerance=5e-10,
-        source=closed_form("the Jacobian in the angles, and tabulated digits"),
+        source=lab.closed_form("the Jacobian in the angles, and tabulated digits"),
     )
 
 
@@ -251,7 +244,7 @@ def localised_finding(states):
         radii,
         [angles_by_scipy(beta)[0] for beta in (1, 2, 3, 4)],
         tolerance=1e-6,
-        source=other_method("SciPy's root finder; the peaks are at the units"),
+        source=lab.other_method("SciPy's root finder; the peaks are at the units"),
     )
 
 
@@ -272,19 +265,19 @@ def extreme_findings(state: CriticalPoint, search):
             [best.energy, max(highest, exact), exact + best.gap],
             [exact, exact, exact],
             tolerance=1e-9,
-            source=closed_form(r"$e^2/4 + 2$"),
+            source=lab.closed_form(r"$e^2/4 + 2$"),
         ),
         NO_CERTIFICATE.close_to(
             [gap, best.energy - cast(float, state.energy)],
             [0.0, exact - ENERGY],
             tolerance=1e-6,
-            source=closed_form(r"$e^2/4 + 2$ less the tabulated energy"),
+            source=lab.closed_form(r"$e^2/4 + 2$ less the tabulated energy"),
         ),
         MINIMUM.inside(
             on_nodes - least.energy,
             -1e-6,
             allowed,
-            source=other_method("exponentiated gradients on 360 nodes: difference"),
+            source=lab.other_method("exponentiated gradients on 360 nodes: difference"),
         ),
     )
 
@@ -387,11 +380,11 @@ def basins_finding(labels: np.ndarray, ends: np.ndarray, state: CriticalPoint):
         known / labels.size,
         1.0,
         tolerance=0.0,
-        source=other_method("Newton's method for the states, solves for the flows"),
+        source=lab.other_method("Newton's method for the states, solves for the flows"),
     )
 
 
-def draw_states(equal: CriticalPoint, skewed: CriticalPoint) -> Picture:
+def draw_states(equal: CriticalPoint, skewed: CriticalPoint) -> lab.Picture:
     """The potential with atoms, and the first variation that they see."""
     figure, (left, right) = style.canvas(2, panel=(4.8, 3.3))
     flow = block_flow(2.0)
@@ -414,7 +407,7 @@ def draw_states(equal: CriticalPoint, skewed: CriticalPoint) -> Picture:
         xticklabels=left.get_xticklabels(),
         xlim=left.get_xlim(),
     )
-    return Picture(
+    return lab.Picture(
         figure,
         r"Two stable states at $\beta = 2$, $c = 4$. Left: the potential of the "
         "perceptron with the atoms on it, drawn a little towards each other from its "
@@ -423,7 +416,7 @@ def draw_states(equal: CriticalPoint, skewed: CriticalPoint) -> Picture:
     )
 
 
-def draw_folds(betas, folds) -> Picture:
+def draw_folds(betas, folds) -> lab.Picture:
     """Branches of two-atom states, and the strength they need."""
     figure, (left, right) = style.canvas(2, panel=(4.6, 3.4))
     angles = np.linspace(5e-3, np.pi / 6, 600)
@@ -455,7 +448,7 @@ def draw_folds(betas, folds) -> Picture:
     right.annotate("one atom only", (0.15, 0.12))
     right.set(xlabel=r"$\beta$", ylabel="strength $c$", xlim=(0, 5), ylim=(0, 3.2))
     right.legend(loc="lower right")
-    return Picture(
+    return lab.Picture(
         figure,
         "How strong the perceptron must be to keep two atoms apart. Left: distance of "
         "the atoms on the symmetric branch, stable (lines) and unstable (dotted). At "
@@ -466,12 +459,12 @@ def draw_folds(betas, folds) -> Picture:
     )
 
 
-def draw_basin_picture(labels: np.ndarray) -> Picture:
+def draw_basin_picture(labels: np.ndarray) -> lab.Picture:
     """Limits of all pairs of starts."""
     figure, axes = style.canvas(panel=(6.0, 3.9))
     draw_basins(labels, axes, names=LIMITS)
     axes.set_aspect("equal")
-    return Picture(
+    return lab.Picture(
         figure,
         r"Basins of attraction of two equal tokens at $\beta = 2$, $c = 4$: the angles "
         "at which they start, coloured by where they end. Tokens that start on "
@@ -479,21 +472,10 @@ def draw_basin_picture(labels: np.ndarray) -> Picture:
     )
 
 
-experiment = Experiment(
+experiment = lab.Experiment(
     name="perceptron-critical-points",
     title="A perceptron block keeps atoms apart",
     room="observables",
-    about=__doc__,
-    claims=(
-        STATES,
-        STABLE,
-        LOCALISED,
-        MAXIMUM,
-        NO_CERTIFICATE,
-        MINIMUM,
-        FOLD,
-        BASINS,
-    ),
     parameters=Parameters,
     run=run,
     seconds=15,

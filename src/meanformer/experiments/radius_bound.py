@@ -18,21 +18,8 @@ import jax.random as jr
 import numpy as np
 
 import meanformer as mf
+import meanformer.experiments as lab
 from meanformer.errors import check
-from meanformer.experiments import (
-    Claim,
-    Experiment,
-    Outcome,
-    Picture,
-    Table,
-    closed_form,
-    dense_flow,
-    other_method,
-    reference_attention,
-    reference_cloud,
-    setting,
-    theory,
-)
 from meanformer.plotting import style
 
 
@@ -40,66 +27,66 @@ from meanformer.plotting import style
 class Parameters:
     """Sizes of the random trials."""
 
-    trials: int = setting(16, full=64, help="random clouds per kind", at_least=1)
-    count: int = setting(12, full=24, help="tokens in a cloud, $n$", at_least=1)
-    dimension: int = setting(3, full=4, help="dimension, $d$", at_least=1)
-    depth: float = setting(1.0, full=2.0, help="depth of the random flows", above=0)
-    beta: float = setting(1.0, help=r"inverse temperature, $\beta$", at_least=0)
-    seed: int = setting(0, help="seed of the clouds and matrices", at_least=0)
+    trials: int = lab.setting(16, full=64, help="random clouds per kind", at_least=1)
+    count: int = lab.setting(12, full=24, help="tokens in a cloud, $n$", at_least=1)
+    dimension: int = lab.setting(3, full=4, help="dimension, $d$", at_least=1)
+    depth: float = lab.setting(1.0, full=2.0, help="depth of the random flows", above=0)
+    beta: float = lab.setting(1.0, help=r"inverse temperature, $\beta$", at_least=0)
+    seed: int = lab.setting(0, help="seed of the clouds and matrices", at_least=0)
 
 
-AVERAGES = Claim(
+AVERAGES = lab.Claim(
     id="averages",
     statement=r"Under softmax, L2, Sinkhorn, masked and sigmoid attention the support "
     r"obeys $R(t) \le e^{\int_0^t \|V(s)\|_2\,\mathrm{d}s}\, R_0$.",
     status="theorem",
     reference="CACP25, well-posedness for compactly supported data",
 )
-HEADS = Claim(
+HEADS = lab.Claim(
     id="heads",
     statement=r"With several heads of values $C_h$ the support obeys $R(t) \le e^{t "
     r"\sum_h \|C_h\|_2}\, R_0$.",
     status="theorem",
     reference="CACP25, well-posedness for compactly supported data",
 )
-SHARP = Claim(
+SHARP = lab.Claim(
     id="sharp",
     statement=r"The exponent is the best possible: a single token under $V = c\,I$ "
     r"has $R(t) = e^{ct} R_0$.",
     status="observation",
 )
-REFERENCE_RADIUS = Claim(
+REFERENCE_RADIUS = lab.Claim(
     id="reference-radius",
     statement=r"The four reference tokens under softmax reach $R(1) = 1.5681$.",
     status="observation",
 )
-REFERENCE_BOUND = Claim(
+REFERENCE_BOUND = lab.Claim(
     id="reference-bound",
     statement=r"Their radius at depth $1$ is at most $e^{\|V\|_2} R_0 = 2.5517$.",
     status="theorem",
     reference="CACP25, well-posedness for compactly supported data",
 )
-BLOW_UP = Claim(
+BLOW_UP = lab.Claim(
     id="linear-blows-up",
     statement=r"Linear attention has no such bound: a single token under $Q=K=V=I$ "
     r"follows $R(t) = R_0\,(1 - 2 R_0^2 t)^{-1/2}$, infinite at $t = 1/(2R_0^2)$.",
     status="observation",
 )
-LINEAR_ESCAPES = Claim(
+LINEAR_ESCAPES = lab.Claim(
     id="linear-escapes",
     statement=r"That token leaves the ball of radius $e^{t\|V\|_2} R_0$.",
     status="observation",
 )
-UNNORMALISED_ESCAPES = Claim(
+UNNORMALISED_ESCAPES = lab.Claim(
     id="unnormalised-escapes",
     statement=r"A single token under unnormalised attention leaves that ball, too.",
     status="observation",
 )
 
-IN_UNITS = theory("growth in units of the bound, at all depths of all trials")
+IN_UNITS = lab.theory("growth in units of the bound, at all depths of all trials")
 
 
-def run(parameters: Parameters, *, progress) -> Outcome:
+def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Measure the growth under every kind, and under the two that are no averages."""
     growth = {
         name: growth_of(*kind, parameters)
@@ -109,7 +96,7 @@ def run(parameters: Parameters, *, progress) -> Outcome:
     linear, unnormalised = lone_token(mf.Linear, 0.45), lone_token(mf.Unnormalised, 0.1)
     alone = {"linear": linear, "unnormalised": unnormalised}
     averages = [growth[name] for name in AVERAGING]
-    return Outcome(
+    return lab.Outcome(
         findings=[
             AVERAGES.at_most(averages, 1.0, source=IN_UNITS),
             HEADS.at_most(growth["two heads"], 1.0, source=IN_UNITS),
@@ -204,8 +191,8 @@ def random_data(parameters: Parameters):
 
 def reference_path() -> mf.Trajectory:
     """The four reference tokens under softmax, up to depth 1."""
-    flow = mf.Flow(reference_attention(mf.Softmax))
-    return mf.solve(flow, reference_cloud(), 1.0, save=41, rtol=1e-10, atol=1e-12)
+    flow = mf.Flow(lab.reference_attention(mf.Softmax))
+    return mf.solve(flow, lab.reference_cloud(), 1.0, save=41, rtol=1e-10, atol=1e-12)
 
 
 def lone_token(kind, depth: float) -> mf.Trajectory:
@@ -224,24 +211,26 @@ def sharpness():
     """A single token under identity softmax, where the bound is an equality."""
     path = lone_token(mf.Softmax, 1.0)
     exact = np.exp(np.linspace(0, 1, 41))
-    source = closed_form("$e^{t}$, for $c = R_0 = 1$")
+    source = lab.closed_form("$e^{t}$, for $c = R_0 = 1$")
     return SHARP.close_to(radius(path), exact, tolerance=1e-8, source=source)
 
 
 def reference_findings(path: mf.Trajectory):
     """The radius at depth 1, against an independent solver and against the bound."""
     final, start = radius(path)[-1], radius(path)[0]
-    norm = np.linalg.norm(reference_attention().value, 2)
-    tokens = dense_flow(reference_attention(), reference_cloud(), 1.0)
+    norm = np.linalg.norm(lab.reference_attention().value, 2)
+    tokens = lab.dense_flow(lab.reference_attention(), lab.reference_cloud(), 1.0)
     return (
         REFERENCE_RADIUS.close_to(
             [final, round(float(final), 4)],
             [np.linalg.norm(tokens, axis=1).max(), 1.5681],
             tolerance=1e-8,
-            source=other_method("the dense formula in NumPy, solved by SciPy's DOP853"),
+            source=lab.other_method(
+                "the dense formula in NumPy, solved by SciPy's DOP853"
+            ),
         ),
         REFERENCE_BOUND.at_most(
-            final, np.exp(norm) * start, source=closed_form(r"$e^{\|V\|_2} R_0$")
+            final, np.exp(norm) * start, source=lab.closed_form(r"$e^{\|V\|_2} R_0$")
         ),
     )
 
@@ -253,9 +242,9 @@ def escape_findings(linear: mf.Trajectory, unnormalised: mf.Trajectory):
         radius(linear),
         exact,
         relative_tolerance=1e-7,
-        source=closed_form("$(1 - 2t)^{-1/2}$, for $R_0 = 1$"),
+        source=lab.closed_form("$(1 - 2t)^{-1/2}$, for $R_0 = 1$"),
     )
-    unit = theory("a growth above 1, in units of the bound, refutes it")
+    unit = lab.theory("a growth above 1, in units of the bound, refutes it")
     escapes = [
         claim.above(np.log(radius(path)[-1]) / path.depths[-1], 1.0, source=unit)
         for claim, path in (
@@ -269,17 +258,17 @@ def escape_findings(linear: mf.Trajectory, unnormalised: mf.Trajectory):
 # What there is to look at.
 
 
-def growth_table(growth: dict[str, np.ndarray]) -> Table:
+def growth_table(growth: dict[str, np.ndarray]) -> lab.Table:
     """The fastest and the usual growth of each kind."""
     rows = [
         [name, values.shape[0], values.max(), np.median(values)]
         for name, values in growth.items()
     ]
     caption = "Growth in units of the bound (1 is the bound itself)."
-    return Table(["attention", "trials", "largest", "median"], rows, caption)
+    return lab.Table(["attention", "trials", "largest", "median"], rows, caption)
 
 
-def draw_growth(growth: dict[str, np.ndarray], depth: float, alone) -> Picture:
+def draw_growth(growth: dict[str, np.ndarray], depth: float, alone) -> lab.Picture:
     """Growth against the bound: averages on the left, the others on the right."""
     figure, (left, right) = style.canvas(2)
     for name, values in growth.items():
@@ -302,13 +291,13 @@ def draw_growth(growth: dict[str, np.ndarray], depth: float, alone) -> Picture:
         r"line. Right: a single token under linear and under unnormalised attention "
         r"leaves the ball of the bound."
     )
-    return Picture(figure, caption)
+    return lab.Picture(figure, caption)
 
 
-def draw_tokens(path: mf.Trajectory) -> Picture:
+def draw_tokens(path: mf.Trajectory) -> lab.Picture:
     """Paths of the reference tokens, with the balls at both ends."""
     figure, axes = style.canvas(panel=(4.6, 4.1))
-    norm, start = np.linalg.norm(reference_attention().value, 2), radius(path)[0]
+    norm, start = np.linalg.norm(lab.reference_attention().value, 2), radius(path)[0]
     angles = np.linspace(0, 2 * np.pi, 200)
     circle = np.stack([np.cos(angles), np.sin(angles)])
     for size, line in ((start, "-"), (start * np.exp(norm), "--")):
@@ -324,24 +313,13 @@ def draw_tokens(path: mf.Trajectory) -> Picture:
         "The four reference tokens under softmax attention, from depth 0 to 1. Solid: "
         "the ball of radius $R_0$; dashed: the ball that the bound allows at depth 1."
     )
-    return Picture(figure, caption)
+    return lab.Picture(figure, caption)
 
 
-experiment = Experiment(
+experiment = lab.Experiment(
     name="radius-bound",
     title="The support grows at most exponentially",
     room="flows",
-    about=__doc__,
-    claims=(
-        AVERAGES,
-        HEADS,
-        SHARP,
-        REFERENCE_RADIUS,
-        REFERENCE_BOUND,
-        BLOW_UP,
-        LINEAR_ESCAPES,
-        UNNORMALISED_ESCAPES,
-    ),
     parameters=Parameters,
     run=run,
     seconds=15,

@@ -17,18 +17,7 @@ import numpy as np
 import scipy.linalg
 
 import meanformer as mf
-from meanformer.experiments import (
-    Claim,
-    Experiment,
-    Outcome,
-    Picture,
-    closed_form,
-    other_method,
-    reference_attention,
-    reference_cloud,
-    setting,
-    theory,
-)
+import meanformer.experiments as lab
 from meanformer.numerics.self_transport import SelfTransport
 from meanformer.numerics.sinkhorn import alternate
 from meanformer.plotting import style
@@ -40,40 +29,40 @@ FORM = ((0.8, 0.3), (0.3, -0.4))
 class Parameters:
     """Sizes and depth of the flows."""
 
-    count: int = setting(
+    count: int = lab.setting(
         24, full=256, help="tokens of the random cloud, $n$", at_least=2
     )
-    depth: float = setting(2.0, full=5.0, help="depth of the flows", above=0)
-    seed: int = setting(3, help="seed of the random cloud", at_least=0)
+    depth: float = lab.setting(2.0, full=5.0, help="depth of the flows", above=0)
+    seed: int = lab.setting(3, help="seed of the random cloud", at_least=0)
 
 
-MEAN = Claim(
+MEAN = lab.Claim(
     id="mean",
     statement=r"Along the flow the mean is $e^{tV} m_0$, whatever $Q$, $K$ and "
     r"$\mu_0$.",
     status="theorem",
     reference="SABP22, marginals of the plan; CACP25",
 )
-DOUBLY = Claim(
+DOUBLY = lab.Claim(
     id="doubly-stochastic",
     statement=r"Columns of the plan's density have mean one: $\int "
     r"k(x,y)\,\mathrm{d}\mu(x) = 1$.",
     status="theorem",
     reference="SABP22, limit of Sinkhorn's algorithm",
 )
-CONTRACTION = Claim(
+CONTRACTION = lab.Claim(
     id="contraction",
     statement=r"Each round of Sinkhorn's algorithm shrinks the oscillation of $f - "
     r"f_\infty$ by the factor $\kappa^2 = \tanh^2(\eta/4)$ or better.",
     status="theorem",
     reference="FL89, contraction in Hilbert's metric",
 )
-TRANSLATION = Claim(
+TRANSLATION = lab.Claim(
     id="translation",
     statement=r"Shifting all tokens by $c$ shifts the output by $Vc$.",
     status="observation",
 )
-ENERGY = Claim(
+ENERGY = lab.Claim(
     id="energy",
     statement=r"The entropic energy of the reference tokens under $B = "
     r"\left(\begin{smallmatrix}0.8 & 0.3\\ 0.3 & -0.4\end{smallmatrix}\right)$ is "
@@ -81,13 +70,13 @@ ENERGY = Claim(
     r"\mathrm{KL}(\pi|\mu\otimes\mu)$.",
     status="observation",
 )
-ASCENT = Claim(
+ASCENT = lab.Claim(
     id="ascent",
     statement=r"With $B$ symmetric and $V = B$ the energy $E_B$ never decreases.",
     status="theorem",
     reference="SABP22, gradient flow interpretation",
 )
-DISSIPATION = Claim(
+DISSIPATION = lab.Claim(
     id="dissipation",
     statement=r"It grows at the rate $2\int |\Gamma|^2\,\mathrm{d}\mu$ exactly.",
     status="theorem",
@@ -95,12 +84,12 @@ DISSIPATION = Claim(
 )
 
 
-def run(parameters: Parameters, *, progress) -> Outcome:
+def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Solve two flows and watch mean, plan and energy along them."""
     cloud = random_cloud(parameters)
     steps = iter(progress.over(range(4)))
     next(steps)
-    mean_path = solve(reference_attention(mf.Sinkhorn), cloud, parameters.depth)
+    mean_path = solve(lab.reference_attention(mf.Sinkhorn), cloud, parameters.depth)
     next(steps)
     ratios, ceiling, errors = contraction()
     next(steps)
@@ -109,12 +98,12 @@ def run(parameters: Parameters, *, progress) -> Outcome:
     next(steps)
     profile = mf.observables.energy_profile(mf.Flow(layer), ascent)
     next(steps, None)
-    return Outcome(
+    return lab.Outcome(
         findings=[
             mean_finding(mean_path),
             doubly_finding(mean_path),
             CONTRACTION.at_most(
-                ratios, ceiling, source=closed_form(r"$\tanh^2(\eta/4)$")
+                ratios, ceiling, source=lab.closed_form(r"$\tanh^2(\eta/4)$")
             ),
             translation_finding(cloud),
             energy_finding(),
@@ -122,7 +111,7 @@ def run(parameters: Parameters, *, progress) -> Outcome:
                 float(profile.worst_violation),
                 0.0,
                 tolerance=1e-10,
-                source=theory("largest decrease between two saved depths"),
+                source=lab.theory("largest decrease between two saved depths"),
             ),
             dissipation_finding(layer, ascent, profile),
         ],
@@ -152,11 +141,11 @@ def ascending_layer() -> mf.Sinkhorn:
 
 def mean_finding(path: mf.Trajectory):
     """The mean along the flow against the exponential of the value matrix."""
-    value, means = np.asarray(reference_attention().value), path.statistics["mean"]
+    value, means = np.asarray(lab.reference_attention().value), path.statistics["mean"]
     exact = [
         scipy.linalg.expm(float(t) * value) @ np.asarray(means[0]) for t in path.depths
     ]
-    source = closed_form(r"relative error against $e^{tV} m_0$ by SciPy's expm")
+    source = lab.closed_form(r"relative error against $e^{tV} m_0$ by SciPy's expm")
     sizes = np.linalg.norm(exact, axis=1, keepdims=True)
     errors = np.abs(np.asarray(means) - exact) / sizes
     return MEAN.at_most(errors, 0.0, tolerance=1e-6, source=source)
@@ -165,15 +154,15 @@ def mean_finding(path: mf.Trajectory):
 def doubly_finding(path: mf.Trajectory):
     """Column sums of the dense plan at the last depth."""
     cloud = path.cloud(-1)
-    matrix = mf.attention_matrix(reference_attention(mf.Sinkhorn), cloud)
+    matrix = mf.attention_matrix(lab.reference_attention(mf.Sinkhorn), cloud)
     columns = np.asarray(cloud.weights @ matrix / cloud.weights)
-    return DOUBLY.close_to(columns, 1.0, tolerance=1e-8, source=theory())
+    return DOUBLY.close_to(columns, 1.0, tolerance=1e-8, source=lab.theory())
 
 
 def contraction() -> tuple[np.ndarray, float, np.ndarray]:
     """Ratios of the oscillation per round, their ceiling, and the errors themselves."""
-    cloud = reference_cloud()
-    layer = cast(mf.Sinkhorn, reference_attention(mf.Sinkhorn))
+    cloud = lab.reference_cloud()
+    layer = cast(mf.Sinkhorn, lab.reference_attention(mf.Sinkhorn))
     problem = SelfTransport(cloud.points, cloud.weights, 2 * layer.score, cloud.sums)
     limit = alternate(problem, jnp.zeros(cloud.count), half_steps=401).f
     g, errors = jnp.zeros(cloud.count), []
@@ -187,7 +176,7 @@ def contraction() -> tuple[np.ndarray, float, np.ndarray]:
 
 def translation_finding(cloud: mf.TokenCloud):
     """The output for shifted tokens against the shifted output."""
-    layer, shift = reference_attention(mf.Sinkhorn), jnp.array([0.7, -1.3])
+    layer, shift = lab.reference_attention(mf.Sinkhorn), jnp.array([0.7, -1.3])
     moved = cloud.moved(cloud.points + shift[None])
     measured = layer(moved, moved.points)
     expected = layer(cloud, cloud.points) + (layer.value @ shift)[None]
@@ -195,24 +184,26 @@ def translation_finding(cloud: mf.TokenCloud):
         np.asarray(measured),
         np.asarray(expected),
         tolerance=1e-8,
-        source=other_method("the output for the tokens in place, plus $Vc$"),
+        source=lab.other_method("the output for the tokens in place, plus $Vc$"),
     )
 
 
 def energy_finding():
     """The energy against a direct maximisation over plans."""
-    energy = mf.observables.energy(ascending_layer(), reference_cloud())
+    energy = mf.observables.energy(ascending_layer(), lab.reference_cloud())
     return ENERGY.close_to(
         float(energy),
         maximised_energy(),
         tolerance=1e-9,
-        source=other_method("the dense plan, scaled by Sinkhorn's algorithm in NumPy"),
+        source=lab.other_method(
+            "the dense plan, scaled by Sinkhorn's algorithm in NumPy"
+        ),
     )
 
 
 def maximised_energy() -> float:
     """The energy of the optimal plan, from the plan itself."""
-    cloud = reference_cloud()
+    cloud = lab.reference_cloud()
     points, weights = np.asarray(cloud.points), np.asarray(cloud.weights)
     scores = points @ np.array(FORM) @ points.T
     rows, columns = np.ones(4), np.ones(4)
@@ -235,14 +226,14 @@ def dissipation_finding(layer, path: mf.Trajectory, profile):
         rate,
         slope,
         relative_tolerance=1e-5,
-        source=other_method("central difference of the energy along the flow"),
+        source=lab.other_method("central difference of the energy along the flow"),
     )
 
 
-def draw_laws(path: mf.Trajectory, errors: np.ndarray, ceiling: float) -> Picture:
+def draw_laws(path: mf.Trajectory, errors: np.ndarray, ceiling: float) -> lab.Picture:
     """The mean along depth, and the contraction of the algorithm."""
     figure, (left, right) = style.canvas(2)
-    value, means = np.asarray(reference_attention().value), path.statistics["mean"]
+    value, means = np.asarray(lab.reference_attention().value), path.statistics["mean"]
     fine = np.linspace(0, float(path.depths[-1]), 100)
     exact = np.stack(
         [scipy.linalg.expm(t * value) @ np.asarray(means[0]) for t in fine]
@@ -261,7 +252,7 @@ def draw_laws(path: mf.Trajectory, errors: np.ndarray, ceiling: float) -> Pictur
     right.set(xlabel="round $r$", ylabel=r"oscillation of $f - f_\infty$")
     right.set_title("the algorithm contracts")
     right.legend()
-    return Picture(
+    return lab.Picture(
         figure,
         "Left: mean of the tokens along the flow (dots) and $e^{tV}m_0$ (lines). "
         "Right: error of the potential after each round of Sinkhorn's algorithm on "
@@ -269,7 +260,7 @@ def draw_laws(path: mf.Trajectory, errors: np.ndarray, ceiling: float) -> Pictur
     )
 
 
-def draw_ascent(path: mf.Trajectory, profile) -> Picture:
+def draw_ascent(path: mf.Trajectory, profile) -> lab.Picture:
     """The tokens of the gradient flow, and its energy."""
     from meanformer.plotting import draw_paths
 
@@ -279,7 +270,7 @@ def draw_ascent(path: mf.Trajectory, profile) -> Picture:
     right.set(
         xlabel="depth $t$", ylabel="energy $E_B(\\mu_t)$", title="gradient ascent"
     )
-    return Picture(
+    return lab.Picture(
         figure,
         "The flow with $V = B$ symmetric, of signature $(1, 1)$: tokens spread along "
         "one eigenvector and gather along the other (left), while the entropic energy "
@@ -287,12 +278,10 @@ def draw_ascent(path: mf.Trajectory, profile) -> Picture:
     )
 
 
-experiment = Experiment(
+experiment = lab.Experiment(
     name="sinkhorn-flow",
     title="Doubly stochastic attention conserves, contracts and ascends",
     room="attention",
-    about=__doc__,
-    claims=(MEAN, DOUBLY, CONTRACTION, TRANSLATION, ENERGY, ASCENT, DISSIPATION),
     parameters=Parameters,
     run=run,
     seconds=25,

@@ -20,17 +20,7 @@ import scipy.optimize
 from scipy.special import iv
 
 import meanformer as mf
-from meanformer.experiments import (
-    Claim,
-    Experiment,
-    Outcome,
-    Picture,
-    Table,
-    closed_form,
-    published,
-    setting,
-    theory,
-)
+import meanformer.experiments as lab
 from meanformer.observables import (
     count_clusters,
     matrix_energy_flow,
@@ -57,18 +47,18 @@ SPREAD = {
 class Parameters:
     """Sizes."""
 
-    tokens: int = setting(100, help="tokens of the runs", at_least=20)
-    repeats: int = setting(8, full=100, help="runs for each matrix", at_least=4)
-    solid: int = setting(
+    tokens: int = lab.setting(100, help="tokens of the runs", at_least=20)
+    repeats: int = lab.setting(8, full=100, help="runs for each matrix", at_least=4)
+    solid: int = lab.setting(
         4, full=20, help="matrices in dimension 3", at_least=2, at_most=100
     )
-    depth: float = setting(150.0, help="depth of the runs at most", at_least=50)
-    nodes: int = setting(300, full=1000, help="nodes on the circle", at_least=100)
-    spread: int = setting(100, full=400, help="tokens that spread on the sphere")
-    seed: int = setting(5, help="seed of all starts", at_least=0)
+    depth: float = lab.setting(150.0, help="depth of the runs at most", at_least=50)
+    nodes: int = lab.setting(300, full=1000, help="nodes on the circle", at_least=100)
+    spread: int = lab.setting(100, full=400, help="tokens that spread on the sphere")
+    seed: int = lab.setting(5, help="seed of all starts", at_least=0)
 
 
-MAXIMUM = Claim(
+MAXIMUM = lab.Claim(
     id="maximum",
     statement=r"No run of the ascent passes $e^{\lambda_1}$, and those that end in one "
     r"cluster reach it, where other eigenvalues are less than $\lambda_1$ by $0.05$ or "
@@ -76,14 +66,14 @@ MAXIMUM = Claim(
     status="theorem",
     reference="BKKRW25, maximisers for positive definite matrices",
 )
-THRESHOLD = Claim(
+THRESHOLD = lab.Claim(
     id="split-threshold",
     statement=r"Two equal clusters at $\pm v$ turn stable at "
     r"$\lambda_1\tanh\lambda_1 = \lambda_2$: for diag$(d_1, 1)$ below $d_1 = \tanh 1$ "
     r"and above the root of $d\tanh d = 1$, for diag$(d_1, d_1, 1)$ below $\tanh 1$.",
     status="observation",
 )
-CURVE = Claim(
+CURVE = lab.Claim(
     id="split-curve",
     statement=r"The share of runs with $D = $ diag$(d_1, 1)$ that end in one cluster "
     r"is the published one for all 20 values of $d_1$: how probable it is that two "
@@ -91,34 +81,34 @@ CURVE = Claim(
     status="observation",
     reference="BKKRW25, Figure 2 and its code",
 )
-ONE_BETWEEN = Claim(
+ONE_BETWEEN = lab.Claim(
     id="one-cluster-between",
     statement=r"Between the two thresholds all runs end in one cluster; in dimension 3 "
     r"with diag$(d_1, d_1, 1)$ all above the first one.",
     status="observation",
 )
-FOUR_TOKENS = Claim(
+FOUR_TOKENS = lab.Claim(
     id="four-tokens",
     statement=r"Four tokens that descend from a square with $D = $ diag$(1, d)$ end at "
     r"$(\pm\sqrt u, \pm\sqrt{1-u})$ with $\tanh u = d\tanh(d(1-u))$.",
     status="theorem",
     reference="BKKRW25, four particles on the circle",
 )
-DENSITY = Claim(
+DENSITY = lab.Claim(
     id="density-slope",
     statement=r"The optimal density for diag$(1, 1+\varepsilon)$ is "
     r"$\frac{1}{2\pi}(1 + \varepsilon\frac{I_1(1)}{2I_2(1)}\cos 2\theta)$ to first "
     r"order: the slope of its second moment.",
     status="observation",
 )
-DENSITY_PUBLISHED = Claim(
+DENSITY_PUBLISHED = lab.Claim(
     id="density-published",
     statement=r"Its second moments at $\varepsilon = -0.05, 0.05, 0.3$ are those of "
     r"the published densities.",
     status="observation",
     reference="BKKRW25, Figure 5 and its code",
 )
-MINIMUM = Claim(
+MINIMUM = lab.Claim(
     id="minimum",
     statement=r"Descending tokens on the sphere approach the least energy: $\sinh 1$ "
     r"of the uniform law for $D = I$, and $1$ where $D$ has a kernel to hide in.",
@@ -126,7 +116,7 @@ MINIMUM = Claim(
 )
 
 
-def run(parameters: Parameters, *, progress) -> Outcome:
+def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Climb and descend, and compare with closed forms and published runs."""
     runs = [split_runs(entry, 2, parameters) for entry in progress.over(ENTRIES, 0.4)]
     entries = np.linspace(0.25, 1.45, parameters.solid)
@@ -143,7 +133,7 @@ def run(parameters: Parameters, *, progress) -> Outcome:
     }
     four = [four_tokens(entry) for entry in FOUR]
     singles, in_space = share_of_one(runs), share_of_one(solid)
-    return Outcome(
+    return lab.Outcome(
         findings=[
             maximum_finding([*runs, *solid]),
             threshold_finding(),
@@ -239,7 +229,7 @@ def maximum_finding(runs):
         [*reached, max(highest, 0.0)],
         0.0,
         tolerance=1e-10,
-        source=closed_form(r"$e^{\lambda_1}$"),
+        source=lab.closed_form(r"$e^{\lambda_1}$"),
     )
 
 
@@ -260,7 +250,7 @@ def threshold_finding():
         found,
         [*thresholds(), np.tanh(1.0)],
         tolerance=1e-7,
-        source=closed_form(r"$\tanh 1$, and the root of $d\tanh d = 1$"),
+        source=lab.closed_form(r"$\tanh 1$, and the root of $d\tanh d = 1$"),
     )
 
 
@@ -276,7 +266,7 @@ def curve_finding(singles: np.ndarray, parameters: Parameters):
     return CURVE.at_least(
         same_shares(ours, parameters.repeats, seed=parameters.seed),
         1e-3,
-        source=published("100 runs for each matrix, counts stored with the code"),
+        source=lab.published("100 runs for each matrix, counts stored with the code"),
     )
 
 
@@ -304,7 +294,7 @@ def between_finding(singles: np.ndarray, entries: np.ndarray, in_space: np.ndarr
         [*singles[between], *in_space[entries > low + 0.02]],
         1.0,
         tolerance=0.0,
-        source=theory("the split is unstable"),
+        source=lab.theory("the split is unstable"),
     )
 
 
@@ -328,13 +318,13 @@ def four_finding(rows):
         [row[1] for row in rows],
         [row[2] for row in rows],
         tolerance=1e-6,
-        source=closed_form("the critical point of a convex function of $u$"),
+        source=lab.closed_form("the critical point of a convex function of $u$"),
     )
 
 
-def four_table(rows) -> Table:
+def four_table(rows) -> lab.Table:
     """The four-token states."""
-    return Table(
+    return lab.Table(
         ["$d$", "$u$ of the flow", "$u$ of the equation", "index"],
         [list(row) for row in rows],
         "Four tokens that descend from a square, with the number of directions in "
@@ -359,13 +349,13 @@ def density_findings(densities):
             slope,
             iv(1, 1) / (2 * iv(2, 1)),
             relative_tolerance=5e-3,
-            source=closed_form("perturbation of the uniform density"),
+            source=lab.closed_form("perturbation of the uniform density"),
         ),
         DENSITY_PUBLISHED.close_to(
             [moments[-0.05], moments[0.05], moments[0.3]],
             [-0.1064632698, 0.1016677357, 0.5381581302],
             tolerance=2e-3,
-            source=published("densities on 1000 nodes, stored with the code"),
+            source=lab.published("densities on 1000 nodes, stored with the code"),
         ),
     )
 
@@ -386,11 +376,11 @@ def minimum_finding(spread):
     energies = [energy_of(*pair) for pair in zip(forms, lasts, strict=True)]
     measured = np.array(energies)[[0, 2, 3]] - [np.sinh(1.0), 1.0, 1.0]
     return MINIMUM.inside(
-        measured, -1e-9, 1e-3, source=closed_form(r"$\sinh 1$ and $1$: differences")
+        measured, -1e-9, 1e-3, source=lab.closed_form(r"$\sinh 1$ and $1$: differences")
     )
 
 
-def draw_curve(singles, entries, in_space, repeats: int) -> Picture:
+def draw_curve(singles, entries, in_space, repeats: int) -> lab.Picture:
     """Shares of single clusters, and where the split is stable."""
     figure, axes = style.canvas(panel=(6.4, 3.6))
     low, high = thresholds()
@@ -416,7 +406,7 @@ def draw_curve(singles, entries, in_space, repeats: int) -> Picture:
         ylim=(-0.05, 1.08),
     )
     axes.legend(loc="center left")
-    return Picture(
+    return lab.Picture(
         figure,
         r"Runs of the ascent with $D = $ diag$(d_1, 1)$ from random starts, and in "
         r"dimension 3 with diag$(d_1, d_1, 1)$. Shaded: two equal opposite clusters "
@@ -425,14 +415,14 @@ def draw_curve(singles, entries, in_space, repeats: int) -> Picture:
     )
 
 
-def draw_spread(spread) -> Picture:
+def draw_spread(spread) -> lab.Picture:
     """Where descending tokens go on the sphere."""
     options = {"subplot_kw": {"projection": "3d"}}
     figure, axes = style.canvas(len(spread), panel=(2.4, 2.6), **options)
     for panel, (name, path) in zip(axes, spread.items(), strict=True):
         draw_sphere(path, panel, tail=12, view=(24.0, -35.0))
         panel.set_title(f"$D = $ {name}")
-    return Picture(
+    return lab.Picture(
         figure,
         "Tokens that descend the energy, with their tails: all over the sphere for the "
         "identity, pushed towards the axis of a smaller eigenvalue, and into the "
@@ -440,7 +430,7 @@ def draw_spread(spread) -> Picture:
     )
 
 
-def draw_densities(densities) -> Picture:
+def draw_densities(densities) -> lab.Picture:
     """Optimal densities with their first order."""
     figure, axes = style.canvas(panel=(6.4, 3.6))
     colours = style.depth_colours()
@@ -459,7 +449,7 @@ def draw_densities(densities) -> Picture:
         xlim=(0, 2 * np.pi),
     )
     axes.legend(title=r"$\varepsilon$", loc="center left", bbox_to_anchor=(1.0, 0.5))
-    return Picture(
+    return lab.Picture(
         figure,
         r"Densities on the circle of least energy for $D = $ diag$(1, 1+\varepsilon)$, "
         r"and their first order in $\varepsilon$ (dotted): mass leaves the direction "
@@ -467,21 +457,10 @@ def draw_densities(densities) -> Picture:
     )
 
 
-experiment = Experiment(
+experiment = lab.Experiment(
     name="sphere-matrix-energy",
     title="Energies with a matrix: one cluster, two, or spread",
     room="observables",
-    about=__doc__,
-    claims=(
-        MAXIMUM,
-        THRESHOLD,
-        CURVE,
-        ONE_BETWEEN,
-        FOUR_TOKENS,
-        DENSITY,
-        DENSITY_PUBLISHED,
-        MINIMUM,
-    ),
     parameters=Parameters,
     run=run,
     seconds=15,

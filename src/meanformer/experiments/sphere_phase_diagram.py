@@ -21,18 +21,7 @@ import numpy as np
 import scipy.integrate
 
 import meanformer as mf
-from meanformer.experiments import (
-    Claim,
-    Experiment,
-    Outcome,
-    Picture,
-    Table,
-    closed_form,
-    other_method,
-    published,
-    setting,
-    theory,
-)
+import meanformer.experiments as lab
 from meanformer.observables import (
     Equiangular,
     PhaseDiagram,
@@ -55,81 +44,81 @@ PART = 256  # starts at a time, few enough to be followed as they are
 class Parameters:
     """Sizes of the diagrams."""
 
-    starts: int = setting(24, full=2048, help="random starts", at_least=8)
-    betas: int = setting(14, full=90, help="inverse temperatures", at_least=4)
-    depths: int = setting(121, full=200, help="depths", at_least=61)
-    largest: float = setting(9.0, help=r"largest $\beta$ of softmax", at_least=6)
-    largest_unnormalised: float = setting(
+    starts: int = lab.setting(24, full=2048, help="random starts", at_least=8)
+    betas: int = lab.setting(14, full=90, help="inverse temperatures", at_least=4)
+    depths: int = lab.setting(121, full=200, help="depths", at_least=61)
+    largest: float = lab.setting(9.0, help=r"largest $\beta$ of softmax", at_least=6)
+    largest_unnormalised: float = lab.setting(
         8.0, full=9.0, help=r"largest $\beta$ without normalisation", at_least=6
     )
-    lowest: int = setting(
+    lowest: int = lab.setting(
         8, full=2, help="smallest dimension of a diagram", at_least=2, at_most=8
     )
-    ensembles: int = setting(
+    ensembles: int = lab.setting(
         1, full=5, help="ensembles of random matrices", at_least=1, at_most=5
     )
-    drawn: int = setting(6, full=64, help="starts of each of them", at_least=2)
-    seed: int = setting(0, help="seed of all starts", at_least=0)
+    drawn: int = lab.setting(6, full=64, help="starts of each of them", at_least=2)
+    seed: int = lab.setting(0, help="seed of all starts", at_least=0)
 
 
-CURVE = Claim(
+CURVE = lab.Claim(
     id="equiangular-front",
     statement=rf"In dimension ${HIGH}$ half of the pairs have clustered at the depth "
     r"$T(\beta)$ of tokens at equal angles, within four percent for $\beta \le 6$.",
     status="observation",
     reference="GLPR23, phase diagrams and the curve in high dimension",
 )
-DIMENSION = Claim(
+DIMENSION = lab.Claim(
     id="front-sharpens",
     statement=r"The front tends to that curve with the dimension: at $\beta = 6$ it is "
     r"further away in dimension $128$ than in dimension $1024$.",
     status="observation",
 )
-HOT = Claim(
+HOT = lab.Claim(
     id="hot-limit",
     statement=r"At $\beta = 0$ the curve starts at "
     r"$\frac12\log\frac{(n - 1)(1-\delta) + 1}{\delta}$ with $\delta = 0.001$, and so "
     r"does the front.",
     status="observation",
 )
-UNNORMALISED = Claim(
+UNNORMALISED = lab.Claim(
     id="unnormalised-front",
     statement=rf"Without normalisation, in dimension ${HIGH}$, the front follows its "
     r"own curve within six percent for $\beta$ from $5$ to $6$.",
     status="observation",
 )
-EXACT = Claim(
+EXACT = lab.Claim(
     id="orthonormal-time",
     statement=r"Thirty-two orthonormal tokens at $\beta = 1$ pass $0.999$ at the depth "
     r"$5.2703$ of the integral.",
     status="theorem",
     reference="GLPR23, equal angles stay equal",
 )
-SLOW_CLOCK = Claim(
+SLOW_CLOCK = lab.Claim(
     id="slow-clock",
     statement=r"Euler steps with division by the norm take them there only at $5.60$, "
     r"$5.45$ and $5.30$, for steps of $0.1$, $0.05$ and $0.01$.",
     status="observation",
 )
-AGREES = Claim(
+AGREES = lab.Claim(
     id="dense-integration",
     statement=r"The fractions of a few starts are those of a dense integration in "
     r"double precision.",
     status="observation",
 )
-EULER_ERROR = Claim(
+EULER_ERROR = lab.Claim(
     id="euler-error",
     statement=r"On the same starts the published scheme errs by more than $0.1$ at "
     r"some depth.",
     status="observation",
 )
-FOR_EVER = Claim(
+FOR_EVER = lab.Claim(
     id="clusters-stay",
     statement=r"In no dimension does the fraction ever decrease with depth: smallest "
     r"increase from one depth to the next.",
     status="observation",
 )
-PARTS = Claim(
+PARTS = lab.Claim(
     id="parts",
     statement=r"In low dimension, at the lowest, a middle and the highest temperature, "
     r"the diagram of all starts is the mean of those of some of them at a time: "
@@ -137,7 +126,7 @@ PARTS = Claim(
     r"their batch where they are one cluster, and tokens that have met become one.",
     status="observation",
 )
-SPAN_FALLS = Claim(
+SPAN_FALLS = lab.Claim(
     id="span-falls",
     statement=r"Under random $K^\top Q$ with $V = I$, redrawn at every unit of depth, "
     r"tokens still end in one point at $\beta = 0.1$: their span has dimension one.",
@@ -145,7 +134,7 @@ SPAN_FALLS = Claim(
 )
 
 
-def run(parameters: Parameters, *, progress) -> Outcome:
+def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Compute the diagrams, then compare with curves and other integrations."""
     diagrams = {
         dimension: diagram(dimension, parameters)
@@ -167,11 +156,11 @@ def run(parameters: Parameters, *, progress) -> Outcome:
             min(np.diff(found.mean, axis=1).min() for found in diagrams.values()),
             0.0,
             tolerance=1e-3,
-            source=theory("tokens that are close do not part"),
+            source=lab.theory("tokens that are close do not part"),
         ),
         span_finding(spans),
     ]
-    return Outcome(
+    return lab.Outcome(
         findings=findings,
         pictures=[
             draw_diagrams(diagrams),
@@ -243,7 +232,7 @@ def parts_finding(diagrams, parameters: Parameters):
             mean += found.mean * len(some) / number
         differences.append(np.abs(mean - whole.mean[rows]).max())
     return PARTS.at_most(
-        differences, 5e-3, source=other_method("at most 256 starts at a time")
+        differences, 5e-3, source=lab.other_method("at most 256 starts at a time")
     )
 
 
@@ -260,7 +249,7 @@ def front_findings(diagrams, parameters: Parameters) -> list:
     # A front between two depths of the grid is known up to their distance.
     spacing = LAST / (parameters.depths - 1)
     steep = np.flatnonzero(high.betas == STEEPEST)[0]
-    source = closed_form("the time of tokens at equal angles, an integral")
+    source = lab.closed_form("the time of tokens at equal angles, an integral")
     start = 0.5 * np.log(((COUNT - 1) * LEVEL + 1) / (1 - LEVEL))
     return [
         CURVE.close_to(
@@ -269,13 +258,13 @@ def front_findings(diagrams, parameters: Parameters) -> list:
         DIMENSION.above(
             abs(middle.passage()[steep] - expected[-1]),
             abs(high.passage()[steep] - expected[-1]),
-            source=other_method("the same distance in dimension 1024"),
+            source=lab.other_method("the same distance in dimension 1024"),
         ),
         HOT.close_to(
             [high.passage()[0], curve_depths([0.0])[0]],
             start,
             tolerance=spacing,
-            source=closed_form(r"up to the distance of two depths"),
+            source=lab.closed_form(r"up to the distance of two depths"),
         ),
     ]
 
@@ -287,7 +276,7 @@ def unnormalised_finding(diagram: PhaseDiagram):
         diagram.passage()[chosen],
         curve_depths(diagram.betas[chosen], "unnormalised"),
         relative_tolerance=0.06,
-        source=closed_form("the time of tokens at equal angles, an integral"),
+        source=lab.closed_form("the time of tokens at equal angles, an integral"),
     )
 
 
@@ -305,14 +294,14 @@ def clock_findings(parameters: Parameters) -> list:
         tolerance=1e-5,
         key=jr.key(0),
     ).passage()[0]
-    source = closed_form("the integral of the equiangular equation")
+    source = lab.closed_form("the integral of the equiangular equation")
     return [
         EXACT.close_to(found, exact, tolerance=1e-3, source=source),
         SLOW_CLOCK.close_to(
             [euler_depth(step) for step in EULER],
             list(EULER.values()),
             tolerance=1e-9,
-            source=published("a rerun of the published scheme"),
+            source=lab.published("a rerun of the published scheme"),
         ),
     ]
 
@@ -352,7 +341,7 @@ def few_starts_findings(parameters: Parameters, beta: float = 3.0) -> list:
     for _ in depths[1:]:
         steps.append(euler_step(steps[-1], beta, EULER_STEP))
     published_scheme = fractions(np.stack(steps))
-    dense = other_method("SciPy's DOP853 in double precision")
+    dense = lab.other_method("SciPy's DOP853 in double precision")
     return [
         AGREES.close_to(ours, exact, tolerance=5e-3, source=dense),
         EULER_ERROR.above(np.abs(published_scheme - exact).max(), 0.1, source=dense),
@@ -460,11 +449,11 @@ def span_finding(spans):
         redrawn.mean[0, -1],
         1.0,
         tolerance=0.2,
-        source=theory("convex combinations of tokens in a hemisphere contract"),
+        source=lab.theory("convex combinations of tokens in a hemisphere contract"),
     )
 
 
-def front_table(diagrams) -> Table:
+def front_table(diagrams) -> lab.Table:
     """Depths of the front at some temperatures."""
     betas = diagrams[HIGH].betas
     chosen = np.unique(np.linspace(0, len(betas) - 1, 8).astype(int))
@@ -478,7 +467,7 @@ def front_table(diagrams) -> Table:
         r"Depth at which half of the pairs have $\langle x_i, x_j\rangle > 0.999$, up "
         "to depth 30, and that of tokens at equal angles."
     )
-    return Table(columns, rows, caption)
+    return lab.Table(columns, rows, caption)
 
 
 def curve_of(diagram: PhaseDiagram) -> tuple[np.ndarray, np.ndarray]:
@@ -487,7 +476,7 @@ def curve_of(diagram: PhaseDiagram) -> tuple[np.ndarray, np.ndarray]:
     return curve_depths(betas, diagram.kind), betas
 
 
-def draw_diagrams(diagrams) -> Picture:
+def draw_diagrams(diagrams) -> lab.Picture:
     """Diagrams of softmax in all dimensions, with the curve."""
     columns = len(diagrams)
     figure, axes = style.canvas(columns, panel=(3.3, 3.1), sharey=True)
@@ -497,7 +486,7 @@ def draw_diagrams(diagrams) -> Picture:
         panel.set_title(f"$d = {dimension}$")
         if panel is not axes[0]:
             panel.set_ylabel("")
-    return Picture(
+    return lab.Picture(
         figure,
         r"Fraction of pairs with $\langle x_i, x_j\rangle > 0.999$ for $32$ uniform "
         "tokens under softmax attention. Dashed: where tokens at equal angles reach "
@@ -506,14 +495,14 @@ def draw_diagrams(diagrams) -> Picture:
     )
 
 
-def draw_low_and_high(low: PhaseDiagram, unnormalised: PhaseDiagram) -> Picture:
+def draw_low_and_high(low: PhaseDiagram, unnormalised: PhaseDiagram) -> lab.Picture:
     """A diagram with logarithmic colours, and one without normalisation."""
     figure, (left, right) = style.canvas(2, panel=(4.6, 3.3))
     draw_phase_diagram(low, left, curve=curve_of(low), colours="log")
     left.set_title("$d = 8$, logarithmic colours")
     draw_phase_diagram(unnormalised, right, curve=curve_of(unnormalised))
     right.set_title(f"unnormalised, $d = {HIGH}$")
-    return Picture(
+    return lab.Picture(
         figure,
         r"Left: the diagram of dimension $8$ in logarithmic colours: some pairs meet "
         r"long before the front. Right: without normalisation a larger $\beta$ "
@@ -521,7 +510,7 @@ def draw_low_and_high(low: PhaseDiagram, unnormalised: PhaseDiagram) -> Picture:
     )
 
 
-def draw_spans(spans) -> Picture:
+def draw_spans(spans) -> lab.Picture:
     """Dimension of the span under random matrices."""
     figure, axes = style.canvas(
         2, len(spans), panel=(4.0, 2.5), sharex=True, sharey=True, squeeze=False
@@ -531,7 +520,7 @@ def draw_spans(spans) -> Picture:
             draw_phase_diagram(found, panel, bar=word == "redrawn")
             panel.set_title(f"{name}, {word}", fontsize=9.5)
             panel.label_outer()
-    return Picture(
+    return lab.Picture(
         figure,
         rf"Dimension of the span (eigenvalues of the Gram matrix above $10^{{-3}}$) of "
         rf"$32$ tokens in dimension ${SPAN}$ under random matrices: drawn once for "
@@ -539,24 +528,10 @@ def draw_spans(spans) -> Picture:
     )
 
 
-experiment = Experiment(
+experiment = lab.Experiment(
     name="sphere-phase-diagram",
     title="Phase diagrams of clustering on the sphere",
     room="observables",
-    about=__doc__,
-    claims=(
-        CURVE,
-        DIMENSION,
-        HOT,
-        UNNORMALISED,
-        EXACT,
-        SLOW_CLOCK,
-        AGREES,
-        EULER_ERROR,
-        PARTS,
-        FOR_EVER,
-        SPAN_FALLS,
-    ),
     parameters=Parameters,
     run=run,
     seconds=10,

@@ -19,20 +19,7 @@ import numpy as np
 import scipy.optimize
 
 import meanformer as mf
-from meanformer.experiments import (
-    Claim,
-    Experiment,
-    Movie,
-    Movies,
-    Outcome,
-    Picture,
-    Table,
-    closed_form,
-    movie_setting,
-    other_method,
-    setting,
-    theory,
-)
+import meanformer.experiments as lab
 from meanformer.observables import (
     count_clusters,
     energy_profile,
@@ -55,16 +42,18 @@ TRIANGLE = -2 / 3  # below this inverse temperature three equal gaps are stable
 class Parameters:
     """Sizes."""
 
-    tokens: int = setting(32, full=64, help="tokens on the sphere", at_least=16)
-    starts: int = setting(
+    tokens: int = lab.setting(32, full=64, help="tokens on the sphere", at_least=16)
+    starts: int = lab.setting(
         4, full=64, help="random starts for each temperature and flow", at_least=2
     )
-    depth: float = setting(15.0, help="depth of the pictures", at_least=10, at_most=40)
-    seed: int = setting(3, help="seed of all starts", at_least=0)
-    movie: Movies = movie_setting()
+    depth: float = lab.setting(
+        15.0, help="depth of the pictures", at_least=10, at_most=40
+    )
+    seed: int = lab.setting(3, help="seed of all starts", at_least=0)
+    movie: lab.Movies = lab.movie_setting()
 
 
-SINGLE = Claim(
+SINGLE = lab.Claim(
     id="single-cluster",
     statement=r"In dimension 3 all starts end in one cluster, for SA and USA at "
     r"$\beta = 0.5, 1, 2$: the smallest inner product tends to 1.",
@@ -72,32 +61,32 @@ SINGLE = Claim(
     reference="GLPR23, single cluster for almost every start; CRMB24, dimension three "
     "and more",
 )
-CIRCLE_SINGLE = Claim(
+CIRCLE_SINGLE = lab.Claim(
     id="circle",
     statement=r"So do they on the circle, at $\beta = -0.15, 0, 1, 2$.",
     status="theorem",
     reference="PRY25, synchronisation for inverse temperatures of -0.16 and more",
 )
-TRIANGLE_TURNS = Claim(
+TRIANGLE_TURNS = lab.Claim(
     id="triangle",
     statement=r"Three tokens at equal angles turn from unstable to stable as $\beta$ "
     r"falls below $-2/3$, so that not all starts end in one cluster there.",
     status="theorem",
     reference="PRY25, no synchronisation below -2/3",
 )
-RISES = Claim(
+RISES = lab.Claim(
     id="energy-rises",
     statement=r"The energy never falls along SA and USA.",
     status="theorem",
     reference="GLPR23, the energy is a Lyapunov function of both sphere flows",
 )
-BOUND = Claim(
+BOUND = lab.Claim(
     id="energy-bound",
     statement=r"It reaches $e^\beta/2\beta$, the energy of one cluster.",
     status="theorem",
     reference="GLPR23, the maximisers of the energy are single points",
 )
-DISSIPATION = Claim(
+DISSIPATION = lab.Claim(
     id="dissipation",
     statement=r"$\dot E = \sum_i w_i|\dot x_i|^2$ for USA, and "
     r"$\sum_i w_iZ_i|\dot x_i|^2$ for SA, with the masses "
@@ -105,14 +94,14 @@ DISSIPATION = Claim(
     status="theorem",
     reference="GLPR23, gradient structure of both sphere flows",
 )
-HEMISPHERE = Claim(
+HEMISPHERE = lab.Claim(
     id="hemisphere-rate",
     statement=r"From a hemisphere $1 - \langle x_i, x_j\rangle$ decays like $e^{-2t}$ "
     r"under SA, and like $e^{-2te^\beta}$ under USA: fitted rates over these.",
     status="theorem",
     reference="GLPR23, exponential collapse from a hemisphere",
 )
-KURAMOTO = Claim(
+KURAMOTO = lab.Claim(
     id="kuramoto",
     statement=r"At $\beta = 0$ tokens with the masses of a Poisson kernel of radius "
     r"$R_0 = 0.3$ keep one, with $R^2 = R_0^2e^t/(1 + R_0^2(e^t - 1))$; "
@@ -120,7 +109,7 @@ KURAMOTO = Claim(
     status="theorem",
     reference="OA08, invariance of Poisson kernels",
 )
-SADDLE = Claim(
+SADDLE = lab.Claim(
     id="saddle",
     statement=r"Two opposite tokens are stationary and leave it in $d - 1$ directions, "
     r"at the rate $e^{-\beta}$ under USA and $e^{-\beta}/\cosh\beta$ under SA.",
@@ -128,7 +117,7 @@ SADDLE = Claim(
 )
 
 
-def run(parameters: Parameters, *, progress) -> Outcome:
+def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Solve both flows from random starts, and compare with what is proved."""
     ends = {
         name: last_gaps(name, parameters) for name in progress.over(KINDS, share=0.4)
@@ -145,16 +134,16 @@ def run(parameters: Parameters, *, progress) -> Outcome:
         beta: path_of("SA", beta, sphere_start(parameters), parameters.depth)
         for beta in progress.over((1.0, COLD), share=0.1)
     }
-    return Outcome(
+    return lab.Outcome(
         findings=[
             SINGLE.at_most(
                 [gap for gaps in ends.values() for gap in gaps],
                 0.0,
                 tolerance=1e-6,
-                source=theory("one cluster has no gap"),
+                source=lab.theory("one cluster has no gap"),
             ),
             CIRCLE_SINGLE.at_most(
-                circle, 0.0, tolerance=1e-6, source=theory("one cluster has no gap")
+                circle, 0.0, tolerance=1e-6, source=lab.theory("one cluster has no gap")
             ),
             triangle_finding(),
             *energy_findings(paths),
@@ -171,14 +160,14 @@ def run(parameters: Parameters, *, progress) -> Outcome:
         tables=[gap_table(ends)],
         movies=[
             *[
-                Movie(
+                lab.Movie(
                     path,
                     rf"Uniform tokens on the sphere under SA at $\beta = {beta:g}$.",
                     draw=SphereFrames(),
                 )
                 for beta, path in whole.items()
             ],
-            Movie(
+            lab.Movie(
                 paths["SA", 1.0],
                 r"Tokens of a half-sphere under SA at $\beta = 1$.",
                 draw=SphereFrames(),
@@ -286,7 +275,7 @@ def triangle_finding():
         turns,
         TRIANGLE,
         tolerance=1e-9,
-        source=closed_form(r"$\cos\frac{2\pi}3 = \beta\sin^2\frac{2\pi}3$"),
+        source=lab.closed_form(r"$\cos\frac{2\pi}3 = \beta\sin^2\frac{2\pi}3$"),
     )
 
 
@@ -302,18 +291,18 @@ def energy_findings(paths):
         rates.append(float(profile.rates[2]))
         slopes.append(energy_slope(path, 2, beta))
     return (
-        RISES.at_most(falls, 0.0, tolerance=1e-12, source=theory("relative falls")),
+        RISES.at_most(falls, 0.0, tolerance=1e-12, source=lab.theory("relative falls")),
         BOUND.close_to(
             lasts,
             bounds,
             relative_tolerance=1e-6,
-            source=closed_form(r"$e^\beta/2\beta$"),
+            source=lab.closed_form(r"$e^\beta/2\beta$"),
         ),
         DISSIPATION.close_to(
             rates,
             slopes,
             relative_tolerance=1e-7,
-            source=other_method("differences of the energy, dense in NumPy"),
+            source=lab.other_method("differences of the energy, dense in NumPy"),
         ),
     )
 
@@ -345,7 +334,7 @@ def hemisphere_finding(paths):
         for (name, beta), path in paths.items()
     ]
     return HEMISPHERE.close_to(
-        ratios, 1.0, tolerance=5e-3, source=theory("fit over gaps below 1e-3")
+        ratios, 1.0, tolerance=5e-3, source=lab.theory("fit over gaps below 1e-3")
     )
 
 
@@ -377,7 +366,7 @@ def kuramoto_finding(path):
         [*measured, measured[-1]],
         [*exact, 0.6497905376],
         tolerance=1e-7,
-        source=closed_form("and its tabulated value at depth 2"),
+        source=lab.closed_form("and its tabulated value at depth 2"),
     )
 
 
@@ -395,18 +384,18 @@ def saddle_finding():
         measured,
         exact,
         tolerance=1e-12,
-        source=closed_form(r"index $d-1$ and the rates of the two-token law"),
+        source=lab.closed_form(r"index $d-1$ and the rates of the two-token law"),
     )
 
 
-def gap_table(ends) -> Table:
+def gap_table(ends) -> lab.Table:
     """The largest gap that is left, for each flow and temperature."""
     rows = [
         [name, beta, float(np.max(gaps[k]))]
         for name, gaps in ends.items()
         for k, beta in enumerate(BETAS)
     ]
-    return Table(
+    return lab.Table(
         ["flow", r"$\beta$", r"largest $1 - \langle x_i, x_j\rangle$"],
         rows,
         "The worst of all random starts in dimension 3 at the end of the run, at depth "
@@ -414,7 +403,7 @@ def gap_table(ends) -> Table:
     )
 
 
-def draw_snapshots(paths: dict[float, mf.Trajectory]) -> Picture:
+def draw_snapshots(paths: dict[float, mf.Trajectory]) -> lab.Picture:
     """The sphere at four depths, one row for each temperature."""
     options = {"subplot_kw": {"projection": "3d"}}
     figure, axes = style.canvas(4, len(paths), panel=(2.4, 2.75), **options)
@@ -427,7 +416,7 @@ def draw_snapshots(paths: dict[float, mf.Trajectory]) -> Picture:
             depth = float(path.depths[index])
             noun = "cluster" if groups == 1 else "clusters"
             panel.set_title(f"$\\beta = {beta:g}$, depth {depth:.3g}\n{groups} {noun}")
-    return Picture(
+    return lab.Picture(
         figure,
         rf"{path.points.shape[1]} uniform tokens under softmax attention, with the "
         "tails of their last steps; those behind the sphere are pale. Clusters are "
@@ -436,7 +425,7 @@ def draw_snapshots(paths: dict[float, mf.Trajectory]) -> Picture:
     )
 
 
-def draw_energies(paths) -> Picture:
+def draw_energies(paths) -> lab.Picture:
     """Energies over their bound."""
     figure, axes = style.canvas(2, panel=(4.4, 3.2), sharey=True)
     for panel, name in zip(axes, KINDS, strict=True):
@@ -451,14 +440,14 @@ def draw_energies(paths) -> Picture:
         panel.set(xlabel="depth" + unit, title=name, xlim=(0, 10))
     axes[0].set_ylabel(r"energy over its bound $e^\beta/2\beta$")
     axes[0].legend()
-    return Picture(
+    return lab.Picture(
         figure,
         r"The energy of tokens that start on a half-sphere, divided by that of one "
         r"cluster (dotted): it only grows, and reaches it.",
     )
 
 
-def draw_collapse(paths) -> Picture:
+def draw_collapse(paths) -> lab.Picture:
     """The largest gap, with the rate of the linearised flow."""
     figure, axes = style.canvas(panel=(6.0, 3.9))
     for colour, beta in zip(style.PALETTE, BETAS, strict=False):
@@ -482,7 +471,7 @@ def draw_collapse(paths) -> Picture:
         ylabel=r"largest $1 - \langle x_i, x_j\rangle$",
     )
     axes.legend(ncols=2)
-    return Picture(
+    return lab.Picture(
         figure,
         "From a half-sphere the largest gap between tokens falls at last like "
         r"$e^{-2t}$ (dotted), under USA with depth in units of $e^{-\beta}$: all six "
@@ -490,7 +479,7 @@ def draw_collapse(paths) -> Picture:
     )
 
 
-def draw_gram(path: mf.Trajectory, kuramoto: mf.Trajectory) -> Picture:
+def draw_gram(path: mf.Trajectory, kuramoto: mf.Trajectory) -> lab.Picture:
     """The histogram of inner products along depth, and the order of Kuramoto."""
     from matplotlib.colors import LogNorm
 
@@ -514,7 +503,7 @@ def draw_gram(path: mf.Trajectory, kuramoto: mf.Trajectory) -> Picture:
     right.plot(depths, kuramoto_law(depths), color=style.INK, label="closed form")
     right.set(xlabel="depth", ylabel="order parameter $R$", title=r"$\beta = 0$")
     right.legend()
-    return Picture(
+    return lab.Picture(
         figure,
         r"Left: the inner products of all pairs at every depth, for the tokens of the "
         r"first figure at $\beta = 9$; the mass moves to 1, within groups, and to one "
@@ -523,22 +512,10 @@ def draw_gram(path: mf.Trajectory, kuramoto: mf.Trajectory) -> Picture:
     )
 
 
-experiment = Experiment(
+experiment = lab.Experiment(
     name="sphere-single-cluster",
     title="On the sphere all tokens become one cluster",
     room="observables",
-    about=__doc__,
-    claims=(
-        SINGLE,
-        CIRCLE_SINGLE,
-        TRIANGLE_TURNS,
-        RISES,
-        BOUND,
-        DISSIPATION,
-        HEMISPHERE,
-        KURAMOTO,
-        SADDLE,
-    ),
     parameters=Parameters,
     run=run,
     seconds=15,

@@ -18,18 +18,7 @@ import numpy as np
 import scipy.integrate
 
 import meanformer as mf
-from meanformer.experiments import (
-    Claim,
-    Experiment,
-    Outcome,
-    Picture,
-    Table,
-    closed_form,
-    other_method,
-    setting,
-    tabulated,
-    theory,
-)
+import meanformer.experiments as lab
 from meanformer.experiments.framework.long_walks import (
     angles_of,
     attention_on_circle,
@@ -72,10 +61,10 @@ AROUND_BETA = 20.0
 class Parameters:
     """How accurately, and how far the published scheme is followed."""
 
-    rtol: float = setting(
+    rtol: float = lab.setting(
         1e-10, full=1e-12, help="relative tolerance of the walks", above=0
     )
-    published_steps: int = setting(
+    published_steps: int = lab.setting(
         10_000,
         full=1_000_000,
         help="Euler steps of the published scheme; it is at its end after some 10,000",
@@ -83,72 +72,72 @@ class Parameters:
     )
 
 
-LEVELS = Claim(
+LEVELS = lab.Claim(
     id="levels",
     statement=r"On the plateaus, $\beta = 4000$, both flows, the energy of the tokens "
     r"is $\sum_k m_k^2$: $0.28$, $0.44$, $0.52$, $1$.",
     status="observation",
     reference="GKPR24, staircase profile of the energy",
 )
-RULE = Claim(
+RULE = lab.Claim(
     id="greedy-rule",
     statement=r"The greedy rule puts the jumps at the arc lengths $0.03004521$, "
     r"$0.15147146$, $0.33174269$, $0.76617045$ (unnormalised) and $0.03004521$, "
     r"$0.15623507$, $0.33650630$, $0.80068215$ (softmax).",
     status="observation",
 )
-ARC = Claim(
+ARC = lab.Claim(
     id="unnormalised-arc",
     statement=r"Under unnormalised attention the flow at $\beta = 4000$ jumps at the "
     r"arc lengths of the greedy rule.",
     status="observation",
 )
-ABSCISSA = Claim(
+ABSCISSA = lab.Claim(
     id="published-abscissa",
     statement=r"In the published abscissa that is $0.003622$, $0.018261$, $0.039995$, "
     r"$0.092372$; the last jump is at $0.110888$ for $\beta = 1000$ and at $0.12236$ "
     r"for $\beta = 500$.",
     status="observation",
 )
-SOFTMAX = Claim(
+SOFTMAX = lab.Claim(
     id="softmax-arc",
     statement=r"Under softmax the jumps at $\beta = 4000$ are at the arc lengths "
     r"$0.030$, $0.155$, $0.336$, $0.796$.",
     status="observation",
 )
-FINITE = Claim(
+FINITE = lab.Claim(
     id="finite-beta-rule",
     statement=r"At finite $\beta$ the rule is right to five digits if pairs meet where "
     r"the law of two groups says: softmax, $\beta = 4000$.",
     status="observation",
 )
-COINCIDE = Claim(
+COINCIDE = lab.Claim(
     id="coincide",
     statement=r"Against arc length the staircases of $\beta = 500$ to $4000$ coincide: "
     r"under unnormalised attention the last jumps differ by at most one per cent.",
     status="observation",
 )
-SCHEME = Claim(
+SCHEME = lab.Claim(
     id="published-scheme",
     statement=r"The published scheme, Euler steps of length $10^{-5}\log\beta$ along "
     r"the normalised velocity, ends at the same place at $\beta = 4000$.",
     status="observation",
     reference="GKPR24, staircase profile of the energy",
 )
-CONTINUED = Claim(
+CONTINUED = lab.Claim(
     id="continued",
     statement=r"A walk that ends at depth $10^{15}$, after one join of four, is "
     r"continued by the rule: order, levels and $\log_{10}$ of the depths of the three "
     r"other joins are those of the whole walk (unnormalised, $\beta = 4000$).",
     status="observation",
 )
-LADDER = Claim(
+LADDER = lab.Claim(
     id="saddle-ladder",
     statement=r"Five tokens around the whole circle, $\beta = 20$: to each plateau of "
     r"$k$ groups belongs a critical point, whose index is $k - 1$.",
     status="observation",
 )
-NO_SADDLE = Claim(
+NO_SADDLE = lab.Claim(
     id="no-saddle",
     statement=r"In the published setting, on an arc below a half circle, no plateau "
     r"but the last belongs to a critical point: there is none but the collapse.",
@@ -157,7 +146,7 @@ NO_SADDLE = Claim(
 )
 
 
-def run(parameters: Parameters, *, progress) -> Outcome:
+def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Walk all staircases, and set them against the rule and the published scheme."""
     cases = [(kind, beta) for kind in KINDS for beta in BETAS]
     paths = {
@@ -172,7 +161,7 @@ def run(parameters: Parameters, *, progress) -> Outcome:
     )
     ladder = saddles(around)
     scheme = published_scheme(LOWEST, parameters.published_steps)
-    return Outcome(
+    return lab.Outcome(
         findings=[
             levels_finding(steps),
             *rule_findings(paths),
@@ -269,7 +258,7 @@ def levels_finding(steps: dict[tuple[str, float], Plateaus]):
         found,
         LEVELS_OF_FIVE * len(KINDS),
         tolerance=1e-9,
-        source=closed_form(r"$\sum_k N_k^2/n^2$"),
+        source=lab.closed_form(r"$\sum_k N_k^2/n^2$"),
     )
 
 
@@ -285,26 +274,26 @@ def rule_findings(paths):
             np.concatenate([rule_of(kind) for kind in RULES]),
             np.concatenate([*RULES.values()]),
             tolerance=2e-8,
-            source=tabulated(),
+            source=lab.tabulated(),
         ),
         ARC.close_to(
             climbed,
             rule_of("unnormalised"),
             relative_tolerance=1e-6,
-            source=theory("greedy rule: the closest pair first"),
+            source=lab.theory("greedy rule: the closest pair first"),
         ),
         ABSCISSA.close_to(
             scaled,
             [*ABSCISSAS, *ENDS.values()],
             relative_tolerance=2e-4,
-            source=tabulated("with a merge threshold that costs some $10^{-4}$"),
+            source=lab.tabulated("with a merge threshold that costs some $10^{-4}$"),
         ),
-        SOFTMAX.close_to(soft, WALKED, tolerance=6e-4, source=tabulated()),
+        SOFTMAX.close_to(soft, WALKED, tolerance=6e-4, source=lab.tabulated()),
         FINITE.close_to(
             soft,
             finite_rule(LOWEST),
             relative_tolerance=1e-5,
-            source=other_method("two-group law on each gap, by SciPy's quadrature"),
+            source=lab.other_method("two-group law on each gap, by SciPy's quadrature"),
         ),
     )
 
@@ -313,7 +302,7 @@ def coincide_finding(paths):
     """The spread of the last jumps over all temperatures."""
     ends = np.array([lengths_of(paths["unnormalised", beta])[-1] for beta in BETAS])
     return COINCIDE.at_most(
-        np.ptp(ends) / ends.max(), 0.01, source=theory("no dependence in the limit")
+        np.ptp(ends) / ends.max(), 0.01, source=lab.theory("no dependence in the limit")
     )
 
 
@@ -326,7 +315,7 @@ def scheme_finding(paths, scheme):
         ours,
         end,
         tolerance=2e-4,
-        source=other_method("Euler steps in NumPy, as published"),
+        source=lab.other_method("Euler steps in NumPy, as published"),
     )
 
 
@@ -342,7 +331,7 @@ def continued_finding(paths, rtol: float):
         [*np.asarray(rest.tokens), *np.asarray(rest.levels)[1:], *logs],
         [*np.asarray(whole.tokens), *LEVELS_OF_FIVE, *np.log10(whole.depths)],
         tolerance=1e-3,
-        source=other_method("the walk to depth $10^{300}$"),
+        source=lab.other_method("the walk to depth $10^{300}$"),
     )
 
 
@@ -354,13 +343,13 @@ def saddle_findings(ladder: Saddles, paths):
     found = sum(step.point is not None for step in on_arc)
     return (
         LADDER.close_to(
-            indices, counts - 1, tolerance=0.0, source=closed_form("$k - 1$")
+            indices, counts - 1, tolerance=0.0, source=lab.closed_form("$k - 1$")
         ),
-        NO_SADDLE.close_to(found, 0, tolerance=0.0, source=theory()),
+        NO_SADDLE.close_to(found, 0, tolerance=0.0, source=lab.theory()),
     )
 
 
-def jump_table(paths) -> Table:
+def jump_table(paths) -> lab.Table:
     """Arc lengths of all joins, both flows, all temperatures."""
     rows = [
         [kind, beta, *map(float, lengths_of(paths[kind, beta]))]
@@ -369,14 +358,14 @@ def jump_table(paths) -> Table:
     ]
     rows += [[kind, "rule", *map(float, rule_of(kind))] for kind in KINDS]
     names = ["first jump", "second", "third", "last"]
-    return Table(
+    return lab.Table(
         ["attention", r"$\beta$", *names],
         rows,
         r"Arc lengths of the jumps. For the published abscissa divide by $\log\beta$.",
     )
 
 
-def ladder_table(ladder: Saddles) -> Table:
+def ladder_table(ladder: Saddles) -> lab.Table:
     """Plateaus around the circle, and their saddles."""
     rows = [
         [
@@ -390,7 +379,7 @@ def ladder_table(ladder: Saddles) -> Table:
         for step in ladder
     ]
     rows = [["none" if cell is None else cell for cell in row] for row in rows]
-    return Table(
+    return lab.Table(
         [
             "groups",
             "energy",
@@ -405,7 +394,7 @@ def ladder_table(ladder: Saddles) -> Table:
     )
 
 
-def draw_published(paths, scheme) -> Picture:
+def draw_published(paths, scheme) -> lab.Picture:
     """The initial circle, and staircases in two abscissas."""
     figure, (circle, left, right) = style.canvas(
         3, panel=(3.9, 3.3), width_ratios=[0.72, 1.1, 1.1]
@@ -428,7 +417,7 @@ def draw_published(paths, scheme) -> Picture:
     right.set(xlabel="arc length")
     left.legend(loc="upper left", bbox_to_anchor=(0.0, 0.98))
     right.legend(loc="upper left", bbox_to_anchor=(0.42, 0.98), fontsize=8.5)
-    return Picture(
+    return lab.Picture(
         figure,
         "The published setting under unnormalised attention. Left: the five tokens. "
         "Middle: the level $\\sum_k m_k^2$ against the published abscissa; dotted: the "
@@ -437,7 +426,7 @@ def draw_published(paths, scheme) -> Picture:
     )
 
 
-def draw_depths(steps: dict[tuple[str, float], Plateaus]) -> Picture:
+def draw_depths(steps: dict[tuple[str, float], Plateaus]) -> lab.Picture:
     """Staircases against the logarithm of depth, both flows."""
     figure, panels = style.canvas(2, panel=(4.7, 3.3), sharey=True)
     colours = style.depth_colours()(np.linspace(0, 1, len(BETAS)))
@@ -459,7 +448,7 @@ def draw_depths(steps: dict[tuple[str, float], Plateaus]) -> Picture:
         axes.set_title(f"{kind} attention")
     panels[0].set(ylabel="energy (one cluster: 1)")
     panels[1].legend(loc="lower right", fontsize=8.5, ncol=2)
-    return Picture(
+    return lab.Picture(
         figure,
         "The same staircases against depth (unnormalised attention in units of "
         r"$e^{-\beta}$): a plateau lasts for a time exponential in $\beta$, up to "
@@ -467,7 +456,7 @@ def draw_depths(steps: dict[tuple[str, float], Plateaus]) -> Picture:
     )
 
 
-def draw_ladder(around: mf.Trajectory, ladder: Saddles, rtol: float) -> Picture:
+def draw_ladder(around: mf.Trajectory, ladder: Saddles, rtol: float) -> lab.Picture:
     """Angles along depth, and the graph of saddles."""
     figure, (left, right) = style.canvas(2, panel=(4.8, 3.5))
     joins = np.asarray(joins_of(around).depths)
@@ -485,7 +474,7 @@ def draw_ladder(around: mf.Trajectory, ladder: Saddles, rtol: float) -> Picture:
     left.set(xscale="log", xlabel="depth $t$", xlim=(1e-1, depths[-1]))
     left.set(ylabel="angle from the last meeting point")
     draw_saddles(ladder, right)
-    return Picture(
+    return lab.Picture(
         figure,
         r"Five tokens around the circle at $\beta = 20$. Left: angles along depth; "
         "dotted: joins. Right: the plateaus, with the index of the critical point that "
@@ -494,24 +483,10 @@ def draw_ladder(around: mf.Trajectory, ladder: Saddles, rtol: float) -> Picture:
     )
 
 
-experiment = Experiment(
+experiment = lab.Experiment(
     name="staircase",
     title="The energy climbs a staircase that a greedy rule predicts",
     room="observables",
-    about=__doc__,
-    claims=(
-        LEVELS,
-        RULE,
-        ARC,
-        ABSCISSA,
-        SOFTMAX,
-        FINITE,
-        COINCIDE,
-        SCHEME,
-        CONTINUED,
-        LADDER,
-        NO_SADDLE,
-    ),
     parameters=Parameters,
     run=run,
     seconds=28,

@@ -20,20 +20,7 @@ import scipy.integrate
 import scipy.optimize
 
 import meanformer as mf
-from meanformer.experiments import (
-    Claim,
-    Experiment,
-    Outcome,
-    Picture,
-    Table,
-    closed_form,
-    dense_flow,
-    other_method,
-    reference_attention,
-    reference_cloud,
-    setting,
-    theory,
-)
+import meanformer.experiments as lab
 from meanformer.plotting import style
 
 SHIFT = ((1.0, -1.0), (0.5, 0.3), (-0.2, 0.8), (0.0, 1.0))
@@ -43,24 +30,24 @@ SHIFT = ((1.0, -1.0), (0.5, 0.3), (-0.2, 0.8), (0.0, 1.0))
 class Parameters:
     """Sizes of the random trials."""
 
-    trials: int = setting(6, full=60, help="random pairs of clouds", at_least=1)
-    count: int = setting(16, full=48, help="tokens in a cloud, $n$", at_least=2)
-    depth: float = setting(1.0, help="depth of the flows", above=0)
-    seed: int = setting(0, help="seed of the random clouds", at_least=0)
+    trials: int = lab.setting(6, full=60, help="random pairs of clouds", at_least=1)
+    count: int = lab.setting(16, full=48, help="tokens in a cloud, $n$", at_least=2)
+    depth: float = lab.setting(1.0, help="depth of the flows", above=0)
+    seed: int = lab.setting(0, help="seed of the random clouds", at_least=0)
 
 
-OBSERVED = Claim(
+OBSERVED = lab.Claim(
     id="observed-growth",
     statement=r"The two reference clouds, $0.0501$ apart, part by the factor $1.488$ "
     r"up to depth $1$.",
     status="observation",
 )
-CONSTANT = Claim(
+CONSTANT = lab.Claim(
     id="a-priori-constant",
     statement=r"The bound known beforehand is $e^{242.17}$ for them.",
     status="observation",
 )
-A_PRIORI = Claim(
+A_PRIORI = lab.Claim(
     id="a-priori",
     statement=r"$W_2(\mu_t,\nu_t) \le e^{\int_0^t "
     r"L(R(s))\,\mathrm{d}s}\,W_2(\mu_0,\nu_0)$: the logarithm of the observed growth "
@@ -68,7 +55,7 @@ A_PRIORI = Claim(
     status="theorem",
     reference="CACP25, stability with respect to the initial measure",
 )
-A_POSTERIORI = Claim(
+A_POSTERIORI = lab.Claim(
     id="a-posteriori",
     statement=r"Observed growth over the bound along the path, $e^{\int_0^t "
     r"\lambda_{\max}}$, is at most $1$.",
@@ -76,7 +63,7 @@ A_POSTERIORI = Claim(
     reference="CACP25, stability with respect to the initial measure (the bound along "
     "the path: theory page on flows)",
 )
-SHARP = Claim(
+SHARP = lab.Claim(
     id="sharp",
     statement=r"$\mathrm{Lip}_x \le \beta\|V\|aR^2$ is sharp: half masses at $\pm Ru$ "
     r"with $|A^\top u| = a$ attain it at $x = 0$.",
@@ -84,28 +71,30 @@ SHARP = Claim(
 )
 
 
-def run(parameters: Parameters, *, progress) -> Outcome:
+def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Compare observed growth with both bounds, for reference and random clouds."""
     pair = reference_pair(parameters.depth)
     rows = []
     for trial in progress.over(range(parameters.trials)):
         rows.append(random_trial(parameters, trial))
     a_priori, a_posteriori = (np.array([row[i] for row in rows]) for i in (4, 5))
-    return Outcome(
+    return lab.Outcome(
         findings=[
             *reference_findings(),
-            A_PRIORI.at_most(a_priori, 1.0, source=theory("all depths of all trials")),
+            A_PRIORI.at_most(
+                a_priori, 1.0, source=lab.theory("all depths of all trials")
+            ),
             A_POSTERIORI.at_most(
                 a_posteriori,
                 1.0,
                 tolerance=1e-6,
-                source=theory("maximised over clouds between the two flows"),
+                source=lab.theory("maximised over clouds between the two flows"),
             ),
             sharpness(),
         ],
         pictures=[draw(*pair)],
         tables=[
-            Table(
+            lab.Table(
                 ["$n$", "$W_2$ at depth 0", "observed growth", "bound along the path"],
                 [row[:4] for row in rows],
                 "Random pairs of clouds under softmax attention.",
@@ -116,7 +105,7 @@ def run(parameters: Parameters, *, progress) -> Outcome:
 
 def reference_pair(depth: float):
     """The flow of the reference matrices from two nearby clouds of equal weights."""
-    flow, points = mf.Flow(reference_attention()), reference_cloud().points
+    flow, points = mf.Flow(lab.reference_attention()), lab.reference_cloud().points
     options = {"save": 21, "rtol": 1e-10, "atol": 1e-12}
     first = mf.solve(flow, mf.TokenCloud(points), depth, **options)
     moved = mf.TokenCloud(points + 0.05 * jnp.array(SHIFT))
@@ -131,7 +120,7 @@ def reference_findings():
     observed = float(mf.observed_growth(first, second)[-1])
     before = best_match(*(np.asarray(cloud.points) for cloud in clouds))
     after = best_match(
-        *(dense_flow(reference_attention(), cloud, 1.0) for cloud in clouds)
+        *(lab.dense_flow(lab.reference_attention(), cloud, 1.0) for cloud in clouds)
     )
     radius = max(float(path.statistics["radius"][0]) for path in (first, second))
     constant = float(mf.stability_bound(flow, radius, 1.0))
@@ -140,7 +129,7 @@ def reference_findings():
             [start, observed, round(start, 4), round(observed, 3)],
             [before, after / before, 0.0501, 1.488],
             tolerance=1e-8,
-            source=other_method(
+            source=lab.other_method(
                 "the dense formula, solved by SciPy's DOP853, and the best matching "
                 "among all permutations"
             ),
@@ -149,7 +138,7 @@ def reference_findings():
             [constant, round(constant, 2)],
             [integrated_constant(radius), 242.17],
             relative_tolerance=1e-6,
-            source=other_method(
+            source=lab.other_method(
                 r"$\int_0^1 L(R(s))\,\mathrm{d}s$ by SciPy's quadrature"
             ),
         ),
@@ -167,7 +156,7 @@ def best_match(points: np.ndarray, others: np.ndarray) -> float:
 
 def integrated_constant(radius: float) -> float:
     """The exponent of the a priori bound, from its formula."""
-    attention = reference_attention()
+    attention = lab.reference_attention()
     norm = np.linalg.norm(attention.value, 2)
     score = np.linalg.norm(attention.score, 2)
 
@@ -217,7 +206,7 @@ def best_matching(points: np.ndarray, moved: np.ndarray) -> np.ndarray:
 
 def sharpness():
     """The slope in the query at the origin, between two opposite half masses."""
-    attention, radius = reference_attention(), 1.7
+    attention, radius = lab.reference_attention(), 1.7
     left, scales, _ = np.linalg.svd(np.asarray(attention.score))
     pole = radius * jnp.asarray(left[:, 0])
     layer = mf.Softmax(attention.query, attention.key, jnp.eye(2))
@@ -227,11 +216,11 @@ def sharpness():
         float(jnp.linalg.norm(slope, 2)),
         scales[0] * radius**2,
         tolerance=1e-10,
-        source=closed_form(r"$\beta\|V\|aR^2$"),
+        source=lab.closed_form(r"$\beta\|V\|aR^2$"),
     )
 
 
-def draw(flow: mf.Flow, first: mf.Trajectory, second: mf.Trajectory) -> Picture:
+def draw(flow: mf.Flow, first: mf.Trajectory, second: mf.Trajectory) -> lab.Picture:
     """Observed growth and both bounds along depth."""
     figure, (left, right) = style.canvas(2)
     growth = mf.growth_factor(flow, first, second)
@@ -251,7 +240,7 @@ def draw(flow: mf.Flow, first: mf.Trajectory, second: mf.Trajectory) -> Picture:
     right.set(xlabel="depth $t$", ylabel="logarithm of the growth of $W_2$")
     right.set_title("known beforehand")
     right.legend()
-    return Picture(
+    return lab.Picture(
         figure,
         "Growth of the distance between two flows of the reference attention: "
         "observed, bounded along the path, and bounded beforehand (right, logarithm "
@@ -259,12 +248,10 @@ def draw(flow: mf.Flow, first: mf.Trajectory, second: mf.Trajectory) -> Picture:
     )
 
 
-experiment = Experiment(
+experiment = lab.Experiment(
     name="wasserstein-stability",
     title="The flow is stable in the Wasserstein distance",
     room="flows",
-    about=__doc__,
-    claims=(OBSERVED, CONSTANT, A_PRIORI, A_POSTERIORI, SHARP),
     parameters=Parameters,
     run=run,
     seconds=30,

@@ -101,32 +101,38 @@ class Experiment:
         name: kebab-case; the file is the same name with underscores.
         title: a short sentence, the heading of its card in the report.
         room: the room of the library that it exercises, such as `flows`.
-        about: a paragraph for the reader; usually `__doc__` of the file.
-        claims: what is checked.
         parameters: frozen dataclass of `setting(...)` fields.
         run: `run(parameters, *, progress) -> Outcome`.
+        claims: what is checked; all claims of the file of `run` if left out.
+        about: a paragraph for the reader; the docstring of that file if left out.
         seconds: rough time of the quick profile on two cores, for estimates.
     """
 
     name: str
     title: str
     room: str
-    claims: Sequence[Claim]
     parameters: type
     run: Callable[..., Outcome]
+    claims: Sequence[Claim] = ()
     about: str = ""
     seconds: float = 5.0
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", self.name):
             raise InvalidExperiment(f"experiment name {self.name!r} is not kebab-case.")
+        file = self.run.__globals__
+        if not self.claims:
+            found = (value for value in file.values() if isinstance(value, Claim))
+            object.__setattr__(self, "claims", tuple(found))
         ids = [claim.id for claim in self.claims]
         if not ids or len(set(ids)) < len(ids):
             raise InvalidExperiment(
                 f"{self.name} must declare at least one claim, each with its own id."
             )
         check_declaration(self.parameters)
-        object.__setattr__(self, "about", inspect.cleandoc(self.about or ""))
+        object.__setattr__(
+            self, "about", inspect.cleandoc(self.about or file["__doc__"] or "")
+        )
 
     def settings(self, profile: Profile = "quick", **changes: Any) -> Any:
         """The parameters of a profile, some of them changed by name."""
