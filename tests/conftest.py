@@ -6,12 +6,19 @@ import jax
 import jax.random as jr
 import jaxtyping
 import pytest
+from hypothesis import HealthCheck, settings
 
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 # For sums over several devices; everything else stays on the first.
 jax.config.update("jax_num_cpu_devices", 4)
+
+# A busy machine is slow, and no fault.
+settings.register_profile(
+    "patient", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("patient")
 
 # Compiled programs stay mapped, and Linux allows a process 65530 mappings: thousands of
 # tests in one process would pass that.

@@ -44,7 +44,7 @@ def experiment_measuring(*claims, declared=(ONE, TWO)):
     def measure(parameters, *, progress):
         return Outcome([claim.above(1.0, 0.0, source=theory()) for claim in claims])
 
-    return Experiment("toy", "Toy", "numerics", declared, NoParameters, measure)
+    return Experiment("toy", "Toy", "numerics", NoParameters, measure, claims=declared)
 
 
 def test_all_claims_measured_once_is_a_complete_run():
@@ -127,7 +127,7 @@ def test_an_overflow_is_the_users_mistake_only_if_the_user_chose_the_parameters(
     def measure(parameters, *, progress):
         raise Overflow("the bound is e^800; choose a smaller depth.")
 
-    toy = Experiment("toy", "Toy", "numerics", (ONE,), NoParameters, measure)
+    toy = Experiment("toy", "Toy", "numerics", NoParameters, measure, claims=(ONE,))
     assert attempt(toy, NoParameters()).error.startswith("Overflow: the bound")
     with pytest.raises(Overflow, match="smaller depth"):
         attempt(toy, NoParameters(), is_users_choice=True)
@@ -143,7 +143,7 @@ def test_json_is_strict_even_without_numbers():
     def measure(parameters, *, progress):
         return Outcome([ONE.above(float("nan"), 0.0, source=theory())])
 
-    toy = Experiment("toy", "Toy", "numerics", (ONE,), NoParameters, measure)
+    toy = Experiment("toy", "Toy", "numerics", NoParameters, measure, claims=(ONE,))
     text = json.dumps(perform(toy, NoParameters()).to_json(), allow_nan=False)
     claim = json.loads(text)["claims"][0]
     assert claim["measured"] is None
@@ -158,7 +158,7 @@ def test_experiments_compute_in_64_bits_and_leave_jax_as_it_was():
         seen["cache"] = jax.config.jax_compilation_cache_dir
         return Outcome([ONE.above(1.0, 0.0, source=theory())])
 
-    toy = Experiment("toy", "Toy", "numerics", (ONE,), NoParameters, measure)
+    toy = Experiment("toy", "Toy", "numerics", NoParameters, measure, claims=(ONE,))
     before = jax.config.jax_compilation_cache_dir
     jax.config.update("jax_enable_x64", False)
     try:

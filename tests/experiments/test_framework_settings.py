@@ -102,7 +102,7 @@ def test_json_of_settings_holds_lists():
 
 def declare(parameters):
     claim = Claim("a", "b", "observation")
-    return Experiment("toy", "Toy", "numerics", (claim,), parameters, print)
+    return Experiment("toy", "Toy", "numerics", parameters, print, claims=(claim,))
 
 
 def test_parameters_must_be_frozen():

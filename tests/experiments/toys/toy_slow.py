@@ -20,4 +20,6 @@ def run(parameters, *, progress):
     return Outcome([SLEEP.above(parameters.seconds, 0, source=theory())])
 
 
-experiment = Experiment("toy-slow", "A nap", "numerics", (SLEEP,), Parameters, run)
+experiment = Experiment(
+    "toy-slow", "A nap", "numerics", Parameters, run, claims=(SLEEP,)
+)

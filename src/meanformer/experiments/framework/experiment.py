@@ -120,7 +120,7 @@ class Experiment:
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", self.name):
             raise InvalidExperiment(f"experiment name {self.name!r} is not kebab-case.")
-        file = self.run.__globals__
+        file = getattr(inspect.unwrap(self.run), "__globals__", {})
         if not self.claims:
             found = (value for value in file.values() if isinstance(value, Claim))
             object.__setattr__(self, "claims", tuple(found))
@@ -131,7 +131,7 @@ class Experiment:
             )
         check_declaration(self.parameters)
         object.__setattr__(
-            self, "about", inspect.cleandoc(self.about or file["__doc__"] or "")
+            self, "about", inspect.cleandoc(self.about or file.get("__doc__") or "")
         )
 
     def settings(self, profile: Profile = "quick", **changes: Any) -> Any:
