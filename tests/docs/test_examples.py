@@ -205,3 +205,14 @@ def test_every_example_file_is_tested_here():
 def test_the_readme_shows_a_tested_example(example):
     _, _, code = (EXAMPLES / f"{example}.py").read_text().partition('"""\n\n')
     assert f"```python\n{code}```" in (ROOT / "README.md").read_text()
+
+
+def test_the_count_on_many_clouds_that_the_questions_advise_runs():
+    text = (ROOT / "docs" / "faq.md").read_text()
+    (advice,) = re.findall(r"`(\[observables.count_clusters.+?\])`", text)
+    cloud = mf.TokenCloud.from_angles([0.0, 0.1, 2.0])
+    flow = mf.Flow(mf.identity_attention("softmax", 2, beta=9.0), space=mf.Sphere())
+    paths = [mf.run_layers(flow, cloud, 1)]
+    assert eval(
+        advice, {**vars(mf), "observables": mf.observables, "paths": paths}
+    ) == [2]

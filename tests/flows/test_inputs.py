@@ -39,12 +39,32 @@ def test_depths_listed_without_the_last_one_are_those_of_the_whole_path():
         ([-0.2, 0.5], "must lie between 0.0 and 1.0"),
         ([0.5, 0.2], "in order from 0.0 to 1.0, without repetition"),
         ([0.5, 0.5], "without repetition"),
-        (0.5, "a number of depths, or a list"),
+        (0.5, "save is 0.5; it must be a number of depths, or a list"),
     ],
 )
 def test_depths_that_cannot_be_saved_are_refused(save, words):
     with pytest.raises(mf.InvalidInput, match=words):
         saved_depths(1.0, save, np.float64, None)
+
+
+@pytest.mark.parametrize("depth", [[0.0, 1.0], (0.0, np.ones(2)), np.arange(3.0)])
+def test_several_depths_instead_of_the_last_one_are_told_where_they_belong(depth):
+    words = r"it must be a number, or a pair \(first, last\); save=… takes"
+    with pytest.raises(mf.InvalidInput, match=words):
+        saved_depths(depth, 2, np.float64, None)
+
+
+def test_a_folder_given_as_store_is_told_what_to_be_wrapped_in(tmp_path):
+    words = r"store is '.+'; it must be meanformer.storage.RunStore\(folder\)"
+    with pytest.raises(mf.InvalidInput, match=words):
+        solved(store=str(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name", ["rtol", "atol"])
+def test_a_tolerance_that_is_no_number_is_refused(name):
+    with pytest.raises(mf.InvalidInput, match=f"{name} is 'small'; it must be"):
+        solved(**{name: "small"})
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from gaussian_reference import (
 from meanformer.errors import InvalidInput
 from meanformer.gaussian import KNOWN_CASES, centred, classify, limit_of
 from meanformer.gaussian.explicit import explicit_limit
+from meanformer.gaussian.exponents import LongRun
 
 IDENTITY, TURN = np.eye(2), np.array([[0.0, -1.0], [1.0, 0.0]])
 DIRECTION = np.array([1.0, 2.0]) / np.sqrt(5)
@@ -305,3 +306,10 @@ def test_a_limit_that_is_not_known_has_an_error_that_covers_it():
     known = limit_of(attention("softmax", 1.0, one_direction()), gaussian())
     assert known.limit_error == 0
     np.testing.assert_allclose(known.limit, LIMIT, atol=5e-9)
+
+
+def test_a_long_run_is_shown_by_the_shapes_of_its_arrays():
+    many, none = np.zeros((500, 2)), np.zeros(0)
+    shown = repr(LongRun(many[:, 0], many, many[:, :, None], "reached", none, none))
+    assert "log_eigenvalues=f64[500,2]" in shown
+    assert "ending='reached'" in shown

@@ -114,6 +114,11 @@ def test_a_longer_grid_of_depths_begins_with_the_shorter_one():
         (BASE + "solver = 'fixed'\n", "solve.step must be given"),
         (BASE + "save_every = 3.0\n", "save_every is 3.0"),
         ("[tokens]\npoints = [[1.0]]\n", "solve.depth is missing"),
+        (BASE.replace("depth", "depht"), "solve.depth is missing.+by depht"),
+        (
+            BASE + "[perceptron]\nweight_in = [[1.0]]\nbias_in = [0.0]\n",
+            "mean weights_in",
+        ),
         ("[tokens]\n[solve]\ndepth = 1.0\n", "exactly one of points"),
         ("[tokens]\nlaw = 'cube'\n[solve]\ndepth = 1.0\n", "tokens.law is 'cube'"),
         ("[tokens]\nlaw = 'gausian'\n[solve]\ndepth = 1.0\n", "did you mean gaussian"),

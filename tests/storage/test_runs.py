@@ -447,6 +447,17 @@ def test_a_run_in_32_bits_goes_on_in_32_bits(config, tmp_path):
     assert jax.config.read("jax_enable_x64")
 
 
+def test_a_record_cut_in_half_is_told_to_be_restored_and_not_to_start_anew(
+    config, tmp_path
+):
+    storage.simulate(config, tmp_path / "run")
+    record = tmp_path / "run" / "run.json"
+    record.write_text(record.read_text()[:200])
+    for door in (mf.open_run, storage.resume):
+        with pytest.raises(mf.InvalidInput, match=r"run.json is damaged .+ a copy"):
+            door(tmp_path / "run")
+
+
 @pytest.mark.parametrize(
     "text", ["[]", "{}", "3", '{"config": {}, "versions": {}}', '{"config": []}', "{"]
 )

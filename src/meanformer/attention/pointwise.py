@@ -50,8 +50,10 @@ class Perceptron(AbstractPointwise):
         bias_in: the vector $b_1$, of shape (p,).
         weights_out: the matrix $U_2$, of shape (e, p).
         bias_out: the vector $b_2$, of shape (e,); none by default.
-        activation: the function $\sigma$, applied to each entry; for none at all there
-            is `Perceptron.affine(matrix, shift)`.
+        activation: the function $\sigma$, applied to each entry; by default
+            `jax.nn.gelu`, the GELU of GPT-2 with a hyperbolic tangent. That with the
+            error function is `functools.partial(jax.nn.gelu, approximate=False)`.
+            For none at all there is `Perceptron.affine(matrix, shift)`.
     """
 
     weights_in: Float[Array, "_p _d"] = parameter("weights_in")

@@ -89,7 +89,7 @@ INVERSE = lab.Claim(
 EMPTY = lab.Claim(
     id="no-curve",
     statement=r"For $n = 32$ softmax attention has no curve before the depth "
-    r"$\frac12\log\frac{(n-1)0.999+1}{0.001}$ of $\beta = 0$, and unnormalised "
+    r"$\frac12\log(999n+1)$ of $\beta = 0$, and unnormalised "
     r"attention none after it: so many depths of $200$ are on the curves.",
     status="observation",
 )

@@ -54,7 +54,9 @@ def check_dimensions(flow: Flow, dimension: int) -> None:
 
 
 def check_tolerances(rtol: float, atol: float) -> None:
-    """Raise unless both tolerances are positive."""
+    """Raise unless both tolerances are positive numbers."""
+    for name, value in (("rtol", rtol), ("atol", atol)):
+        as_float_array(name, value)
     check(
         rtol > 0 and atol > 0, f"rtol is {rtol}, atol is {atol}; both must be positive."
     )
@@ -104,6 +106,11 @@ def saved_depths(depth, save, dtype, jumps) -> Float[Array, " t"]:
     ends = depth if isinstance(depth, tuple) else (0.0, depth)
     check(len(ends) == 2, f"depth is {depth}; it must be a number or a pair.")
     start, end = (as_float_array("depth", value).astype(dtype) for value in ends)
+    check(
+        start.ndim == end.ndim == 0,
+        f"depth is {depth}; it must be a number, or a pair (first, last); save=… takes "
+        "depths in between.",
+    )
     check_finite("depth", start)
     check_finite("depth", end)
     if is_concrete(end) and is_concrete(start):
@@ -119,7 +126,10 @@ def saved_depths(depth, save, dtype, jumps) -> Float[Array, " t"]:
 
 
 def _given_depths(start, end, depths: Float[Array, " t"]) -> Float[Array, " t"]:
-    check(depths.ndim == 1, "save must be a number of depths, or a list of them.")
+    check(
+        depths.ndim == 1,
+        f"save is {depths}; it must be a number of depths, or a list of them.",
+    )
     if not (is_concrete(depths) and is_concrete(start) and is_concrete(end)):
         check(len(depths) >= 2, "under jit save must list both ends.")
         return depths

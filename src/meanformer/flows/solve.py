@@ -194,8 +194,8 @@ def solve(
         stop: conditions that end the solve, and `StepBudget(count)`.
         key: random key, for a flow with noise only.
         progress: show a progress bar on standard error; or an object to report to.
-        store: where to write the trajectory while it is computed; a run that is there
-            already is continued.
+        store: where to write the trajectory while it is computed,
+            `storage.RunStore(folder)`; a run that is there already is continued.
 
     Returns:
         The trajectory. Cost for each evaluation of the velocity: that of its sums for
@@ -239,6 +239,10 @@ FLOWING = (TokenCloud, Gaussian, FourierDensity)
 def _visited(way: Way, problem, state, depths, progress, store):
     if store is None and progress is False:
         return visit_all(way, problem, state, depths)
+    check(
+        store is None or isinstance(store, AbstractRecorder),
+        f"store is {store!r}; it must be meanformer.storage.RunStore(folder).",
+    )
     check(
         is_concrete(depths) and all(map(is_concrete, jax.tree.leaves(state))),
         "store and progress need concrete tokens; leave them out under jit.",

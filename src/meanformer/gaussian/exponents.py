@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 from typing import NamedTuple
 
+import equinox as eqx
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
@@ -61,6 +62,10 @@ class LongRun:
     exponents: np.ndarray
     previous_exponents: np.ndarray
     limit_factor: np.ndarray | None = None
+
+    def __repr__(self) -> str:
+        """Show the shapes of arrays, which are long, and all else as it is."""
+        return eqx.tree_pformat(self)
 
     @property
     def eigenvalues(self) -> np.ndarray:

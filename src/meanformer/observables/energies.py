@@ -74,7 +74,8 @@ def _energy(layer, mu):
         return layer.energy(mu)
     raise Unsupported(
         f"{type(layer).__name__} has no known energy; Sinkhorn, Unnormalised, Softmax, "
-        "Sigmoid, Linear, Perceptron and their sums may have one."
+        "Sigmoid, Linear, Perceptron and their sums may have one, and a map of one's "
+        "own with a method `energy`."
     )
 
 

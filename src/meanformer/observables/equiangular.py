@@ -343,10 +343,8 @@ def checked_start(count: int, start: float) -> float:
 def checked_level(level: float, start: float) -> float:
     """Return the level to reach, or raise."""
     value = as_number("level", level)
-    check(
-        start < value < 1,
-        f"level is {level}; it must lie above the start, {start}, and below 1.",
-    )
+    check(value < 1, f"level is {level}; it must lie below 1.")
+    check(start < value, f"level is {level}; it must lie above the start, {start}.")
     return value
 
 

@@ -306,6 +306,7 @@ def _perceptron(section: Section) -> Perceptron | None:
     names = ("weights_in", "bias_in", "weights_out", "bias_out")
     arrays = [section.take_numbers(name) for name in names]
     activation = section.choose("activation", ACTIVATIONS, "gelu")
+    section.finish()
     if all(array is None for array in arrays):
         return None
     for name, array in zip(names[:3], arrays, strict=False):

@@ -22,12 +22,17 @@ def write_record(folder: Path, record: dict[str, Any]) -> None:
 
 def read_record(folder: Path) -> dict[str, Any]:
     """Return what a run's folder says of itself, or raise if a byte of it changed."""
+    path = folder / RECORD
     try:
-        record = read_sealed(folder / RECORD, {*_KEYS, "machine"})
+        record = read_sealed(path, {*_KEYS, "machine"})
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise InvalidInput(
+            f"{folder} holds no run that can be resumed (there is no {RECORD}); start "
+            "one with simulate."
+        ) from error
     except (OSError, ValueError) as error:
         raise InvalidInput(
-            f"{folder} holds no run that can be resumed ({RECORD}: {error}); start one "
-            "with simulate."
+            f"{folder} holds no run that can be resumed: {damaged(path, error)}"
         ) from error
     for key, kind in _KEYS.items():
         check(

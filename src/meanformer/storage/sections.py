@@ -1,5 +1,6 @@
 """Reading a configuration table: every key known, every value of the right type."""
 
+import difflib
 import math
 import reprlib
 from collections.abc import Iterable
@@ -116,7 +117,13 @@ class Section:
         return numbers(f"{self.name}.{key}", self.take(key))
 
     def _must_have(self, key: str) -> None:
-        check(key in self._left, f"{self.name}.{key} is missing; it must be given.")
+        # So close that it cannot be another key of the table.
+        close = difflib.get_close_matches(key, self._left, n=1, cutoff=0.75)
+        question = f" (did you mean it by {close[0]}?)" if close else ""
+        check(
+            key in self._left,
+            f"{self.name}.{key} is missing; it must be given{question}.",
+        )
 
     def finish(self) -> None:
         """Raise if the table holds a key that nobody asked for."""
