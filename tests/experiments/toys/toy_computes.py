@@ -29,5 +29,5 @@ def run(parameters, *, progress):
 
 
 experiment = Experiment(
-    "toy-computes", "A long computation", "numerics", (FINITE,), Parameters, run
+    "toy-computes", "A long computation", "numerics", Parameters, run
 )

@@ -24,6 +24,4 @@ def run(parameters, *, progress):
     return Outcome([finding])
 
 
-experiment = Experiment(
-    "toy-fails", "A wrong guess", "numerics", (GUESS,), Parameters, run
-)
+experiment = Experiment("toy-fails", "A wrong guess", "numerics", Parameters, run)

@@ -20,6 +20,4 @@ def run(parameters, *, progress):
     return Outcome([SLEEP.above(parameters.seconds, 0, source=theory())])
 
 
-experiment = Experiment(
-    "toy-slow", "A nap", "numerics", Parameters, run, claims=(SLEEP,)
-)
+experiment = Experiment("toy-slow", "A nap", "numerics", Parameters, run)
