@@ -8,8 +8,8 @@ import pytest
 import reference as ref
 from map_zoo import cast
 from meanformer.attention import Sinkhorn, attention_matrix
-from meanformer.errors import StoppedEarly
-from meanformer.measures import TokenCloud
+from meanformer.errors import InvalidInput, StoppedEarly
+from meanformer.measures import Gaussian, TokenCloud
 from meanformer.numerics.sinkhorn import default_tolerance
 from reference import reference_attention, reference_cloud
 
@@ -107,3 +107,11 @@ def test_potentials_in_half_precision_are_computed_in_single():
     found = half[0].potentials(half[1])
     assert found.g.dtype == jnp.bfloat16
     assert found.converged
+
+
+@pytest.mark.usefixtures("untyped")
+@pytest.mark.parametrize("question", ["oscillation", "potentials", "round_ratio"])
+def test_what_only_a_cloud_has_is_not_asked_of_a_gaussian(question):
+    ask = getattr(reference_attention(Sinkhorn), question)
+    with pytest.raises(InvalidInput, match="mu is a Gaussian; it must be a TokenCloud"):
+        ask(Gaussian(jnp.zeros(2), jnp.eye(2)))

@@ -259,6 +259,11 @@ def test_a_path_of_another_flow_violates_monotonicity():
     assert opposite.worst_violation > 1e-4
 
 
+def test_the_energy_of_a_flow_is_that_of_its_map():
+    layer = Softmax(FORM, IDENTITY, FORM)
+    np.testing.assert_array_equal(energy(Flow(layer), CLOUD), energy(layer, CLOUD))
+
+
 def test_what_has_no_energy_is_refused():
     with pytest.raises(Unsupported, match="L2 has no known energy"):
         energy(L2(KEY, KEY, VALUE), CLOUD)

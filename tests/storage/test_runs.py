@@ -447,6 +447,15 @@ def test_a_run_in_32_bits_goes_on_in_32_bits(config, tmp_path):
     assert jax.config.read("jax_enable_x64")
 
 
+def test_folders_and_files_may_be_given_as_texts(config, tmp_path):
+    folder = str(tmp_path / "run")
+    path = storage.simulate(str(config), folder)
+    assert not storage.changed_versions(folder)
+    np.testing.assert_array_equal(storage.resume(folder).points, path.points)
+    with pytest.raises(mf.InvalidInput, match="the run already goes to"):
+        storage.extend(folder, float(path.depths[-1]))
+
+
 def test_a_record_cut_in_half_is_told_to_be_restored_and_not_to_start_anew(
     config, tmp_path
 ):

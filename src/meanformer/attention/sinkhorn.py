@@ -30,7 +30,7 @@ from meanformer.measures import (
     TiltedCloud,
     TokenCloud,
 )
-from meanformer.measures.cloud import gaussian_log_factor
+from meanformer.measures.cloud import check_cloud, gaussian_log_factor
 from meanformer.numerics.contraction import half_steps_to_reach, round_ratio
 from meanformer.numerics.matrices import matmul
 from meanformer.numerics.precision import cast, widened
@@ -175,6 +175,7 @@ class Sinkhorn(AbstractTilting):
             mu: the tokens.
             start: token potential to start from; that of the layer by default.
         """
+        check_cloud("mu", mu)
         wide, cloud, start = widened((self, mu, start))
         origin, near = wide._centred(cloud)
         found = wide._potentials(near, origin, start)
@@ -208,6 +209,7 @@ class Sinkhorn(AbstractTilting):
         $$\eta = \max_{x, x', y, y'} (y - y')^\top B (x - x'),$$
         over tokens that are present. Cost: $O(n^3)$ time, $O(nd)$ memory.
         """
+        check_cloud("mu", mu)
         wide, cloud = widened((self, mu))
         return oscillation(wide._problem(wide._centred(cloud)[1])).astype(
             mu.points.dtype
@@ -228,6 +230,7 @@ class Sinkhorn(AbstractTilting):
         It is what one would observe in a row step and a column step close to the limit,
         whichever way the limit was found: close to one, alternation alone stalls.
         """
+        check_cloud("mu", mu)
         wide, cloud = widened((self, mu))
         origin, near = wide._centred(cloud)
         found = balance(wide._problem(near), max_steps=self.max_steps)

@@ -37,7 +37,7 @@ from meanformer.observables.structure import (
 )
 
 
-def energy(layer: AbstractInContextMap, mu: AbstractMeasure) -> Float[Array, ""]:
+def energy(layer: AbstractInContextMap | Flow, mu: AbstractMeasure) -> Float[Array, ""]:
     r"""Energy that belongs to a kind of attention, whatever its value matrix.
 
     - Sinkhorn: $E_B = \max_\pi \int y^\top B x\,\mathrm{d}\pi
@@ -59,13 +59,13 @@ def energy(layer: AbstractInContextMap, mu: AbstractMeasure) -> Float[Array, ""]
 
     Args:
         layer: the attention, perceptron or sum, or a map that says its energy; other
-            maps have none.
+            maps have none. A flow of constant parameters stands for its map.
         mu: a token cloud; for linear attention any measure.
 
     Returns:
         The energy, a scalar. Cost: one pair sum; for Sinkhorn one solve.
     """
-    return _energy(layer, mu)
+    return _energy(_layer_of(layer)[0], mu)
 
 
 @functools.singledispatch

@@ -22,7 +22,7 @@ _PACKAGES = ("meanformer", "jax", "jaxlib", "equinox", "diffrax", "numpy")
 
 @mistakes_of_a_file()
 def simulate(
-    config: Path, folder: Path, *, progress: bool | AbstractProgress = False
+    config: str | Path, folder: str | Path, *, progress: bool | AbstractProgress = False
 ) -> Trajectory:
     """Start the run that a configuration file describes, streamed to a folder.
 
@@ -33,6 +33,7 @@ def simulate(
         folder: a new or empty folder; it will hold all it takes to redo the run.
         progress: show a bar on standard error.
     """
+    config, folder = Path(config), Path(folder)
     tables = read_config(config)
     run = build(tables, config.parent)
     _check_free(folder)
@@ -58,7 +59,9 @@ def simulate(
 
 
 @mistakes_of_a_file()
-def resume(folder: Path, *, progress: bool | AbstractProgress = False) -> Trajectory:
+def resume(
+    folder: str | Path, *, progress: bool | AbstractProgress = False
+) -> Trajectory:
     """Go on with a run that was interrupted, as if it had not been.
 
     It computes in the precision in which the run was started.
@@ -67,6 +70,7 @@ def resume(folder: Path, *, progress: bool | AbstractProgress = False) -> Trajec
         folder: the folder of the run.
         progress: show a bar on standard error.
     """
+    folder = Path(folder)
     record = read_record(folder)
 
     def write() -> None:
@@ -80,7 +84,7 @@ def resume(folder: Path, *, progress: bool | AbstractProgress = False) -> Trajec
 
 @mistakes_of_a_file()
 def extend(
-    folder: Path, depth: float, *, progress: bool | AbstractProgress = False
+    folder: str | Path, depth: float, *, progress: bool | AbstractProgress = False
 ) -> Trajectory:
     """Go on with a run to a larger depth, as if that had been asked for at once.
 
@@ -89,6 +93,7 @@ def extend(
         depth: the new last depth, in line with the saved depths.
         progress: show a bar on standard error.
     """
+    folder = Path(folder)
     record = read_record(folder)
     with jax.enable_x64(record["double_precision"]):
         build(record["config"], folder)
@@ -105,9 +110,9 @@ def extend(
         return _carry_out(folder, run, lambda: write_record(folder, longer), progress)
 
 
-def changed_versions(folder: Path) -> dict[str, tuple[str, str]]:
+def changed_versions(folder: str | Path) -> dict[str, tuple[str, str]]:
     """Return the packages whose version differs from when the run was started."""
-    then, now = read_record(folder)["versions"], _versions()
+    then, now = read_record(Path(folder))["versions"], _versions()
     return {
         name: (then.get(name, "absent"), now[name])
         for name in now
