@@ -15,7 +15,7 @@ import numpy as np
 import meanformer as mf
 from benchmarks.gradient import energy
 from benchmarks.measure import alternate, peak, run
-from meanformer.numerics.pair_sums import AbstractPairSums
+from meanformer.numerics.pair_sums.sums import AbstractPairSums
 
 CHECKED = 64
 

@@ -128,12 +128,12 @@ _HOMES = {
         "transport_plan",
         "wasserstein",
     ),
-    "numerics.fourier_sums": (
+    "numerics.fourier.sums": (
         "Auto",
         "Fourier",
     ),
-    "numerics.pair_sums": ("Blocked",),
-    "numerics.sharded": ("Sharded",),
+    "numerics.pair_sums.sums": ("Blocked",),
+    "numerics.sharded.sums": ("Sharded",),
     "storage": (
         "RunStore",
         "open_run",

@@ -113,10 +113,10 @@ from meanformer.measures import sinkhorn_divergence as sinkhorn_divergence
 from meanformer.measures import transport_map as transport_map
 from meanformer.measures import transport_plan as transport_plan
 from meanformer.measures import wasserstein as wasserstein
-from meanformer.numerics.fourier_sums import Auto as Auto
-from meanformer.numerics.fourier_sums import Fourier as Fourier
-from meanformer.numerics.pair_sums import Blocked as Blocked
-from meanformer.numerics.sharded import Sharded as Sharded
+from meanformer.numerics.fourier.sums import Auto as Auto
+from meanformer.numerics.fourier.sums import Fourier as Fourier
+from meanformer.numerics.pair_sums.sums import Blocked as Blocked
+from meanformer.numerics.sharded.sums import Sharded as Sharded
 from meanformer.storage import RunStore as RunStore
 from meanformer.storage import open_run as open_run
 

@@ -27,7 +27,7 @@ from meanformer.attention.lipschitz import (
 )
 from meanformer.errors import InvalidInput, StoppedEarly, Unsupported
 from meanformer.measures import Gaussian, TokenCloud, pad
-from meanformer.numerics.pair_sums import Blocked
+from meanformer.numerics.pair_sums.sums import Blocked
 from reference import KEY, PLACES, POINTS, QUERY, VALUE, VALUE_NORM, WEIGHTS
 
 EQUAL = TokenCloud(POINTS)

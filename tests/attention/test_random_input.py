@@ -32,7 +32,7 @@ from meanformer.attention import (
     compose,
 )
 from meanformer.measures import TokenCloud
-from meanformer.numerics import tilted_masses
+from meanformer.numerics.pair_sums import tilted_masses
 
 TOKENS, QUERIES = len(PLACES), len(QUERY_PLACES)
 # Roundings of each input that a result may be explained by, and draws of them.

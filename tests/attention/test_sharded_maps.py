@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import Mesh
 
 from map_zoo import MAPS, POINTWISE, QUERIES, QUERY_PLACES, cloud_of, every_map
-from meanformer.numerics.sharded import Sharded
+from meanformer.numerics.sharded.sums import Sharded
 
 SUMS = Sharded(Mesh(np.array(jax.devices()), ("tokens",)))
 # With a mask and without; the sums themselves have their own tests.

@@ -10,7 +10,7 @@ from map_zoo import cast
 from meanformer.attention import Sinkhorn, attention_matrix
 from meanformer.errors import InvalidInput, StoppedEarly
 from meanformer.measures import Gaussian, TokenCloud
-from meanformer.numerics.sinkhorn import default_tolerance
+from meanformer.numerics.sinkhorn.algorithm import default_tolerance
 from reference import reference_attention, reference_cloud
 
 

@@ -13,7 +13,7 @@ from meanformer.mean_field import (
     ring_nodes,
     unfold_rings,
 )
-from meanformer.numerics.zonal import zonal_polynomials
+from meanformer.numerics.special.zonal import zonal_polynomials
 
 
 def uneven(heights):

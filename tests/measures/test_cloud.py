@@ -19,7 +19,7 @@ from meanformer.measures import (
     UniformSphere,
     tilt,
 )
-from meanformer.numerics.pair_sums import Blocked
+from meanformer.numerics.pair_sums.sums import Blocked
 from reference import POINTS, RADIUS, WEIGHTS, reference_cloud
 
 TILTS = np.array([[0.3, -0.7], [2.0, 1.0], [0.0, 0.0], [-5.0, 4.0]])

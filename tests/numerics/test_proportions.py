@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from meanformer.numerics.proportions import (
+from meanformer.numerics.multiples import (
     agree,
     definite_quotient,
     multiple_of,

@@ -11,9 +11,9 @@ import pytest
 
 import meanformer as mf
 from meanformer.experiments import reference_attention, reference_cloud
-from meanformer.flows.integrate import Problem
-from meanformer.flows.merging import Merge
-from meanformer.flows.state import initial_state
+from meanformer.flows.dynamics.merging import Merge
+from meanformer.flows.dynamics.state import initial_state
+from meanformer.flows.dynamics.tokens import Problem
 from meanformer.storage.fingerprint import fingerprint, parameters, short_hash
 
 

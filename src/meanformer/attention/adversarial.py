@@ -25,7 +25,7 @@ from meanformer.errors import (
     is_concrete,
 )
 from meanformer.measures import TokenCloud
-from meanformer.numerics.proportions import multiple_of_identity
+from meanformer.numerics.multiples import multiple_of_identity
 from meanformer.typing import Key
 
 SPACES = ("ball", "sphere")

@@ -7,7 +7,7 @@ from meanformer.attention.abstract import AbstractInContextMap
 from meanformer.attention.kernels import Unnormalised
 from meanformer.attention.softmax import Softmax
 from meanformer.errors import Overflow, Unsupported, is_concrete
-from meanformer.numerics.proportions import multiple_of_identity
+from meanformer.numerics.multiples import multiple_of_identity
 
 
 def isotropic_factors(

@@ -20,9 +20,9 @@ from meanformer.errors import Overflow, check, check_finite, check_shape, is_con
 from meanformer.measures import AbstractContext
 from meanformer.measures.abstract import FeatureMap
 from meanformer.measures.cloud import AbstractCloud
-from meanformer.numerics.dense import hardmax_shares
-from meanformer.numerics.kernel_sums import identity
 from meanformer.numerics.matrices import matmul
+from meanformer.numerics.pair_sums.dense import hardmax_shares
+from meanformer.numerics.pair_sums.kernel import identity
 
 
 class Linear(AbstractAttention):

@@ -12,8 +12,8 @@ from meanformer.numerics.matrices import matmul
 from meanformer.numerics.nearest import PAIRS_AT_ONCE, squared_distances
 from meanformer.numerics.norms import safe_norm
 from meanformer.numerics.padding import held
-from meanformer.numerics.ties import ROUNDINGS
-from meanformer.numerics.tiles import map_rows
+from meanformer.numerics.pair_sums.ties import ROUNDINGS
+from meanformer.numerics.pair_sums.tiles import map_rows
 
 
 class NearestOther(AbstractInContextMap):

@@ -31,22 +31,22 @@ from meanformer.measures import (
     TokenCloud,
 )
 from meanformer.measures.cloud import check_cloud, gaussian_log_factor
-from meanformer.numerics.contraction import half_steps_to_reach, round_ratio
 from meanformer.numerics.matrices import matmul
 from meanformer.numerics.precision import cast, widened
-from meanformer.numerics.self_transport import (
-    SelfTransport,
-    oscillation,
-    oscillation_bound,
-)
-from meanformer.numerics.sinkhorn import (
+from meanformer.numerics.sinkhorn.algorithm import (
     EntropicPotentials,
     alternate,
     balance,
     check_half_steps,
     default_tolerance,
 )
-from meanformer.numerics.sinkhorn_limit import LARGE_OSCILLATION
+from meanformer.numerics.sinkhorn.contraction import half_steps_to_reach, round_ratio
+from meanformer.numerics.sinkhorn.limit import LARGE_OSCILLATION
+from meanformer.numerics.sinkhorn.self_transport import (
+    SelfTransport,
+    oscillation,
+    oscillation_bound,
+)
 
 
 def _optional(convert: Callable, name: str):

@@ -54,8 +54,8 @@ def _arithmetic() -> Iterator[tuple[str, str]]:
 
 def _choice_of_sums() -> str:
     """From how many tokens on sums are fast, by what is known of this machine."""
-    from meanformer.numerics.costs import Costs, costs
-    from meanformer.numerics.fourier_sums import Auto, missing, smallest_fast_count
+    from meanformer.numerics.fourier.costs import Costs, costs
+    from meanformer.numerics.fourier.sums import Auto, missing, smallest_fast_count
 
     reason = missing()
     if reason is not None:

@@ -21,7 +21,7 @@ import scipy.linalg
 import meanformer as mf
 import meanformer.experiments as lab
 from meanformer.gaussian import centred
-from meanformer.gaussian.quiet import quiet_solve
+from meanformer.gaussian.without_warnings import quiet_solve
 from meanformer.plotting import draw_eigenvalues, draw_slope, style
 
 COVARIANCE = np.array([[1.0, 0.3], [0.3, 0.6]])

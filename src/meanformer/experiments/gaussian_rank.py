@@ -21,7 +21,7 @@ import numpy as np
 import meanformer as mf
 import meanformer.experiments as lab
 from meanformer.gaussian import centred
-from meanformer.gaussian.quiet import quiet_solve
+from meanformer.gaussian.without_warnings import quiet_solve
 from meanformer.plotting import draw_cone, draw_eigenvalues, style
 
 DIMENSION = 4

@@ -29,8 +29,8 @@ from meanformer.mean_field import (
     predicted_clusters,
     ring_nodes,
 )
-from meanformer.numerics.quadrature import gauss_legendre
-from meanformer.numerics.zonal import zonal_polynomials
+from meanformer.numerics.special.quadrature import gauss_legendre
+from meanformer.numerics.special.zonal import zonal_polynomials
 from meanformer.plotting import style
 
 BETA = 5.0

@@ -18,8 +18,8 @@ import scipy.linalg
 
 import meanformer as mf
 import meanformer.experiments as lab
-from meanformer.numerics.self_transport import SelfTransport
-from meanformer.numerics.sinkhorn import alternate
+from meanformer.numerics.sinkhorn.algorithm import alternate
+from meanformer.numerics.sinkhorn.self_transport import SelfTransport
 from meanformer.plotting import style
 
 FORM = ((0.8, 0.3), (0.3, -0.4))

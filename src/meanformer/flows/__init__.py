@@ -1,46 +1,49 @@
 """Depth as time: flows, schedules, solvers, finite layers, trajectories."""
 
-from meanformer.flows.a_priori import radius_bound as radius_bound
-from meanformer.flows.a_priori import stability_bound as stability_bound
 from meanformer.flows.append import append_tokens as append_tokens
-from meanformer.flows.density_solve import Spectral as Spectral
-from meanformer.flows.density_trajectory import DensityTrajectory as DensityTrajectory
+from meanformer.flows.bounds.a_priori import radius_bound as radius_bound
+from meanformer.flows.bounds.a_priori import stability_bound as stability_bound
+from meanformer.flows.bounds.stability import Growth as Growth
+from meanformer.flows.bounds.stability import growth_factor as growth_factor
+from meanformer.flows.bounds.stability import lipschitz_profile as lipschitz_profile
+from meanformer.flows.bounds.stability import observed_growth as observed_growth
+from meanformer.flows.dynamics.density import Spectral as Spectral
+from meanformer.flows.dynamics.merging import Atoms as Atoms
+from meanformer.flows.dynamics.merging import Merge as Merge
+from meanformer.flows.dynamics.merging import Merges as Merges
+from meanformer.flows.dynamics.recorder import AbstractProgress as AbstractProgress
+from meanformer.flows.dynamics.recorder import AbstractRecorder as AbstractRecorder
+from meanformer.flows.dynamics.recorder import ProgressBar as ProgressBar
+from meanformer.flows.dynamics.state import State as State
 from meanformer.flows.flow import Flow as Flow
-from meanformer.flows.gaussian_trajectory import (
-    GaussianTrajectory as GaussianTrajectory,
-)
 from meanformer.flows.geodesic import GeodesicStep as GeodesicStep
-from meanformer.flows.hardmax import HardmaxRun as HardmaxRun
-from meanformer.flows.hardmax import run_hardmax as run_hardmax
-from meanformer.flows.hardmax_flow import HardmaxPath as HardmaxPath
-from meanformer.flows.hardmax_flow import LeaderChange as LeaderChange
-from meanformer.flows.hardmax_flow import hardmax_flow as hardmax_flow
+from meanformer.flows.hardmax.flow import HardmaxPath as HardmaxPath
+from meanformer.flows.hardmax.flow import LeaderChange as LeaderChange
+from meanformer.flows.hardmax.flow import hardmax_flow as hardmax_flow
+from meanformer.flows.hardmax.steps import HardmaxRun as HardmaxRun
+from meanformer.flows.hardmax.steps import run_hardmax as run_hardmax
 from meanformer.flows.layers import run_layers as run_layers
 from meanformer.flows.many import solve_many as solve_many
-from meanformer.flows.merging import Atoms as Atoms
-from meanformer.flows.merging import Merge as Merge
-from meanformer.flows.merging import Merges as Merges
 from meanformer.flows.methods import RK4 as RK4
-from meanformer.flows.normalised import Normalised as Normalised
-from meanformer.flows.normalised import normalised_flow as normalised_flow
-from meanformer.flows.normalised import run_normalised_layers as run_normalised_layers
-from meanformer.flows.recorder import AbstractProgress as AbstractProgress
-from meanformer.flows.recorder import AbstractRecorder as AbstractRecorder
-from meanformer.flows.recorder import ProgressBar as ProgressBar
+from meanformer.flows.normalisation.abstract import AbstractScheme as AbstractScheme
+from meanformer.flows.normalisation.flows import Normalised as Normalised
+from meanformer.flows.normalisation.flows import normalised_flow as normalised_flow
+from meanformer.flows.normalisation.flows import (
+    run_normalised_layers as run_normalised_layers,
+)
+from meanformer.flows.normalisation.schemes import NGPT as NGPT
+from meanformer.flows.normalisation.schemes import CustomScheme as CustomScheme
+from meanformer.flows.normalisation.schemes import MixNorm as MixNorm
+from meanformer.flows.normalisation.schemes import PeriNorm as PeriNorm
+from meanformer.flows.normalisation.schemes import PostNorm as PostNorm
+from meanformer.flows.normalisation.schemes import PreNorm as PreNorm
+from meanformer.flows.normalisation.schemes import SqrtScaling as SqrtScaling
 from meanformer.flows.rescaled import BooleanAttention as BooleanAttention
 from meanformer.flows.rescaled import Rescaled as Rescaled
 from meanformer.flows.schedule import AbstractSchedule as AbstractSchedule
 from meanformer.flows.schedule import Constant as Constant
 from meanformer.flows.schedule import FunctionOfDepth as FunctionOfDepth
 from meanformer.flows.schedule import Schedule as Schedule
-from meanformer.flows.scheme import AbstractScheme as AbstractScheme
-from meanformer.flows.schemes import NGPT as NGPT
-from meanformer.flows.schemes import CustomScheme as CustomScheme
-from meanformer.flows.schemes import MixNorm as MixNorm
-from meanformer.flows.schemes import PeriNorm as PeriNorm
-from meanformer.flows.schemes import PostNorm as PostNorm
-from meanformer.flows.schemes import PreNorm as PreNorm
-from meanformer.flows.schemes import SqrtScaling as SqrtScaling
 from meanformer.flows.solve import solve as solve
 from meanformer.flows.solvers import AbstractIntegrator as AbstractIntegrator
 from meanformer.flows.solvers import Adaptive as Adaptive
@@ -49,11 +52,6 @@ from meanformer.flows.solvers import LongDepth as LongDepth
 from meanformer.flows.solvers import Splitting as Splitting
 from meanformer.flows.solvers import Stiff as Stiff
 from meanformer.flows.solvers import Switching as Switching
-from meanformer.flows.stability import Growth as Growth
-from meanformer.flows.stability import growth_factor as growth_factor
-from meanformer.flows.stability import lipschitz_profile as lipschitz_profile
-from meanformer.flows.stability import observed_growth as observed_growth
-from meanformer.flows.state import State as State
 from meanformer.flows.status import AbstractStop as AbstractStop
 from meanformer.flows.status import EscapeRadius as EscapeRadius
 from meanformer.flows.status import Moment as Moment
@@ -61,4 +59,8 @@ from meanformer.flows.status import Status as Status
 from meanformer.flows.status import SteadyState as SteadyState
 from meanformer.flows.status import StepBudget as StepBudget
 from meanformer.flows.status import StopWhen as StopWhen
-from meanformer.flows.trajectory import Trajectory as Trajectory
+from meanformer.flows.trajectories.density import DensityTrajectory as DensityTrajectory
+from meanformer.flows.trajectories.gaussian import (
+    GaussianTrajectory as GaussianTrajectory,
+)
+from meanformer.flows.trajectories.tokens import Trajectory as Trajectory

@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 from meanformer.errors import InvalidInput, check, is_concrete
 from meanformer.flows.flow import Flow
 from meanformer.flows.inputs import check_flow
-from meanformer.flows.trajectory import Trajectory
+from meanformer.flows.trajectories.tokens import Trajectory
 from meanformer.measures import TokenCloud
 
 # Relative to the largest velocity; the weights of the longer sequence round otherwise.

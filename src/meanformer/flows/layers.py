@@ -9,24 +9,24 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from meanformer.errors import as_float_array, check, check_shape, is_concrete
+from meanformer.flows.dynamics.gaussian import gaussian_layers, refuse_for_gaussians
+from meanformer.flows.dynamics.state import State, initial_state, kept_if_finite
+from meanformer.flows.dynamics.tokens import Problem
 from meanformer.flows.flow import Flow
-from meanformer.flows.gaussian_solve import gaussian_layers, refuse_for_gaussians
-from meanformer.flows.gaussian_trajectory import (
-    GaussianTrajectory,
-    as_gaussian_trajectory,
-)
 from meanformer.flows.inputs import (
     check_flow,
     checked_probes,
     followed,
     layer_depths,
 )
-from meanformer.flows.integrate import Problem
 from meanformer.flows.schedule import stack_flows
 from meanformer.flows.solvers import FixedStep
-from meanformer.flows.state import State, initial_state, kept_if_finite
 from meanformer.flows.status import Status, moment_of
-from meanformer.flows.trajectory import Trajectory, as_trajectory
+from meanformer.flows.trajectories.gaussian import (
+    GaussianTrajectory,
+    as_gaussian_trajectory,
+)
+from meanformer.flows.trajectories.tokens import Trajectory, as_trajectory
 from meanformer.measures import Gaussian, TokenCloud
 from meanformer.typing import ArrayLike
 

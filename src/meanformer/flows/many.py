@@ -10,15 +10,15 @@ import jax.random as jr
 from jaxtyping import Array, Float, Shaped
 
 from meanformer.errors import InvalidInput, as_key, check
+from meanformer.flows.dynamics.driver import visit_all
+from meanformer.flows.dynamics.merging import Merge
+from meanformer.flows.dynamics.state import State
+from meanformer.flows.dynamics.tokens import Problem
 from meanformer.flows.flow import Flow
 from meanformer.flows.inputs import check_flow
-from meanformer.flows.integrate import Problem
-from meanformer.flows.merging import Merge
 from meanformer.flows.solve import TOKENS, Depth, Stops, set_up
 from meanformer.flows.solvers import AbstractIntegrator
-from meanformer.flows.state import State
-from meanformer.flows.trajectory import Trajectory, as_trajectory
-from meanformer.flows.visits import visit_all
+from meanformer.flows.trajectories.tokens import Trajectory, as_trajectory
 from meanformer.measures import TokenCloud, pad
 from meanformer.measures.cloud import check_cloud
 from meanformer.typing import ArrayLike, Key

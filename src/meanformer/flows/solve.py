@@ -11,26 +11,36 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from meanformer.errors import InvalidInput, as_key, check, is_concrete
-from meanformer.flows.density_solve import (
+from meanformer.flows.dynamics.clock import check_long_depth
+from meanformer.flows.dynamics.density import (
     Spectral,
     density_set_up,
     refuse_for_densities,
     visit_densities,
 )
-from meanformer.flows.density_trajectory import (
-    DensityTrajectory,
-    as_density_trajectory,
-)
-from meanformer.flows.flow import Flow
-from meanformer.flows.gaussian_solve import (
+from meanformer.flows.dynamics.driver import Way, visit_all, visit_each
+from meanformer.flows.dynamics.gaussian import (
     GAUSSIANS,
     gaussian_set_up,
     refuse_for_gaussians,
 )
-from meanformer.flows.gaussian_trajectory import (
-    GaussianTrajectory,
-    as_gaussian_trajectory,
+from meanformer.flows.dynamics.merging import (
+    Merge,
+    as_merge,
+    check_mergeable,
+    initial_atoms,
 )
+from meanformer.flows.dynamics.phases import advance, velocities_at
+from meanformer.flows.dynamics.quadrature import by_quadrature
+from meanformer.flows.dynamics.recorder import (
+    AbstractProgress,
+    AbstractRecorder,
+    bar_for,
+)
+from meanformer.flows.dynamics.state import State, initial_state
+from meanformer.flows.dynamics.sum_statistics import summary_of
+from meanformer.flows.dynamics.tokens import Problem
+from meanformer.flows.flow import Flow
 from meanformer.flows.inputs import (
     check_attainable,
     check_flow,
@@ -40,23 +50,22 @@ from meanformer.flows.inputs import (
     saved_depths,
     sorted_stops,
 )
-from meanformer.flows.integrate import Problem
-from meanformer.flows.long_depth import check_long_depth
-from meanformer.flows.merging import Merge, as_merge, check_mergeable, initial_atoms
-from meanformer.flows.phases import advance, velocities_at
-from meanformer.flows.quadrature_solve import by_quadrature
-from meanformer.flows.recorder import AbstractProgress, AbstractRecorder, bar_for
 from meanformer.flows.solvers import (
     AbstractAdaptive,
     AbstractIntegrator,
     Adaptive,
     LongDepth,
 )
-from meanformer.flows.state import State, initial_state
 from meanformer.flows.status import AbstractStop, StepBudget
-from meanformer.flows.sums import summary_of
-from meanformer.flows.trajectory import Trajectory, as_trajectory
-from meanformer.flows.visits import Way, visit_all, visit_each
+from meanformer.flows.trajectories.density import (
+    DensityTrajectory,
+    as_density_trajectory,
+)
+from meanformer.flows.trajectories.gaussian import (
+    GaussianTrajectory,
+    as_gaussian_trajectory,
+)
+from meanformer.flows.trajectories.tokens import Trajectory, as_trajectory
 from meanformer.measures import (
     AbstractMeasure,
     FourierDensity,
@@ -67,7 +76,7 @@ from meanformer.measures import (
     UniformBox,
     UniformSphere,
 )
-from meanformer.numerics.watched import Watched
+from meanformer.numerics.pair_sums.watched import Watched
 from meanformer.typing import ArrayLike, Key
 
 Stops = AbstractStop | StepBudget | Sequence[AbstractStop | StepBudget]

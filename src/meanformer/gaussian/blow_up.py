@@ -39,10 +39,10 @@ from meanformer.gaussian.long_run import (
     limit_of,
     mean_matters,
 )
-from meanformer.gaussian.quiet import quiet_solve
 from meanformer.gaussian.velocity import check_gaussian, check_map
+from meanformer.gaussian.without_warnings import quiet_solve
 from meanformer.measures import Gaussian
-from meanformer.numerics.proportions import agree, multiple_of
+from meanformer.numerics.multiples import agree, multiple_of
 
 STEPS = 20_000
 # Least depth of a long run, in units of the time in which it moves.

@@ -24,7 +24,7 @@ from meanformer.gaussian.heads import peculiarity
 from meanformer.gaussian.velocity import check_gaussian
 from meanformer.measures import Gaussian
 from meanformer.numerics.matrices import matmul
-from meanformer.numerics.proportions import (
+from meanformer.numerics.multiples import (
     agree,
     definite_quotient,
     multiple_of,

@@ -31,7 +31,7 @@ from meanformer.gaussian.heads import (
 )
 from meanformer.gaussian.velocity import check_gaussian
 from meanformer.measures import Gaussian
-from meanformer.numerics.proportions import agree, multiple_of_identity
+from meanformer.numerics.multiples import agree, multiple_of_identity
 
 # Gauss-Legendre nodes on each panel between two jumps of a schedule, and panels.
 NODES, PANELS = 8, 16

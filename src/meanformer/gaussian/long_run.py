@@ -31,13 +31,13 @@ from meanformer.gaussian.exponents import (
     run_of,
     spectrum_of,
 )
-from meanformer.gaussian.quiet import quiet_solve
 from meanformer.gaussian.velocity import (
     affine_velocity,
     centred,
     check_gaussian,
     check_map,
 )
+from meanformer.gaussian.without_warnings import quiet_solve
 from meanformer.measures import Gaussian
 from meanformer.numerics.matrices import matmul
 from meanformer.numerics.precision import cast

@@ -17,8 +17,8 @@ from jaxtyping import Float
 from meanformer.errors import InvalidInput
 from meanformer.mean_field.noise import Attraction
 from meanformer.mean_field.zonal_basis import zonal_basis
-from meanformer.numerics.bessel import sphere_functions
-from meanformer.numerics.zonal import log_zonal_mass
+from meanformer.numerics.special.bessel import sphere_functions
+from meanformer.numerics.special.zonal import log_zonal_mass
 
 Nodes = Float[np.ndarray, " n"]
 

@@ -18,7 +18,7 @@ from meanformer.errors import (
     check_finite,
     is_concrete,
 )
-from meanformer.numerics.zonal import log_zonal_mass, zonal_slopes
+from meanformer.numerics.special.zonal import log_zonal_mass, zonal_slopes
 from meanformer.typing import ArrayLike
 
 # Rates closer to each other than this many roundings count as equal.

@@ -22,7 +22,7 @@ from meanformer.errors import (
     is_concrete,
 )
 from meanformer.measures import AbstractMeasure, TokenCloud, quadrature
-from meanformer.numerics.quadrature import gauss_gegenbauer
+from meanformer.numerics.special.quadrature import gauss_gegenbauer
 
 MASS_TOLERANCE = 1e-6
 

@@ -20,7 +20,7 @@ from jaxtyping import Float
 from meanformer.attention import Softmax, Unnormalised
 from meanformer.attention.isotropic import isotropic_factors
 from meanformer.errors import Overflow, Unsupported, as_integer, as_number, check
-from meanformer.numerics.zonal import log_zonal_mass, zonal_ratios
+from meanformer.numerics.special.zonal import log_zonal_mass, zonal_ratios
 
 _TOPIC = "stationary states with noise"
 # Beyond, the bend of a branch is a difference of numbers that agree to all digits.

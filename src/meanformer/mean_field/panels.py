@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, PyTree
 
 from meanformer.flows import Flow, Trajectory, solve
-from meanformer.flows.recorder import AbstractProgress, NoProgress
+from meanformer.flows.dynamics.recorder import AbstractProgress, NoProgress
 from meanformer.flows.solvers import AbstractAdaptive
 from meanformer.flows.status import AbstractStop, Moment, Status
 from meanformer.measures import FourierDensity, TokenCloud

@@ -14,8 +14,8 @@ from meanformer.measures.cloud import check_cloud
 from meanformer.numerics.matrices import matmul
 from meanformer.numerics.nearest import PAIRS_AT_ONCE
 from meanformer.numerics.norms import unit_rows
-from meanformer.numerics.tiles import map_rows
-from meanformer.numerics.zonal import zonal_polynomials
+from meanformer.numerics.pair_sums.tiles import map_rows
+from meanformer.numerics.special.zonal import zonal_polynomials
 from meanformer.typing import ArrayLike
 
 

@@ -13,7 +13,7 @@ import functools
 import numpy as np
 from jaxtyping import Float
 
-from meanformer.numerics.quadrature import gauss_gegenbauer
+from meanformer.numerics.special.quadrature import gauss_gegenbauer
 
 Nodes = Float[np.ndarray, " n"]
 Table = Float[np.ndarray, "l n"]

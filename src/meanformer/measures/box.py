@@ -21,9 +21,9 @@ from meanformer.errors import (
 )
 from meanformer.measures.abstract import AbstractMeasure
 from meanformer.measures.checks import checked_tilts, require
-from meanformer.numerics.interval import quadratic_moments
-from meanformer.numerics.interval_draws import draw_quadratic
+from meanformer.measures.interval_draws import draw_quadratic
 from meanformer.numerics.norms import safe_norm
+from meanformer.numerics.special.interval import quadratic_moments
 from meanformer.typing import ArrayLike, Key
 
 

@@ -27,8 +27,8 @@ from meanformer.geometry import Sphere
 from meanformer.measures.abstract import AbstractContext, AbstractMeasure, FeatureMap
 from meanformer.measures.checks import checked_tilts
 from meanformer.measures.cloud import TokenCloud
-from meanformer.numerics.bessel import moderated, sphere_functions
-from meanformer.numerics.trigonometric import (
+from meanformer.numerics.special.bessel import moderated, sphere_functions
+from meanformer.numerics.special.trigonometric import (
     at_angles,
     coefficients_of,
     from_grid,

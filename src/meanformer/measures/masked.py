@@ -14,10 +14,10 @@ from meanformer.measures.cloud import (
     features_of,
     gaussian_log_factor,
 )
-from meanformer.numerics.dense import kernel_shares
-from meanformer.numerics.kernel_sums import identity
-from meanformer.numerics.pair_sums import AbstractPairSums
-from meanformer.numerics.pairs import Pairs
+from meanformer.numerics.pair_sums.dense import kernel_shares
+from meanformer.numerics.pair_sums.kernel import identity
+from meanformer.numerics.pair_sums.pairs import Pairs
+from meanformer.numerics.pair_sums.sums import AbstractPairSums
 
 
 class MaskedCloud(AbstractCloud):

@@ -17,7 +17,7 @@ from meanformer.measures.mixture import Mixture
 from meanformer.measures.uniform import UniformBall, UniformBox, UniformSphere
 from meanformer.numerics.matrices import matmul, sqrt_psd
 from meanformer.numerics.precision import widened
-from meanformer.numerics.quadrature import (
+from meanformer.numerics.special.quadrature import (
     LARGEST_RULE,
     ball_rule,
     gauss_hermite,

@@ -17,9 +17,13 @@ from meanformer.measures.box import (
     rounding_of,
 )
 from meanformer.measures.checks import checked_tilts, require
-from meanformer.measures.round import AbstractRound, checked_ambient, checked_radius
-from meanformer.numerics.interval import uniform_transform
+from meanformer.measures.sphere_and_ball import (
+    AbstractRound,
+    checked_ambient,
+    checked_radius,
+)
 from meanformer.numerics.matrices import matmul
+from meanformer.numerics.special.interval import uniform_transform
 from meanformer.typing import ArrayLike, Key
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PyTree, ScalarLike
 
-from meanformer.numerics.tiles import map_rows
+from meanformer.numerics.pair_sums.tiles import map_rows
 
 PAIRS_AT_ONCE = 2_000_000
 # Coordinates up to which writing out the sum is faster than a loop over it.

@@ -1,9 +1,9 @@
 """What to look at: energies, gradient structure, convergence, distances."""
 
-from meanformer.observables.clusters import ClusterProfile as ClusterProfile
-from meanformer.observables.clusters import Clusters as Clusters
-from meanformer.observables.clusters import cluster_profile as cluster_profile
-from meanformer.observables.clusters import count_clusters as count_clusters
+from meanformer.observables.clusters.counting import ClusterProfile as ClusterProfile
+from meanformer.observables.clusters.counting import Clusters as Clusters
+from meanformer.observables.clusters.counting import cluster_profile as cluster_profile
+from meanformer.observables.clusters.counting import count_clusters as count_clusters
 from meanformer.observables.convergence import TokenConvergence as TokenConvergence
 from meanformer.observables.convergence import token_convergence as token_convergence
 from meanformer.observables.critical.extremes import Extremum as Extremum
@@ -28,17 +28,39 @@ from meanformer.observables.critical.newton import (
 )
 from meanformer.observables.distances import DistanceStatistics as DistanceStatistics
 from meanformer.observables.distances import distance_statistics as distance_statistics
-from meanformer.observables.energies import EnergyProfile as EnergyProfile
-from meanformer.observables.energies import dissipation as dissipation
-from meanformer.observables.energies import energy as energy
-from meanformer.observables.energies import energy_profile as energy_profile
-from meanformer.observables.equiangular import Equiangular as Equiangular
-from meanformer.observables.equiangular import LongTimeLaw as LongTimeLaw
+from meanformer.observables.energy.energies import EnergyProfile as EnergyProfile
+from meanformer.observables.energy.energies import dissipation as dissipation
+from meanformer.observables.energy.energies import energy as energy
+from meanformer.observables.energy.energies import energy_profile as energy_profile
+from meanformer.observables.energy.matrix_energy import CircleDensity as CircleDensity
+from meanformer.observables.energy.matrix_energy import (
+    matrix_energy_flow as matrix_energy_flow,
+)
+from meanformer.observables.energy.matrix_energy import (
+    optimal_circle_density as optimal_circle_density,
+)
+from meanformer.observables.energy.potentials import (
+    IntegratedActivation as IntegratedActivation,
+)
+from meanformer.observables.energy.sphere import StationaryReport as StationaryReport
+from meanformer.observables.energy.sphere import energy_gradient as energy_gradient
+from meanformer.observables.energy.sphere import energy_hessian as energy_hessian
+from meanformer.observables.energy.sphere import first_variation as first_variation
+from meanformer.observables.energy.sphere import perturbed as perturbed
+from meanformer.observables.energy.sphere import stationary_report as stationary_report
+from meanformer.observables.energy.structure import (
+    GradientStructure as GradientStructure,
+)
+from meanformer.observables.energy.structure import is_gradient_flow as is_gradient_flow
+from meanformer.observables.equiangular.equiangular import Equiangular as Equiangular
+from meanformer.observables.equiangular.equiangular import LongTimeLaw as LongTimeLaw
+from meanformer.observables.equiangular.phase_curve import PhaseCurve as PhaseCurve
+from meanformer.observables.equiangular.phase_curve import (
+    critical_beta as critical_beta,
+)
+from meanformer.observables.equiangular.phase_curve import phase_curve as phase_curve
 from meanformer.observables.influence import (
     asymptotic_covariance as asymptotic_covariance,
-)
-from meanformer.observables.leader_shift import (
-    low_temperature_shift as low_temperature_shift,
 )
 from meanformer.observables.limits.boolean_phase import BooleanPhase as BooleanPhase
 from meanformer.observables.limits.boolean_phase import boolean_phase as boolean_phase
@@ -63,23 +85,21 @@ from meanformer.observables.long_context import (
     long_context_similarity as long_context_similarity,
 )
 from meanformer.observables.long_context import mean_cosine as mean_cosine
-from meanformer.observables.low_temperature import LowTemperature as LowTemperature
-from meanformer.observables.low_temperature import (
-    low_temperature_comparison as low_temperature_comparison,
-)
-from meanformer.observables.low_temperature import (
-    low_temperature_flow as low_temperature_flow,
-)
-from meanformer.observables.low_temperature_bound import BoundFit as BoundFit
-from meanformer.observables.low_temperature_bound import (
+from meanformer.observables.low_temperature.bound import BoundFit as BoundFit
+from meanformer.observables.low_temperature.bound import (
     fit_low_temperature_bound as fit_low_temperature_bound,
 )
-from meanformer.observables.matrix_energy import CircleDensity as CircleDensity
-from meanformer.observables.matrix_energy import (
-    matrix_energy_flow as matrix_energy_flow,
+from meanformer.observables.low_temperature.comparison import (
+    LowTemperature as LowTemperature,
 )
-from meanformer.observables.matrix_energy import (
-    optimal_circle_density as optimal_circle_density,
+from meanformer.observables.low_temperature.comparison import (
+    low_temperature_comparison as low_temperature_comparison,
+)
+from meanformer.observables.low_temperature.comparison import (
+    low_temperature_flow as low_temperature_flow,
+)
+from meanformer.observables.low_temperature.leader_shift import (
+    low_temperature_shift as low_temperature_shift,
 )
 from meanformer.observables.metastability.clocks import Clocks as Clocks
 from meanformer.observables.metastability.clocks import clocks as clocks
@@ -132,19 +152,5 @@ from meanformer.observables.order import (
     smallest_inner_product as smallest_inner_product,
 )
 from meanformer.observables.order import span_dimension as span_dimension
-from meanformer.observables.phase_curve import PhaseCurve as PhaseCurve
-from meanformer.observables.phase_curve import critical_beta as critical_beta
-from meanformer.observables.phase_curve import phase_curve as phase_curve
 from meanformer.observables.phases.diagram import PhaseDiagram as PhaseDiagram
 from meanformer.observables.phases.diagram import phase_diagram as phase_diagram
-from meanformer.observables.potentials import (
-    IntegratedActivation as IntegratedActivation,
-)
-from meanformer.observables.sphere import StationaryReport as StationaryReport
-from meanformer.observables.sphere import energy_gradient as energy_gradient
-from meanformer.observables.sphere import energy_hessian as energy_hessian
-from meanformer.observables.sphere import first_variation as first_variation
-from meanformer.observables.sphere import perturbed as perturbed
-from meanformer.observables.sphere import stationary_report as stationary_report
-from meanformer.observables.structure import GradientStructure as GradientStructure
-from meanformer.observables.structure import is_gradient_flow as is_gradient_flow

@@ -23,7 +23,7 @@ from meanformer.measures import TokenCloud
 from meanformer.measures.cloud import check_cloud
 from meanformer.numerics.matrices import matmul
 from meanformer.numerics.norms import safe_norm
-from meanformer.numerics.tiles import map_rows
+from meanformer.numerics.pair_sums.tiles import map_rows
 from meanformer.typing import ArrayLike
 
 PAIRS_AT_ONCE = 2_000_000

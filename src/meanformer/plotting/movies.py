@@ -12,7 +12,7 @@ import numpy as np
 from meanformer.errors import InvalidInput, as_integer, as_number, check
 from meanformer.files import write_atomically
 from meanformer.flows import AbstractProgress, Trajectory
-from meanformer.flows.recorder import NoProgress, ProgressBar
+from meanformer.flows.dynamics.recorder import NoProgress, ProgressBar
 from meanformer.plotting import gifs, style
 from meanformer.plotting.frames import Frame, usual_frames
 from meanformer.plotting.strips import check_trajectory, resample, strip_of

@@ -9,7 +9,7 @@ from meanformer.attention import Perceptron, Sum
 from meanformer.errors import check
 from meanformer.measures import TokenCloud
 from meanformer.observables import first_variation
-from meanformer.observables.structure import terms_of
+from meanformer.observables.energy.structure import terms_of
 from meanformer.plotting import style
 from meanformer.plotting.strips import disc_areas
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from meanformer.errors import InvalidInput, as_integer, check
 from meanformer.flows import Trajectory
-from meanformer.flows.interpolation import check_in_range
+from meanformer.flows.trajectories.interpolation import check_in_range
 from meanformer.measures import TokenCloud
 from meanformer.plotting import style
 

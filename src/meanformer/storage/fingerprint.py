@@ -18,7 +18,7 @@ import jax.random as jr
 import numpy as np
 
 from meanformer.flows import State
-from meanformer.flows.integrate import Problem
+from meanformer.flows.dynamics.tokens import Problem
 
 LARGEST_SHOWN = 64  # entries of an array
 

@@ -21,11 +21,11 @@ from meanformer.flows import (
     Status,
     Trajectory,
 )
-from meanformer.flows.integrate import Problem
-from meanformer.flows.merging import ATOM_AXES, atom_arrays, atoms_from
-from meanformer.flows.recorder import Snapshot
+from meanformer.flows.dynamics.merging import ATOM_AXES, atom_arrays, atoms_from
+from meanformer.flows.dynamics.recorder import Snapshot
+from meanformer.flows.dynamics.sum_statistics import SUM_NAMES, sum_arrays, sums_from
+from meanformer.flows.dynamics.tokens import Problem
 from meanformer.flows.status import STATUS_FLAGS, status_code, status_from
-from meanformer.flows.sums import SUM_NAMES, sum_arrays, sums_from
 from meanformer.storage.config import build_flow
 from meanformer.storage.fingerprint import fingerprint, parameters, short_hash
 from meanformer.storage.format import (

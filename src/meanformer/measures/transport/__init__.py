@@ -10,8 +10,8 @@ from meanformer.measures.transport.entropic import entropic_cost as entropic_cos
 from meanformer.measures.transport.entropic import (
     sinkhorn_divergence as sinkhorn_divergence,
 )
-from meanformer.measures.transport.front import (
+from meanformer.measures.transport.wasserstein import (
     pairwise_wasserstein as pairwise_wasserstein,
 )
-from meanformer.measures.transport.front import transport_plan as transport_plan
-from meanformer.measures.transport.front import wasserstein as wasserstein
+from meanformer.measures.transport.wasserstein import transport_plan as transport_plan
+from meanformer.measures.transport.wasserstein import wasserstein as wasserstein

@@ -8,8 +8,8 @@ from jaxtyping import Array, Float
 
 from meanformer.measures.transport.atoms import Atoms
 from meanformer.numerics.matrices import matmul
-from meanformer.numerics.pair_sums import Blocked
-from meanformer.numerics.pairs import Pairs
+from meanformer.numerics.pair_sums.pairs import Pairs
+from meanformer.numerics.pair_sums.sums import Blocked
 
 DENSE_LIMIT = 4_000_000
 

@@ -18,8 +18,8 @@ from meanformer.numerics.fourier.rows import (
     queries_of,
     replaced,
 )
-from meanformer.numerics.moving import only_moving
-from meanformer.numerics.pairs import Pairs
+from meanformer.numerics.pair_sums.pairs import Pairs
+from meanformer.numerics.pair_sums.tangents import only_moving
 
 Levels = tuple[Level, ...]
 Terms = tuple[Pairs, Float[Array, "n v"]]

@@ -18,8 +18,8 @@ from meanformer.numerics.fourier.transforms import (
     gaussian_modes,
 )
 from meanformer.numerics.matrices import matmul
-from meanformer.numerics.moving import only_moving
-from meanformer.numerics.pairs import Pairs
+from meanformer.numerics.pair_sums.pairs import Pairs
+from meanformer.numerics.pair_sums.tangents import only_moving
 
 
 class AbstractFrame(eqx.Module):

@@ -6,7 +6,7 @@ from jaxtyping import Array, Bool, Float
 
 from meanformer.numerics.fourier.frames import AbstractFrame, box
 from meanformer.numerics.fourier.levels import Level
-from meanformer.numerics.pairs import Pairs
+from meanformer.numerics.pair_sums.pairs import Pairs
 
 # Units of rounding in a sum of either way.
 ROUNDINGS = 16

@@ -11,8 +11,8 @@ from jaxtyping import Array, Bool, Float, Int
 from meanformer.numerics.batching import any_in_batch
 from meanformer.numerics.fourier.level_sums import MassAndMean
 from meanformer.numerics.fourier.levels import Devices
-from meanformer.numerics.pairs import Pairs
-from meanformer.numerics.softmax_sums import softmax_sum
+from meanformer.numerics.pair_sums.pairs import Pairs
+from meanformer.numerics.pair_sums.softmax import softmax_sum
 
 
 class Decisions(NamedTuple):
@@ -35,8 +35,8 @@ def exactly(
     """Return the exact log-mass and mean."""
     if devices is None:
         return softmax_sum(pairs, values, block_size="auto")
-    from meanformer.numerics.pair_sums import Blocked
-    from meanformer.numerics.sharded import spread_softmax
+    from meanformer.numerics.pair_sums.sums import Blocked
+    from meanformer.numerics.sharded.sums import spread_softmax
 
     return spread_softmax(*devices, Blocked(), pairs, values)
 

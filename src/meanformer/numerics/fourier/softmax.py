@@ -58,7 +58,7 @@ from meanformer.numerics.fourier.rows import (
     replaced_exactly,
     rows,
 )
-from meanformer.numerics.pairs import Pairs
+from meanformer.numerics.pair_sums.pairs import Pairs
 from meanformer.numerics.precision import cast
 
 SAMPLE = 16

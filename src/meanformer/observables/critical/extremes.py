@@ -26,9 +26,9 @@ from meanformer.observables.critical.landscape import (
     with_room,
 )
 from meanformer.observables.critical.masses import simplex_minimum
-from meanformer.observables.energies import energy
-from meanformer.observables.sphere import checked_map, first_variation
-from meanformer.observables.structure import dtype_of
+from meanformer.observables.energy.energies import energy
+from meanformer.observables.energy.sphere import checked_map, first_variation
+from meanformer.observables.energy.structure import dtype_of
 from meanformer.typing import Key
 
 SAMPLES = 1024

@@ -20,17 +20,17 @@ from meanformer.errors import (
 from meanformer.flows import Flow, SteadyState, solve
 from meanformer.geometry import Sphere
 from meanformer.measures import TokenCloud, UniformSphere
-from meanformer.observables.clusters import count_clusters
+from meanformer.observables.clusters.counting import count_clusters
+from meanformer.observables.critical.duplicates import Symmetry, symmetry_of
 from meanformer.observables.critical.newton import (
     CriticalPoint,
     Walk,
     described,
     moved,
 )
-from meanformer.observables.critical.same import Symmetry, symmetry_of
 from meanformer.observables.critical.scaled import rates_of
-from meanformer.observables.parts import tangent_basis
-from meanformer.observables.sphere import checked_map
+from meanformer.observables.energy.sphere import checked_map
+from meanformer.observables.linearised.velocity_terms import tangent_basis
 from meanformer.typing import ArrayLike, Key
 
 # Distance and share of the energy up to which two critical points are one; in single

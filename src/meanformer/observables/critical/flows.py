@@ -9,7 +9,7 @@ from meanformer.attention import AbstractInContextMap, Perceptron, Sum
 from meanformer.errors import as_float_array, check, check_shape
 from meanformer.flows import Flow
 from meanformer.geometry import Sphere
-from meanformer.observables.potentials import activation_named
+from meanformer.observables.energy.potentials import activation_named
 from meanformer.typing import ArrayLike
 
 

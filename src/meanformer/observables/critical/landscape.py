@@ -12,8 +12,8 @@ from meanformer.attention import (
     Unnormalised,
 )
 from meanformer.errors import InvalidInput, Unsupported
-from meanformer.observables.potentials import Units, units_of
-from meanformer.observables.structure import (
+from meanformer.observables.energy.potentials import Units, units_of
+from meanformer.observables.energy.structure import (
     dtype_of,
     factor_in_sum,
     is_gradient_flow,

@@ -11,9 +11,13 @@ from meanformer.flows import Flow
 from meanformer.geometry import Sphere
 from meanformer.measures import TokenCloud
 from meanformer.observables.critical.extremes import View, refined
-from meanformer.observables.parts import pointwise_part, tangent_basis, unit_rows
-from meanformer.observables.sphere import check_fits, checked_map
-from meanformer.observables.structure import terms_of
+from meanformer.observables.energy.sphere import check_fits, checked_map
+from meanformer.observables.energy.structure import terms_of
+from meanformer.observables.linearised.velocity_terms import (
+    pointwise_part,
+    tangent_basis,
+    unit_rows,
+)
 
 TOGETHER = 1e-6
 # How far a point is pushed off a valley, and what counts as bending upwards.

@@ -23,11 +23,11 @@ from meanformer.observables.critical.scaled import (
     scaled,
     splitting_rates,
 )
-from meanformer.observables.energies import energy
-from meanformer.observables.parts import kinks_of, tangent_basis
-from meanformer.observables.sphere import check_fits, checked_map, present
-from meanformer.observables.structure import is_gradient_flow, terms_of
-from meanformer.observables.symmetry import rotations
+from meanformer.observables.energy.energies import energy
+from meanformer.observables.energy.sphere import check_fits, checked_map, present
+from meanformer.observables.energy.structure import is_gradient_flow, terms_of
+from meanformer.observables.linearised.symmetry import rotations
+from meanformer.observables.linearised.velocity_terms import kinks_of, tangent_basis
 
 NULL = 1e-11  # share of the largest singular value below which a mode is not moved
 HALVINGS = 12

@@ -14,8 +14,13 @@ from meanformer.attention import AbstractInContextMap, Softmax, Unnormalised
 from meanformer.attention.pointwise import AbstractPointwise
 from meanformer.flows import Flow
 from meanformer.measures import TokenCloud
-from meanformer.observables.growth import derivative_matrix, metric_of, parts_of
-from meanformer.observables.parts import (
+from meanformer.observables.energy.structure import is_gradient_flow, terms_of
+from meanformer.observables.linearised.growth import (
+    derivative_matrix,
+    metric_of,
+    parts_of,
+)
+from meanformer.observables.linearised.velocity_terms import (
     Pairs,
     halves,
     has_parts,
@@ -25,7 +30,6 @@ from meanformer.observables.parts import (
     tangent_basis,
     unit_rows,
 )
-from meanformer.observables.structure import is_gradient_flow, terms_of
 
 
 class Scaled(NamedTuple):

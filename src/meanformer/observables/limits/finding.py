@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 from meanformer.attention import AbstractInContextMap
 from meanformer.errors import InvalidInput, as_integer, check
 from meanformer.flows import Flow, Status, Trajectory
-from meanformer.flows.recorder import AbstractProgress
+from meanformer.flows.dynamics.recorder import AbstractProgress
 from meanformer.measures import TokenCloud
 from meanformer.observables.limits.boolean_phase import BooleanPhase
 from meanformer.observables.limits.detection import (

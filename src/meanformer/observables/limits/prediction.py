@@ -11,7 +11,7 @@ from meanformer.errors import Unsupported, check, is_concrete
 from meanformer.flows import Flow, Rescaled
 from meanformer.flows.schedule import AbstractSchedule, Constant
 from meanformer.geometry import Euclidean
-from meanformer.numerics.proportions import (
+from meanformer.numerics.multiples import (
     ROUNDINGS,
     multiple_of,
 )

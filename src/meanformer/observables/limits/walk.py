@@ -21,7 +21,7 @@ from meanformer.flows import (
     Trajectory,
     solve,
 )
-from meanformer.flows.recorder import AbstractProgress
+from meanformer.flows.dynamics.recorder import AbstractProgress
 from meanformer.measures import TokenCloud
 from meanformer.observables.limits.detection import LimitDetection, Reading, reading_of
 from meanformer.observables.limits.prediction import LimitPrediction

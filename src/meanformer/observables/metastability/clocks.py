@@ -12,11 +12,11 @@ from meanformer.attention import AbstractInContextMap
 from meanformer.attention.log_domain import scaled_velocity
 from meanformer.errors import InvalidInput
 from meanformer.flows import Constant, Flow, Trajectory
-from meanformer.flows.interpolation import Place, hermite
-from meanformer.flows.merging import Atoms
+from meanformer.flows.dynamics.merging import Atoms
+from meanformer.flows.trajectories.interpolation import Place, hermite
 from meanformer.geometry import Sphere
 from meanformer.measures import TokenCloud
-from meanformer.numerics.quadrature import gauss_legendre
+from meanformer.numerics.special.quadrature import gauss_legendre
 from meanformer.observables.metastability.attraction import attraction_on_sphere
 from meanformer.observables.order import check_trajectory
 

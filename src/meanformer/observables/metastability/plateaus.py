@@ -10,11 +10,11 @@ from jaxtyping import Array, Float
 
 from meanformer.attention import Softmax, Unnormalised
 from meanformer.flows import Constant, Flow, Trajectory
-from meanformer.flows.merging import Merges
+from meanformer.flows.dynamics.merging import Merges
 from meanformer.geometry import Sphere
 from meanformer.measures import TokenCloud
-from meanformer.observables.clusters import cluster_profile
-from meanformer.observables.energies import energy
+from meanformer.observables.clusters.counting import cluster_profile
+from meanformer.observables.energy.energies import energy
 from meanformer.observables.metastability.attraction import attraction_on_sphere
 from meanformer.observables.metastability.clocks import flow_of
 

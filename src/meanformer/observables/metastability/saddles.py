@@ -11,10 +11,10 @@ from jaxtyping import Array, Float
 
 from meanformer.errors import as_number, check
 from meanformer.flows import Constant, Flow, Trajectory
-from meanformer.flows.merging import Atoms
+from meanformer.flows.dynamics.merging import Atoms
 from meanformer.geometry import Sphere
 from meanformer.measures import TokenCloud
-from meanformer.observables.clusters import count_clusters
+from meanformer.observables.clusters.counting import count_clusters
 from meanformer.observables.critical.newton import CriticalPoint, newton_critical_point
 from meanformer.observables.metastability.attraction import attraction_on_sphere
 from meanformer.observables.metastability.clocks import flow_of

@@ -13,7 +13,7 @@ from meanformer.attention.log_domain import scaled_velocity
 from meanformer.errors import as_number, check
 from meanformer.geometry import Sphere
 from meanformer.measures import TokenCloud
-from meanformer.observables.clusters import Clusters, count_clusters
+from meanformer.observables.clusters.counting import Clusters, count_clusters
 
 
 class Separation(eqx.Module):

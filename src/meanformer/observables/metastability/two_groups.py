@@ -14,16 +14,16 @@ from meanformer.errors import (
     check,
     is_concrete,
 )
-from meanformer.numerics.two_groups import (
-    first_way,
-    log_dwell_integral,
-    relative_pulls,
-)
 from meanformer.observables.metastability.attraction import (
     Attraction,
     attraction_of,
     first_share,
     pull,
+)
+from meanformer.observables.metastability.two_group_integrals import (
+    first_way,
+    log_dwell_integral,
+    relative_pulls,
 )
 from meanformer.typing import ArrayLike
 

@@ -15,7 +15,7 @@ from meanformer.errors import (
     check_finite,
     is_concrete,
 )
-from meanformer.numerics.zonal import zonal_ratios
+from meanformer.numerics.special.zonal import zonal_ratios
 from meanformer.observables.modes.kernels import checked_beta
 from meanformer.observables.modes.poisson import DENSE_LIMIT, poisson_mode_density
 from meanformer.typing import ArrayLike

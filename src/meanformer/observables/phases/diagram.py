@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from meanformer.errors import as_integer, as_key
-from meanformer.flows.recorder import AbstractProgress, bar_for
+from meanformer.flows.dynamics.recorder import AbstractProgress, bar_for
 from meanformer.observables.phases.follow import Followed, follow
 from meanformer.observables.phases.options import checked_options
 from meanformer.observables.phases.starts import Draw, checked_maps, checked_starts

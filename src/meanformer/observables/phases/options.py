@@ -17,7 +17,7 @@ from meanformer.errors import (
     check_choice,
     warn,
 )
-from meanformer.observables.equiangular import checked_kind
+from meanformer.observables.equiangular.equiangular import checked_kind
 from meanformer.observables.phases.readers import (
     AbstractReader,
     ClosePairs,

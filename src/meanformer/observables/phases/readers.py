@@ -7,7 +7,7 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from meanformer.numerics.sphere_batches import (
+from meanformer.observables.phases.sphere_batches import (
     components,
     gram_matrices,
     packed_pairs,

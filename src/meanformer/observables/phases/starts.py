@@ -22,8 +22,8 @@ from meanformer.errors import (
     check_finite,
 )
 from meanformer.geometry import Sphere
-from meanformer.numerics.sphere_batches import gram_matrices, unit_tokens
 from meanformer.observables.phases.options import Options
+from meanformer.observables.phases.sphere_batches import gram_matrices, unit_tokens
 from meanformer.observables.phases.systems import (
     AbstractSystem,
     MovedByMaps,

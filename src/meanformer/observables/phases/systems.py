@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 from meanformer.attention import AbstractInContextMap
 from meanformer.geometry import Sphere
 from meanformer.measures import TokenCloud
-from meanformer.numerics.sphere_batches import (
+from meanformer.observables.phases.sphere_batches import (
     gram_matrices,
     gram_velocities,
     token_velocities,

@@ -1,0 +1,1 @@
+"""What is integrated through depth, and the loop that does it."""

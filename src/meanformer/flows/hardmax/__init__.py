@@ -1,0 +1,1 @@
+"""Attention at zero temperature, step by step and in continuous depth."""

@@ -1,0 +1,1 @@
+"""Normalisation schemes: where a network normalises, as directions and radii."""

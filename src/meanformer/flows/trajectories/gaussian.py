@@ -1,0 +1,194 @@
+"""What a flow of a Gaussian leaves behind: the Gaussians at the saved depths."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, PyTree
+
+from meanformer.errors import is_concrete
+from meanformer.flows.dynamics.gaussian_state import GaussianProblem, GaussianState
+from meanformer.flows.status import STATUS_FLAGS, Status
+from meanformer.flows.trajectories.abstract import (
+    AbstractTrajectory,
+    cut_off,
+    status_codes,
+)
+from meanformer.flows.trajectories.interpolation import (
+    check_in_range,
+    hermite,
+    place_of,
+)
+from meanformer.measures import AffineMap, Gaussian
+from meanformer.numerics.matrices import matmul
+
+
+class GaussianTrajectory(AbstractTrajectory):
+    r"""Gaussians along depth, and the affine maps that carry the first to each.
+
+    $$x \mapsto m(t) + \Phi(t)(x - m(0)), \qquad S(t) = F(t)F(t)^\top, \quad
+      F(t) = \Phi(t)F(0).$$
+
+    Attributes:
+        depths: the saved depths, from the first on.
+        means: the mean at each of them.
+        linear: the matrices $\Phi$.
+        log_volumes: $\log|\det\Phi|$, also where $\Phi$ is singular to rounding.
+        drifts: the velocities of the means.
+        slopes: the matrices $L$ of the velocity $\dot m + L(x - m)$.
+        root: the factor $F(0)$ of the first covariance.
+        status: how the solve ended.
+        accepted_steps: steps taken up to each saved depth.
+        rejected_steps: steps tried and refused up to each saved depth.
+    """
+
+    depths: Float[Array, " t"]
+    means: Float[Array, "t d"]
+    linear: Float[Array, "t d d"]
+    log_volumes: Float[Array, " t"]
+    drifts: Float[Array, "t d"]
+    slopes: Float[Array, "t d d"]
+    root: Float[Array, "d r"]
+    status: PyTree
+    accepted_steps: Int[Array, " t"]
+    rejected_steps: Int[Array, " t"]
+
+    @property
+    def factors(self) -> Float[Array, "t d r"]:
+        r"""The factors $F$ of the covariances $FF^\top$."""
+        return matmul(self.linear, self.root)
+
+    @property
+    def covariances(self) -> Float[Array, "t d d"]:
+        """The covariances, positive semi-definite by construction."""
+        return jax.vmap(lambda factor: matmul(factor, factor.T))(self.factors)
+
+    @property
+    def blow_up(self) -> Float[Array, ""] | None:
+        """Estimate of the depth of a blow-up; `None` if the solve met none.
+
+        The solve ends where less depth is left than a thousandth of the tolerance.
+        """
+        return self.depths[-1] if self._is(Status.blow_up_suspected) else None
+
+    def gaussian(self, index: int) -> Gaussian:
+        """Return the Gaussian at a saved depth, by its index."""
+        return Gaussian(self.means[index], factor=self.factors[index])
+
+    def at(self, depth: float | Float[Array, ""]) -> Gaussian:
+        """Return the Gaussian at any depth in range.
+
+        At a saved depth it is the saved one; between two of them mean and map are
+        interpolated cubically, of fourth order in their distance.
+        """
+        mean, linear = self._carried_to(depth)
+        return Gaussian(mean, factor=matmul(linear, self.root))
+
+    def transport(self, depth: float | Float[Array, ""]) -> AffineMap:
+        """Return the map that carries points from the first depth to another.
+
+        Push a sample of the first Gaussian forward by it to follow single tokens.
+        """
+        mean, linear = self._carried_to(depth)
+        return AffineMap(linear, mean - matmul(linear, self.means[0]))
+
+    @property
+    def statistics(self) -> dict[str, Array]:
+        r"""Series along the saved depths: steps, trace, eigenvalues, speed.
+
+        `log_volume` is the logarithm of the factor by which volumes have grown, half
+        the change of $\log\det S$; `speed` is the root mean square of the velocity, at
+        least the speed in the Wasserstein distance; `participation_ratio`, between one
+        and the rank, is $(\operatorname{tr}S)^2/\operatorname{tr}S^2$. Eigenvalues
+        below some $10^{-26}$ of the largest are lost in the rounding of $\Phi$; the
+        product of all is not: it is in `log_volume`.
+        """
+        factors = self.factors
+        singular = jnp.linalg.svd(factors, compute_uv=False)
+        speeds = jnp.sum(matmul(self.slopes, factors) ** 2, axis=(1, 2))
+        return {
+            "accepted_steps": self.accepted_steps,
+            "rejected_steps": self.rejected_steps,
+            "trace": jnp.sum(singular**2, axis=1),
+            "eigenvalues": singular**2,
+            "participation_ratio": _participation(singular),
+            "log_volume": self.log_volumes,
+            "speed": jnp.sqrt(jnp.sum(self.drifts**2, axis=1) + speeds),
+        }
+
+    def to_xarray(self):
+        """Return the trajectory as a labelled `xarray.Dataset`."""
+        import xarray
+
+        square = ("depth", "coordinate", "other")
+        variables: dict[str, tuple] = {
+            "means": (("depth", "coordinate"), np.asarray(self.means)),
+            "covariances": (square, np.asarray(self.covariances)),
+            "linear": (square, np.asarray(self.linear)),
+            "log_volumes": (("depth",), np.asarray(self.log_volumes)),
+            "drifts": (("depth", "coordinate"), np.asarray(self.drifts)),
+            "slopes": (square, np.asarray(self.slopes)),
+            "root": (("coordinate", "column"), np.asarray(self.root)),
+            "accepted_steps": (("depth",), np.asarray(self.accepted_steps)),
+            "rejected_steps": (("depth",), np.asarray(self.rejected_steps)),
+            "status": (("depth",), status_codes(self), STATUS_FLAGS),
+        }
+        return xarray.Dataset(variables, {"depth": np.asarray(self.depths)})
+
+    def along_depth(self) -> tuple:
+        """Return the arrays that have one entry for every saved depth."""
+        return (
+            self.depths,
+            self.means,
+            self.linear,
+            self.log_volumes,
+            self.drifts,
+            self.slopes,
+            self.accepted_steps,
+            self.rejected_steps,
+        )
+
+    def _carried_to(
+        self, depth: float | Float[Array, ""]
+    ) -> tuple[Float[Array, " d"], Float[Array, "d d"]]:
+        depth = jnp.asarray(depth, self.depths.dtype)
+        check_in_range(self.depths, depth)
+        if len(self) == 1:
+            return self.means[0], self.linear[0]
+        place = place_of(self.depths, depth)
+        moving = matmul(self.slopes, self.linear)
+        return (
+            hermite(place, self.means, self.drifts),
+            hermite(place, self.linear, moving),
+        )
+
+    def _is(self, status: PyTree) -> bool:
+        return is_concrete(self.depths) and bool(self.status == status)
+
+
+def _participation(singular: Float[Array, "t r"]) -> Float[Array, " t"]:
+    """Return the participation ratio, from singular values of factors."""
+    largest = jnp.max(singular, axis=1, keepdims=True, initial=0)
+    shares = (singular / jnp.where(largest > 0, largest, 1)) ** 2
+    squares = jnp.sum(shares**2, axis=1)
+    return jnp.sum(shares, axis=1) ** 2 / jnp.where(squares > 0, squares, 1)
+
+
+def as_gaussian_trajectory(
+    problem: GaussianProblem,
+    visited: tuple[GaussianState, tuple[Float[Array, "t d d"], Float[Array, "t d"]]],
+) -> GaussianTrajectory:
+    """Return stacked states as a trajectory, cut off where the solve ended."""
+    states, (slopes, drifts) = visited
+    trajectory = GaussianTrajectory(
+        states.depth,
+        states.carried.mean,
+        states.carried.linear,
+        states.carried.log_volume,
+        drifts,
+        slopes,
+        problem.root,
+        states.status,
+        states.accepted_steps,
+        states.rejected_steps,
+    )
+    return cut_off(trajectory)

@@ -1,0 +1,1 @@
+"""The low-rank conjecture: explorer, search, second look."""

@@ -1,0 +1,250 @@
+"""Pair sums by fast Fourier transforms, and the choice between them and exact ones."""
+
+import importlib.util
+
+import equinox as eqx
+import jax
+from jaxtyping import Array, Float
+
+from meanformer.errors import Unsupported, check, is_concrete
+from meanformer.numerics.fourier.costs import Costs, costs, measured_costs
+from meanformer.numerics.fourier.levels import (
+    LARGEST_DIMENSION,
+    Ladder,
+    full_ladder,
+    smallest_tolerance,
+    working_dtype,
+)
+from meanformer.numerics.fourier.plans import (
+    Sizes,
+    SumPlan,
+    exact_plan,
+    fourier_plan,
+    sizes_of,
+)
+from meanformer.numerics.fourier.report import SumReport, warn_if_exact
+from meanformer.numerics.fourier.softmax import (
+    SAMPLE,
+    first_level,
+    fourier_softmax,
+)
+from meanformer.numerics.pair_sums.pairs import Pairs
+from meanformer.numerics.pair_sums.sums import AbstractPairSums, Blocked
+
+# Fast sums that are slower by this factor are ruled out without a measurement.
+CLEAR = 4.0
+# Exact sums that take less than this many seconds are not worth a compilation.
+WORTHWHILE = 0.1
+NOT_INSTALLED = "jax-finufft is not installed (pip install 'meanformer[fourier]')"
+# Numbers of tokens to look at, as multiples of powers of ten.
+MARKS = (1, 2, 3, 5, 7)
+
+
+class Fourier(AbstractPairSums):
+    r"""Sums in nearly linear time, where queries and keys have at most 3 dimensions.
+
+    The exponential of the score is a Gaussian in the right coordinates, or a function
+    of the angle on the circle, so that the sum is a convolution, computed by two
+    nonuniform fast Fourier transforms. For softmax, L2, unnormalised and Sinkhorn
+    attention. Never silently inaccurate: each query's error is estimated, with a
+    margin, from those of some that are summed exactly as well; queries above the
+    tolerance are summed exactly, and if they are many, all are, with a warning
+    (`SlowSums`) outside of compiled code; `report` tells.
+
+    Args:
+        tolerance: largest error allowed, relative to the mass that a query sees and to
+            the width of the values; at least 2.4e-13, and 1.6e-5 where JAX computes in
+            single precision.
+
+    Cost: $O((m + n)\log^k(1/\varepsilon) + N^k \log N)$ time, where $N$ grows like the
+    square root of the largest score.
+    """
+
+    tolerance: float = eqx.field(default=1e-8, static=True)
+
+    def __check_init__(self):
+        _check_tolerance(self.tolerance)
+        _refuse(None if _is_installed() else NOT_INSTALLED)
+
+    def softmax(self, pairs, values):
+        """Log-mass and mean under the exponential of the score."""
+        ladder = self.ladder(pairs, values)
+        if ladder is None:
+            return Blocked().softmax(pairs, values)
+        result, report = fourier_softmax(pairs, values, ladder)
+        warn_if_exact(report, self.tolerance)
+        return result
+
+    def report(self, pairs: Pairs, values: Float[Array, "n v"]) -> SumReport:
+        """Compute the sum and tell how, and how accurate it is."""
+        _check_supported(pairs, self.tolerance)
+        return fourier_softmax(pairs, values, self._full_ladder(pairs))[1]
+
+    def plan(self, pairs: Pairs, values: Float[Array, "n v"]) -> SumPlan:
+        """Find the level that the sum would start with."""
+        ladder = self.ladder(pairs, values)
+        if ladder is None:
+            return exact_plan(pairs, values, "there are so few queries")
+        return _plan(pairs, values, ladder, "Fourier was asked for")
+
+    def kernel(self, pairs, values, profile):
+        """Refuse: only an exponential of the score is a convolution."""
+        raise Unsupported(
+            "Fourier sums are for softmax, L2, unnormalised and Sinkhorn attention "
+            "without a mask; use sums=Auto(), which sums the others exactly."
+        )
+
+    def hardmax(self, pairs, values, tolerance):
+        """Refuse: the largest score is no sum."""
+        raise Unsupported(
+            "Fourier sums cannot find the largest score; use sums=Auto() for hardmax."
+        )
+
+    def ladder(self, pairs: Pairs, values: Float[Array, "n v"]) -> Ladder | None:
+        """Return all levels; few queries are summed exactly."""
+        _check_supported(pairs, self.tolerance)
+        return None if len(pairs.tilts) <= SAMPLE else self._full_ladder(pairs)
+
+    def _full_ladder(self, pairs: Pairs) -> Ladder:
+        return full_ladder(pairs.tilts.shape[1], self.tolerance, working_dtype())
+
+
+class Auto(AbstractPairSums):
+    """The default: the fastest sums whose error stays below a tolerance.
+
+    Fast sums where a model of their cost says that they are faster, exact ones
+    elsewhere: few tokens (some 10 000), masks, more than three dimensions, kernels
+    other than the exponential, no jax-finufft. The model has six numbers, measured once
+    on a machine before the first fast sum, and kept in the cache. `explain` tells what
+    is chosen.
+
+    Args:
+        tolerance: largest error allowed, relative to the mass that a query sees and to
+            the width of the values.
+    """
+
+    tolerance: float = eqx.field(default=1e-8, static=True)
+
+    def __check_init__(self):
+        _check_tolerance(self.tolerance)
+
+    def softmax(self, pairs, values):
+        """Log-mass and mean under the exponential of the score."""
+        ladder = self.ladder(pairs, values)
+        if ladder is None:
+            return Blocked().softmax(pairs, values)
+        return fourier_softmax(pairs, values, ladder)[0]
+
+    def plan(self, pairs: Pairs, values: Float[Array, "n v"]) -> SumPlan:
+        """Compare what both ways cost, and find the level to start with."""
+        reason = _why_not(pairs, self.tolerance)
+        if reason is not None:
+            return exact_plan(pairs, values, reason)
+        ladder = self.ladder(pairs, values)
+        if ladder is None:
+            return exact_plan(pairs, values, "that is faster for so few")
+        return _plan(pairs, values, ladder, "that is faster for so many")
+
+    def kernel(self, pairs, values, profile):
+        """Mass and moment under a function of the score."""
+        return Blocked().kernel(pairs, values, profile)
+
+    def hardmax(self, pairs, values, tolerance):
+        """Best score and mean over the tokens that reach it."""
+        return Blocked().hardmax(pairs, values, tolerance)
+
+    def ladder(self, pairs: Pairs, values: Float[Array, "n v"]) -> Ladder | None:
+        """Return the levels that are faster than the exact sum, if there are any."""
+        if _why_not(pairs, self.tolerance) is not None:
+            return None
+        return self.ladder_for(sizes_of(pairs, values))
+
+    def ladder_for(self, sizes: Sizes) -> Ladder | None:
+        """Return the levels that are faster than the exact sum of these sizes."""
+        if costs().exact(*sizes) < WORTHWHILE:
+            return None
+        ladder = full_ladder(sizes.dimension, self.tolerance, working_dtype())
+        ratios = _ratios(costs(), ladder, sizes)
+        if max(ratios) < 1 / CLEAR:
+            return None
+        # Always by the measured costs, so that a run that goes on decides alike.
+        ratios = _ratios(measured_costs(), ladder, sizes)
+        faster = tuple(
+            level
+            for level, ratio in zip(ladder.levels, ratios, strict=True)
+            if ratio > 1
+        )
+        return ladder._replace(levels=faster) if faster else None
+
+
+def smallest_fast_count(sums: Auto, dimension: int) -> int:
+    """Return from how many tokens on, to a digit, sums over a cloud are fast."""
+    for count in (mantissa * 10**power for power in range(2, 9) for mantissa in MARKS):
+        sizes = Sizes(count, count, dimension, 1 + dimension)
+        if sums.ladder_for(sizes) is not None:
+            break
+    return count
+
+
+def _ratios(costs: Costs, ladder: Ladder, sizes: Sizes) -> list[float]:
+    """Return how much longer the exact sum takes than each level."""
+    exact = costs.exact(*sizes)
+    return [exact / costs.fast(level, *sizes) for level in ladder.levels]
+
+
+def _plan(pairs, values, ladder: Ladder, reason: str) -> SumPlan:
+    """Plan a fast sum; inside compiled code its level is not known."""
+    if not is_concrete(pairs.tilts):
+        plan = fourier_plan(pairs, values, ladder.levels[0], reason)
+        return plan._replace(level=None)
+    index, problem = first_level(pairs, values, ladder)
+    if problem is not None:
+        return exact_plan(pairs, values, problem)
+    return fourier_plan(pairs, values, ladder.levels[index], reason)
+
+
+def _why_not(pairs: Pairs, tolerance: float) -> str | None:
+    """Return why a sum cannot be fast, if it cannot."""
+    dimension = pairs.tilts.shape[1]
+    if dimension > LARGEST_DIMENSION:
+        return f"the score is one of {dimension} dimensions, more than three"
+    if pairs.first is not None:
+        return "a mask gives each query its own sum"
+    absent = missing()
+    if absent is not None:
+        return absent
+    smallest = smallest_tolerance(working_dtype())
+    if tolerance < smallest:
+        return f"{working_dtype()} can keep a tolerance of {smallest:.1e}, not less"
+    return None
+
+
+def missing() -> str | None:
+    """Return why there is no fast transform on this machine, if there is none."""
+    if not _is_installed():
+        return NOT_INSTALLED
+    backend = jax.default_backend()
+    module = "jax_finufft_cpu" if backend == "cpu" else "jax_finufft_gpu"
+    if importlib.util.find_spec(f"jax_finufft.{module}") is None:
+        return f"there is no fast transform for {backend}"
+    return None
+
+
+def _is_installed() -> bool:
+    return importlib.util.find_spec("jax_finufft") is not None
+
+
+def _check_supported(pairs: Pairs, tolerance: float) -> None:
+    _refuse(_why_not(pairs, tolerance))
+
+
+def _refuse(reason: str | None) -> None:
+    if reason is not None:
+        raise Unsupported(
+            f"Fourier sums cannot be used: {reason}; use sums=Auto(), which sums "
+            "exactly there."
+        )
+
+
+def _check_tolerance(tolerance: float) -> None:
+    check(0 < tolerance < 1, f"tolerance is {tolerance!r}; it must be between 0 and 1.")

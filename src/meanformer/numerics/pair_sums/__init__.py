@@ -1,0 +1,1 @@
+"""Exact sums over all pairs of queries and tokens."""

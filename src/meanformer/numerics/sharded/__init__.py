@@ -1,0 +1,1 @@
+"""Pair sums over several devices."""

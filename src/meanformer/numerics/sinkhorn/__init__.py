@@ -1,0 +1,1 @@
+"""Sinkhorn's algorithm for a cloud transported onto itself."""

@@ -1,0 +1,1 @@
+"""Energies of in-context maps, and which flows climb them."""

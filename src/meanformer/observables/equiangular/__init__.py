@@ -1,0 +1,1 @@
+"""Tokens at equal angles: their reduced equation and clustering times."""

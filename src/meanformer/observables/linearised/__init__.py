@@ -1,0 +1,1 @@
+"""Linearised flows: rates of growth, derivatives of velocities, symmetries."""

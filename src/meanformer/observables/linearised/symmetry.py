@@ -1,0 +1,99 @@
+"""Rotations that a map does not notice."""
+
+import itertools
+
+import jax.numpy as jnp
+import numpy as np
+
+from meanformer.attention import (
+    AbstractInContextMap,
+    Perceptron,
+    Sigmoid,
+    Softmax,
+    Unnormalised,
+)
+from meanformer.measures import TokenCloud
+from meanformer.numerics.multiples import agree
+from meanformer.observables.energy.structure import terms_of
+
+
+def rotations(layer: AbstractInContextMap, tokens: TokenCloud) -> int:
+    r"""Return how many independent rotations of the tokens the layer does not notice.
+
+    Those of the spaces of `free_spaces`.
+    """
+    slack = 1000 * float(jnp.finfo(tokens.points.dtype).eps)
+    points = np.asarray(tokens.points, np.float64)
+    least = slack * np.linalg.norm(points, 2)
+    count = 0
+    for space in free_spaces(layer, slack):
+        rank = int(np.linalg.matrix_rank(points @ space, tol=least))
+        count += rank * (2 * space.shape[1] - rank - 1) // 2
+    return count
+
+
+def free_spaces(layer: AbstractInContextMap, slack: float) -> list[np.ndarray]:
+    r"""Return orthogonal spaces, as columns, whose isometries the map does not notice.
+
+    The common eigenspaces of $\beta A$ and $V$ of all attentions, if these matrices are
+    symmetric and commute, and of the span of the weights of all perceptrons, whose
+    directions stay where they are; of other maps none are known.
+    """
+    matrices, vectors = [], []
+    for term in terms_of(layer):
+        if isinstance(term, Softmax | Unnormalised | Sigmoid) and not _has_bias(term):
+            matrices += [term.temperature * term.score, term.value]
+        elif isinstance(term, Perceptron):
+            vectors += [term.weights_in, term.weights_out.T]
+            vectors += [] if term.bias_out is None else [term.bias_out[None]]
+        else:
+            return []
+    return _common_spaces(
+        [np.asarray(matrix, np.float64) for matrix in matrices],
+        [np.asarray(rows, np.float64) for rows in vectors],
+        slack,
+    )
+
+
+def _common_spaces(
+    matrices: list[np.ndarray], vectors: list[np.ndarray], slack: float
+) -> list[np.ndarray]:
+    matrices = [_unit(matrix) for matrix in matrices]
+    for matrix in matrices:
+        if matrix.shape != matrix.T.shape or not agree(matrix, matrix.T, slack):
+            return []
+    marked = np.zeros((0, 0))
+    if vectors:
+        marked = _orthonormal(np.concatenate(vectors), slack)
+        matrices = [*matrices, marked @ marked.T]
+    # A combination that mixes no two sets of eigenvalues, except by accident.
+    blend = sum(np.sqrt(1 + k) * matrix for k, matrix in enumerate(matrices))
+    levels, columns = np.linalg.eigh(blend)
+    spaces = np.split(columns, np.flatnonzero(np.diff(levels) > slack) + 1, axis=1)
+    pairs = itertools.product(matrices, spaces)
+    if not all(_is_eigenspace(matrix, space, slack) for matrix, space in pairs):
+        return []
+    if not vectors:
+        return spaces
+    return [space for space in spaces if np.abs(marked.T @ space).max(initial=0) < 0.5]
+
+
+def _orthonormal(rows: np.ndarray, slack: float) -> np.ndarray:
+    """Return an orthonormal basis of the span of rows, as columns."""
+    _, sizes, right = np.linalg.svd(rows, full_matrices=False)
+    return right[sizes > slack * sizes.max(initial=0)].T
+
+
+def _unit(matrix: np.ndarray) -> np.ndarray:
+    largest = np.abs(matrix).max(initial=0)
+    return matrix / largest if largest > 0 else matrix
+
+
+def _is_eigenspace(matrix: np.ndarray, space: np.ndarray, slack: float) -> bool:
+    image = matrix @ space
+    level = np.trace(space.T @ image) / space.shape[1]
+    return bool(np.abs(image - level * space).max() <= slack)
+
+
+def _has_bias(layer: Softmax | Unnormalised | Sigmoid) -> bool:
+    return layer.query_bias is not None or layer.value_bias is not None

@@ -1,0 +1,1 @@
+"""Flows at low temperature next to those at zero."""

@@ -1,0 +1,302 @@
+"""Attention at low temperature beside its limit: distances, and who has changed."""
+
+import dataclasses
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from meanformer.attention import AbstractAttention, Hardmax, Perceptron, Softmax
+from meanformer.errors import Unsupported, as_doubles, as_integer, check
+from meanformer.flows import Flow, HardmaxPath, hardmax_flow, solve
+from meanformer.flows.hardmax.rule import HardmaxRule
+from meanformer.measures import TokenCloud, wasserstein
+from meanformer.typing import ArrayLike
+
+# Leaders closer than this under hardmax, relative to the size of the cloud, are one:
+# followers that have come to their leader are no other leaders. Under softmax errors of
+# the solver must not tell tokens apart that have met.
+SAME_PLACE, MET = 1e-6, 1e-8
+
+
+class LowTemperature(eqx.Module):
+    r"""The softmax flow at several temperatures beside the hardmax flow.
+
+    All arrays are of NumPy, in double precision; the first axis is that of the inverse
+    temperatures, the second that of the depths.
+
+    Attributes:
+        betas: the inverse temperatures $\beta$.
+        depths: the depths $t$.
+        points: tokens $z_i^\beta(t)$ of the softmax flow.
+        limit: the flow at zero temperature, $z_i^\infty(t)$.
+        limit_points: its tokens at the depths.
+        ends: limits of the hardmax flow at infinite depth; `None` where they are not
+            known: a value matrix that is no positive multiple of the identity, or
+            tokens that have not settled at the last depth.
+    """
+
+    betas: Float[np.ndarray, " b"]
+    depths: Float[np.ndarray, " t"]
+    points: Float[np.ndarray, "b t n d"]
+    limit: HardmaxPath
+    limit_points: Float[np.ndarray, "t n d"]
+    ends: Float[np.ndarray, "n d"] | None
+
+    def at(self, index: int) -> "LowTemperature":
+        """Return the same for one of the depths, by its index."""
+        count = len(self.depths)
+        place = as_integer("index", index, least=-count)
+        check(place < count, f"index is {place}; there are {count} depths.")
+        only = slice(place % count, place % count + 1)
+        return dataclasses.replace(
+            self,
+            depths=self.depths[only],
+            points=self.points[:, only],
+            limit_points=self.limit_points[only],
+        )
+
+    @property
+    def changed(self) -> Int[np.ndarray, "b t"]:
+        """How many tokens with a weight prefer other leaders than under hardmax.
+
+        Leaders that are at one place there count as one. Computed anew at each call, in
+        $O(n^3)$ for each pair of clouds.
+        """
+        return _changed(self.limit, self.points, self.limit_points)
+
+    @property
+    def coupled(self) -> Float[np.ndarray, "b t"]:
+        r"""Distances with labels kept.
+
+        The root of $\sum_i w_i \lvert z_i^\beta - z_i^\infty\rvert^2$.
+        """
+        return _coupled(self.limit.start, self.points, self.limit_points)
+
+    @property
+    def distances(self) -> Float[np.ndarray, "b t"]:
+        """Exact distances $W_2$ of the two clouds, computed anew at each call.
+
+        Never above `coupled`. Cost: a transport problem for each pair of clouds.
+        """
+        return _transported(self.limit.start, self.points, self.limit_points)
+
+    @property
+    def end_coupled(self) -> Float[np.ndarray, "b t"]:
+        """Distances of the softmax flow to the `ends`, with labels kept."""
+        return _coupled(self.limit.start, self.points, self._known_ends())
+
+    @property
+    def end_distances(self) -> Float[np.ndarray, "b t"]:
+        """Exact distances $W_2$ of the softmax flow to the `ends`."""
+        return _transported(self.limit.start, self.points, self._known_ends())
+
+    def _known_ends(self) -> Float[np.ndarray, "n d"]:
+        if self.ends is None:
+            raise Unsupported(
+                "the limits at infinite depth are not known here; they need a value "
+                "matrix that is a positive multiple of the identity, and a depth at "
+                "which all tokens have settled."
+            )
+        return self.ends
+
+    @property
+    def reach(self) -> Float[np.ndarray, " b"]:
+        r"""The depths $\log\beta$ up to which the flows keep together by theory."""
+        return np.log(self.betas)
+
+
+def low_temperature_flow(attention: AbstractAttention) -> Flow:
+    r"""Return the flow that draws tokens to the output of attention.
+
+    $$\dot z_i = \sum_j P_{ij}V(z_j - z_i), \qquad
+      P_{ij} = \operatorname{softmax}_j\,\beta\langle Qz_i, Kz_j\rangle .$$
+    This is the rescaled flow of `Rescaled` without the growth of scores along depth, so
+    that $\beta$ alone is the temperature. `hardmax_flow` is its limit.
+
+    Args:
+        attention: `Softmax` or `Hardmax`, with a square value matrix.
+    """
+    check(
+        isinstance(attention, Softmax | Hardmax),
+        f"attention is {type(attention).__name__}; it must be Softmax or Hardmax.",
+    )
+    value = attention.value
+    check(
+        value.shape[0] == value.shape[1],
+        f"value has shape {value.shape}; it must be a square matrix.",
+    )
+    return Flow(attention + Perceptron.affine(-value))
+
+
+def low_temperature_comparison(
+    attention: Softmax,
+    cloud: TokenCloud,
+    depths: ArrayLike,
+    betas: ArrayLike,
+    *,
+    rtol: float = 1e-8,
+    atol: float = 1e-11,
+) -> LowTemperature:
+    r"""Run attention at low and at zero temperature from the same tokens, and compare.
+
+    Two tokens that meet their leaders' boundary on different sides go to different
+    leaders: until the last of them has changed over, the distance does not fall as
+    $\beta$ grows. So the number of tokens with another leader stands beside it. With
+    no such token it is, for $V = I$,
+
+    - exponentially small in $\beta$ at a fixed depth, as long as followers are farther
+      than $1/\beta$ from their leaders, up to $t \approx \log\beta$;
+    - of order $1/\beta$ beyond, and also where a token has changed its leader on the
+      way (see `low_temperature_shift`).
+
+    The published bound on $W_2$ to the limit at infinite depth is of the form
+    $\sqrt{\log(\beta+1)/\beta}\,e^{Ct} + e^{-ct}$ [ABRR26]; its hypotheses and
+    constants are not checked here; `fit_low_temperature_bound` fits some.
+
+    Args:
+        attention: softmax attention with a square value matrix and no bias; its own
+            temperature is replaced.
+        cloud: the tokens at the start.
+        depths: increasing depths, the first may be zero.
+        betas: inverse temperatures, positive.
+        rtol: relative tolerance of the softmax flow.
+        atol: absolute tolerance of the softmax flow.
+
+    Returns:
+        Both flows, with distances and counts on request. Cost: a solve for each
+        temperature.
+    """
+    places, temperatures = checked_depths(depths), checked_betas(betas)
+    check(
+        isinstance(attention, Softmax),
+        f"attention is {type(attention).__name__}; it must be Softmax.",
+    )
+    path = hardmax_flow(attention, cloud, float(places[-1]))
+    hard = path.points(places)
+    tolerances = {"rtol": rtol, "atol": atol}
+    runs = [_solved(attention, cloud, b, places, **tolerances) for b in temperatures]
+    soft = np.stack(runs)
+    return LowTemperature(temperatures, places, soft, path, hard, _ends(path))
+
+
+def _solved(attention, cloud: TokenCloud, beta: float, places, **tolerances):
+    """Tokens of the softmax flow at the depths, the start among them or not."""
+    layer = dataclasses.replace(attention, beta=beta)
+    save = np.unique(np.append(0.0, places))
+    if len(save) == 1:
+        return np.asarray(cloud.points, np.float64)[None]
+    flow, dtype = low_temperature_flow(layer), cloud.points.dtype
+    last = float(save[-1])
+    path = solve(flow, cloud, last, save=jnp.asarray(save, dtype), **tolerances)
+    return np.asarray(path.points, np.float64)[-len(places) :]
+
+
+def _transported(
+    cloud: TokenCloud, soft: Float[np.ndarray, "b t n d"], others: np.ndarray
+) -> Float[np.ndarray, "b t"]:
+    """Exact distances of all clouds to others, one for each depth."""
+    weights, dtype = cloud.weights, cloud.points.dtype
+
+    def measure(points):
+        return TokenCloud(jnp.asarray(points, dtype), weights)
+
+    targets = [measure(points) for points in np.broadcast_to(others, soft.shape[1:])]
+    rows = [
+        [wasserstein(measure(x), nu) for x, nu in zip(path, targets, strict=True)]
+        for path in soft
+    ]
+    return np.array(rows, np.float64)
+
+
+def _coupled(
+    cloud: TokenCloud, soft: Float[np.ndarray, "b t n d"], others: np.ndarray
+) -> Float[np.ndarray, "b t"]:
+    weights = np.asarray(cloud.weights, np.float64)
+    squares = ((soft - others) ** 2).sum(axis=3)
+    return np.sqrt(squares @ weights)
+
+
+def _changed(
+    path: HardmaxPath,
+    soft: Float[np.ndarray, "b t n d"],
+    hard: Float[np.ndarray, "t n d"],
+) -> Int[np.ndarray, "b t"]:
+    weights = np.asarray(path.start.weights, np.float64)
+    present = weights > 0
+    size = np.abs(hard[:, present]).max()
+    counts = np.zeros(soft.shape[:2], int)
+    for index, points in enumerate(hard):
+        theirs = _leaders(path.rule, points, weights)
+        is_same = _same_place(points, SAME_PLACE * size)
+        for row, run in enumerate(soft):
+            met = _same_place(run[index], MET * size) & present[None, :]
+            ours = _reached(_leaders(path.rule, run[index], weights), met)
+            differs = _has_stranger(ours, theirs, is_same)
+            differs |= _has_stranger(theirs, ours, is_same)
+            counts[row, index] = int((differs & present).sum())
+    return counts
+
+
+def _leaders(
+    rule: HardmaxRule, points: Float[np.ndarray, "n d"], weights: np.ndarray
+) -> Bool[np.ndarray, "n n"]:
+    """The tokens that each one scores highest, with all that are equal to them."""
+    standing = rule.first_representatives(points, weights)
+    sets = rule.sets(points, points, standing.masses)
+    return sets[:, standing.heads] & (weights > 0)[None, :]
+
+
+def _same_place(
+    points: Float[np.ndarray, "n d"], reach: float
+) -> Bool[np.ndarray, "n n"]:
+    from scipy.spatial.distance import cdist
+
+    return cdist(points, points, "chebyshev") <= reach
+
+
+def _has_stranger(
+    sets: Bool[np.ndarray, "n n"],
+    others: Bool[np.ndarray, "n n"],
+    is_same: Bool[np.ndarray, "n n"],
+) -> Bool[np.ndarray, " n"]:
+    """Whether a member of a set is at the place of no member of the other one."""
+    return np.any(sets & ~_reached(others, is_same), axis=1)
+
+
+def _reached(
+    sets: Bool[np.ndarray, "n n"], is_same: Bool[np.ndarray, "n n"]
+) -> Bool[np.ndarray, "n n"]:
+    """Sets with all tokens that are at the place of a member."""
+    return sets.astype(float) @ is_same.astype(float) > 0
+
+
+def _ends(path: HardmaxPath) -> Float[np.ndarray, "n d"] | None:
+    if not path.keeps_leaders:
+        return None
+    settled = path.settled()
+    present = np.asarray(path.start.weights) > 0
+    return settled.limits if settled.is_settled[present].all() else None
+
+
+def checked_depths(depths: ArrayLike) -> Float[np.ndarray, " t"]:
+    """Return increasing depths as an array, or raise."""
+    places = np.atleast_1d(as_doubles("depths", depths))
+    is_list = places.ndim == 1 and len(places) > 0 and np.isfinite(places).all()
+    check(
+        is_list and places[0] >= 0 and bool((np.diff(places) > 0).all()),
+        f"depths are {depths}; they must be finite, not negative, and increase.",
+    )
+    return places
+
+
+def checked_betas(betas: ArrayLike) -> Float[np.ndarray, " b"]:
+    """Return inverse temperatures as an array, or raise."""
+    numbers = np.atleast_1d(as_doubles("betas", betas))
+    is_list = numbers.ndim == 1 and len(numbers) > 0 and np.isfinite(numbers).all()
+    check(
+        is_list and bool((numbers > 0).all()),
+        f"betas are {betas}; they must be positive and finite.",
+    )
+    return numbers
