@@ -1,6 +1,7 @@
 """A run of one's own, described in a file: tokens, attention, flow, solve."""
 
 import dataclasses
+import gc
 import typing
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,9 @@ def read_config(path: Path) -> dict[str, Any]:
     """Return the tables of a TOML file, or raise with the line of the mistake."""
     import tomllib
 
+    # What is collected where the stack is nearly full complains on standard error.
+    is_collecting = gc.isenabled()
+    gc.disable()
     try:
         return tomllib.loads(path.read_text())
     except FileNotFoundError as error:
@@ -102,6 +106,9 @@ def read_config(path: Path) -> dict[str, Any]:
             f"{path} has lists or tables nested too deeply to be read; tokens are a "
             "list of lists."
         ) from None
+    finally:
+        if is_collecting:
+            gc.enable()
 
 
 def build(config: dict[str, Any], folder: Path) -> Run:
