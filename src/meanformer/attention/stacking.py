@@ -14,7 +14,7 @@ from meanformer.attention.abstract import AbstractInContextMap
 from meanformer.attention.affine import is_array
 from meanformer.attention.push_forward import push_forward
 from meanformer.measures import AbstractContext, TokenCloud
-from meanformer.numerics.pair_sums.watched import unwatched, watched, watched_anew
+from meanformer.numerics.fourier.watched import unwatched, watched, watched_anew
 
 
 class Stacked(eqx.Module):

@@ -76,7 +76,7 @@ from meanformer.measures import (
     UniformBox,
     UniformSphere,
 )
-from meanformer.numerics.pair_sums.watched import Watched
+from meanformer.numerics.fourier.watched import Watched
 from meanformer.typing import ArrayLike, Key
 
 Stops = AbstractStop | StepBudget | Sequence[AbstractStop | StepBudget]

@@ -1,1 +1,1 @@
-"""."""
+"""Numerical methods that know nothing of attention: pair sums, special functions."""
