@@ -23,8 +23,8 @@ DEFAULTS = Costs()
 @pytest.fixture
 def costs(monkeypatch):
     """The default costs, whatever was measured here."""
-    for module in ("fourier_sums", "plans"):
-        name = f"meanformer.numerics.{module}.costs"
+    for module in ("sums", "plans"):
+        name = f"meanformer.numerics.fourier.{module}.costs"
         monkeypatch.setattr(name, lambda: DEFAULTS)
     measured = "meanformer.numerics.fourier.sums.measured_costs"
     monkeypatch.setattr(measured, lambda: DEFAULTS)
