@@ -126,7 +126,11 @@ def draw(random, name, count, dimension, dtype):
     score = np.where(random.random(count) < 0.5, size(-3, 2), size(-3, high * 0.9))
     reach = np.abs(points[:, :-1]).max((1, 2))
     sizes = [size(-high / 20, high / 20) for _ in range(3)]
-    beta = score / (sizes[0] * sizes[1] * sizes[2] * reach)
+    # A number, and its change too; scores are in range or beyond all the same.
+    largest = float(np.finfo(dtype).max) / 16
+    with np.errstate(over="ignore"):
+        beta = score / (sizes[0] * sizes[1] * sizes[2] * reach)
+    beta = np.minimum(beta, largest)
     a = {
         "points": points,
         "weights": masses / masses.sum(1, keepdims=True),
