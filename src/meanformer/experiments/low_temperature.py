@@ -325,7 +325,7 @@ def picture_of_betas(randoms, betas) -> lab.Picture:
         faces = np.where(others > 0, "white", colour)
         shown = np.maximum(coupled, 1e-13)
         left.scatter(betas, shown, c=faces, edgecolors=colour, s=22, zorder=3)
-        turns = f"{len(path.limit.changes)}"
+        turns = f"cloud {index}: {len(path.limit.changes)}"
         right.plot(betas, others, "o-", color=colour, label=turns, linewidth=1.2)
     left.plot(betas[4:], 30 / betas[4:], ":", color=style.INK, linewidth=1)
     left.annotate(r"$\beta^{-1}$", (betas[-2], 60 / betas[-2]))

@@ -67,7 +67,7 @@ class Panels(NamedTuple):
         return self.losses + _errors(self.masses, places)
 
 
-class Begun(AbstractAdaptive):
+class FirstStepGiven(AbstractAdaptive):
     """Adaptive steps of order 8, the first of every stretch given."""
 
     step: Float[Array, ""]
@@ -110,7 +110,7 @@ def carried(
         panels.cloud(depths.dtype),
         (float(depths[0]), float(depths[-1])),
         save=depths,
-        solver=Begun(jnp.asarray(step, depths.dtype)),
+        solver=FirstStepGiven(jnp.asarray(step, depths.dtype)),
         stop=Unresolved(jnp.asarray(limit, depths.dtype)),
         # Reported one by one, any number of depths is visited by one program.
         progress=progress,
