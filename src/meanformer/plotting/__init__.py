@@ -12,6 +12,8 @@ from meanformer.plotting.circles import draw_circle as draw_circle
 from meanformer.plotting.clouds import draw_field as draw_field
 from meanformer.plotting.clouds import draw_paths as draw_paths
 from meanformer.plotting.clouds import draw_tokens as draw_tokens
+from meanformer.plotting.curves import draw_curves as draw_curves
+from meanformer.plotting.curves import mark_values as mark_values
 from meanformer.plotting.frames import CircleFrames as CircleFrames
 from meanformer.plotting.frames import Frame as Frame
 from meanformer.plotting.frames import PlaneFrames as PlaneFrames

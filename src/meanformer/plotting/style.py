@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 INK = "#1f2430"
 PALETTE = (
     "#3b78c9",  # blue
@@ -86,6 +88,11 @@ def depth_colours() -> Any:
 
     steps = (BLUE, VIOLET, ROSE, ORANGE, "#bd8a12")
     return LinearSegmentedColormap.from_list("depth", steps)
+
+
+def shades(count: int) -> Any:
+    """So many colours from blue to gold, such as one for each temperature."""
+    return depth_colours()(np.linspace(0, 1, count))
 
 
 def density_colours() -> Any:
