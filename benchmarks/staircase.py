@@ -9,8 +9,13 @@ import numpy as np
 
 import meanformer as mf
 from benchmarks.result import Result
-from meanformer.experiments.framework.long_walks import attention_on_circle
-from meanformer.experiments.staircase import BETAS, SPACED, STEP, published_step
+from meanformer.experiments.helpers.circle_walks import attention_on_circle
+from meanformer.experiments.metastability.staircase import (
+    BETAS,
+    SPACED,
+    STEP,
+    published_step,
+)
 from meanformer.flows import Merges
 
 PUBLISHED_STEPS = 1_000_000

@@ -3,9 +3,9 @@
 import numpy as np
 
 from meanformer.experiments import plain_attention
-from meanformer.experiments.clusters_predicted import KINDS as KINDS
-from meanformer.experiments.clusters_predicted import random_case as random_case
-from meanformer.experiments.framework import reference
+from meanformer.experiments.helpers import reference
+from meanformer.experiments.limits.clusters_predicted import KINDS as KINDS
+from meanformer.experiments.limits.clusters_predicted import random_case as random_case
 
 TOKENS = np.array(reference.SIX)
 THIRD = np.array(reference.THIRD)

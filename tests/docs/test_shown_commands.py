@@ -11,12 +11,16 @@ import typer
 
 from meanformer.cli import app
 from meanformer.experiments import find
-from meanformer.experiments.framework.registry import FOLDER
+from meanformer.experiments.framework.registry import CHAPTERS, FOLDER
 from meanformer.experiments.framework.settings import split_assignments
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
-SHIPPED = [path.stem.replace("_", "-") for path in FOLDER.glob("[a-z]*.py")]
+SHIPPED = [
+    path.stem.replace("_", "-")
+    for chapter in CHAPTERS
+    for path in (FOLDER / chapter).glob("[a-z]*.py")
+]
 
 
 def lines_shown():

@@ -11,7 +11,8 @@ from meanformer.experiments.framework.text import to_html, to_plain
 
 SHIPPED = sorted(
     path.stem.replace("_", "-")
-    for path in registry.FOLDER.glob("*.py")
+    for chapter in registry.CHAPTERS
+    for path in (registry.FOLDER / chapter).glob("*.py")
     if not path.stem.startswith("_")
 )
 

@@ -19,29 +19,29 @@ from meanformer.experiments.framework.experiment import Movie as Movie
 from meanformer.experiments.framework.experiment import Outcome as Outcome
 from meanformer.experiments.framework.experiment import Picture as Picture
 from meanformer.experiments.framework.experiment import Table as Table
-from meanformer.experiments.framework.independent import dense_flow as dense_flow
-from meanformer.experiments.framework.independent import (
-    dense_rescaled_flow as dense_rescaled_flow,
-)
-from meanformer.experiments.framework.independent import (
-    dense_velocity as dense_velocity,
-)
 from meanformer.experiments.framework.progress import Progress as Progress
 from meanformer.experiments.framework.records import Record as Record
 from meanformer.experiments.framework.records import run as run
-from meanformer.experiments.framework.reference import definite_form as definite_form
-from meanformer.experiments.framework.reference import (
-    plain_attention as plain_attention,
-)
-from meanformer.experiments.framework.reference import (
-    reference_attention as reference_attention,
-)
-from meanformer.experiments.framework.reference import (
-    reference_cloud as reference_cloud,
-)
-from meanformer.experiments.framework.reference import six_tokens as six_tokens
 from meanformer.experiments.framework.registry import all_experiments as all_experiments
 from meanformer.experiments.framework.registry import find as find
 from meanformer.experiments.framework.settings import Movies as Movies
 from meanformer.experiments.framework.settings import movie_setting as movie_setting
 from meanformer.experiments.framework.settings import setting as setting
+from meanformer.experiments.helpers.dense import dense_flow as dense_flow
+from meanformer.experiments.helpers.dense import (
+    dense_rescaled_flow as dense_rescaled_flow,
+)
+from meanformer.experiments.helpers.dense import (
+    dense_velocity as dense_velocity,
+)
+from meanformer.experiments.helpers.reference import definite_form as definite_form
+from meanformer.experiments.helpers.reference import (
+    plain_attention as plain_attention,
+)
+from meanformer.experiments.helpers.reference import (
+    reference_attention as reference_attention,
+)
+from meanformer.experiments.helpers.reference import (
+    reference_cloud as reference_cloud,
+)
+from meanformer.experiments.helpers.reference import six_tokens as six_tokens

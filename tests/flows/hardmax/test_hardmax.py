@@ -9,7 +9,7 @@ import pytest
 import scipy.linalg
 
 import meanformer as mf
-from meanformer.experiments.hardmax_leaders import EMERGING, exact_run
+from meanformer.experiments.limits.hardmax_leaders import EMERGING, exact_run
 
 SQUARE = [(1.0, 1.0), (1.0, -1.0), (-1.0, -1.0), (-1.0, 1.0)]
 EXTRA = [(0.2, 0.1), (-0.3, 0.25), (0.05, -0.4), (-0.2, -0.1)]

@@ -9,7 +9,7 @@ from scipy.spatial import ConvexHull
 
 import meanformer as mf
 from meanformer.errors import InvalidInput, Overflow, Unsupported
-from meanformer.experiments.hardmax_leaders import EMERGING
+from meanformer.experiments.limits.hardmax_leaders import EMERGING
 from meanformer.flows import hardmax_flow
 
 SQUARE = [(1.0, 1.0), (1.0, -1.0), (-1.0, -1.0), (-1.0, 1.0)]

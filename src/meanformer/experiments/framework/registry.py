@@ -1,8 +1,8 @@
 """Finding the experiments: one file each, nothing to register by hand.
 
-Every module directly inside `meanformer.experiments` is an experiment. More can be
-kept elsewhere: the folders named in `MEANFORMER_EXPERIMENTS` are searched too, and a
-single file can be given by its path.
+Every file in the folder of a chapter is an experiment. More can be kept elsewhere: the
+folders named in `MEANFORMER_EXPERIMENTS` are searched too, and a single file can be
+given by its path. Names are those of the files, and only what is asked for is imported.
 """
 
 import dataclasses
@@ -10,7 +10,6 @@ import fnmatch
 import functools
 import importlib.util
 import os
-import pkgutil
 from pathlib import Path
 from types import ModuleType
 
@@ -19,6 +18,17 @@ from meanformer.experiments.framework.claims import Claim, InvalidExperiment
 from meanformer.experiments.framework.experiment import Experiment, Outcome
 from meanformer.experiments.framework.names import listed, nearest, unknown
 
+CHAPTERS = (
+    "foundations",
+    "large_scale",
+    "gaussians",
+    "limits",
+    "sphere",
+    "metastability",
+    "landscape",
+    "mean_field",
+    "modes",
+)
 PACKAGE = "meanformer.experiments"
 FOLDER = Path(__file__).parents[1]
 
@@ -29,7 +39,7 @@ def all_experiments() -> tuple[Experiment, ...]:
     A file that cannot be imported is listed too; running it tells what is wrong, and
     does not keep the others from running.
     """
-    return tuple(sorted(map(_from_file, _files()), key=lambda found: found.name))
+    return tuple(map(_from_file, _files()))
 
 
 def find(name: str) -> Experiment:
@@ -37,10 +47,10 @@ def find(name: str) -> Experiment:
     if name.endswith(".py"):
         check(Path(name).is_file(), f"There is no file {name!r}.")
         return _from_file(Path(name))
-    known = {experiment.name: experiment for experiment in all_experiments()}
+    known = {_name_of(file): file for file in _files()}
     if name not in known:
         raise InvalidInput(unknown("experiment", name, known))
-    return known[name]
+    return _from_file(known[name])
 
 
 def path_of(name: str) -> str:
@@ -50,22 +60,21 @@ def path_of(name: str) -> str:
 
 def select(pattern: str | None) -> tuple[Experiment, ...]:
     """The experiments whose name matches one of the patterns, separated by `|`."""
-    experiments = all_experiments()
     if pattern is None:
-        return experiments
+        return all_experiments()
     patterns = [piece.strip() for piece in pattern.split("|")]
     chosen = tuple(
-        experiment
-        for experiment in experiments
-        if any(fnmatch.fnmatchcase(experiment.name, piece) for piece in patterns)
+        _from_file(file)
+        for file in _files()
+        if any(fnmatch.fnmatchcase(_name_of(file), piece) for piece in patterns)
     )
     if not chosen:
-        raise InvalidInput(_no_match(pattern, patterns, experiments))
+        raise InvalidInput(_no_match(pattern, patterns))
     return chosen
 
 
-def _no_match(pattern: str, patterns: list[str], experiments) -> str:
-    names = [experiment.name for experiment in experiments]
+def _no_match(pattern: str, patterns: list[str]) -> str:
+    names = list(map(_name_of, _files()))
     bare = [piece.strip("*?") for piece in patterns]
     close = [name for piece in bare for name in nearest(piece, names)]
     if close:
@@ -76,12 +85,13 @@ def _no_match(pattern: str, patterns: list[str], experiments) -> str:
 
 
 def _files() -> list[Path]:
-    return [
-        folder / f"{module.name}.py"
-        for folder in (FOLDER, *_own_folders())
-        for module in pkgutil.iter_modules([str(folder)])
-        if not module.ispkg and not module.name.startswith("_")
-    ]
+    folders = [*(FOLDER / chapter for chapter in CHAPTERS), *_own_folders()]
+    files = [file for folder in folders for file in folder.glob("[!._]*.py")]
+    return sorted(files, key=_name_of)
+
+
+def _name_of(file: Path) -> str:
+    return file.stem.replace("_", "-").lower()
 
 
 def _own_folders() -> list[Path]:
@@ -91,7 +101,7 @@ def _own_folders() -> list[Path]:
 
 @functools.cache
 def _from_file(path: Path) -> Experiment:
-    name = path.stem.replace("_", "-").lower()
+    name = _name_of(path)
     try:
         experiment = _imported(path).experiment
         if not isinstance(experiment, Experiment) or experiment.name != name:
@@ -104,8 +114,8 @@ def _from_file(path: Path) -> Experiment:
 
 
 def _imported(path: Path) -> ModuleType:
-    if path.parent == FOLDER:
-        return importlib.import_module(f"{PACKAGE}.{path.stem}")
+    if path.parent.parent == FOLDER:
+        return importlib.import_module(f"{PACKAGE}.{path.parent.name}.{path.stem}")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise InvalidExperiment(f"{path.name} is not a Python file.")

@@ -20,7 +20,7 @@ import scipy.integrate
 
 import meanformer as mf
 import meanformer.experiments as lab
-from meanformer.experiments.framework.long_walks import (
+from meanformer.experiments.helpers.circle_walks import (
     SAVED,
     angles_of,
     attention_on_circle,

@@ -17,7 +17,7 @@ import scipy.optimize
 
 import meanformer as mf
 import meanformer.experiments as lab
-from meanformer.experiments.framework.circle_atoms import (
+from meanformer.experiments.helpers.circle_atoms import (
     angles_of,
     full_index,
     map_of,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from meanformer.experiments.dwell_times import growth_findings
+from meanformer.experiments.metastability.dwell_times import growth_findings
 
 
 @pytest.mark.parametrize("largest", [100.0, 4000.0])

@@ -203,6 +203,26 @@ def test_a_file_without_an_experiment_of_its_name_is_broken(tmp_path):
     assert "cannot be read" in find(str(path)).title
 
 
+def test_only_the_experiment_that_is_asked_for_is_imported(tmp_path, monkeypatch):
+    monkeypatch.setenv("MEANFORMER_EXPERIMENTS", str(tmp_path))
+    for name in ("first", "second", "third"):
+        mark = f"import pathlib; pathlib.Path({str(tmp_path / name)!r}).touch()"
+        (tmp_path / f"counted_{name}.py").write_text(mark)
+
+    def imported():
+        return [
+            name for name in ("first", "second", "third") if (tmp_path / name).exists()
+        ]
+
+    find("counted-second")
+    assert imported() == ["second"]
+    with pytest.raises(InvalidInput, match="counted-third"):
+        find("counted-thirt")
+    assert imported() == ["second"]
+    registry.select("counted-th*")
+    assert imported() == ["second", "third"]
+
+
 @pytest.mark.parametrize(
     ("pattern", "names"),
     [

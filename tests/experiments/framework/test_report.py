@@ -238,7 +238,7 @@ def test_two_drawings_share_no_identifier():
 
 
 def test_the_page_and_the_documentation_say_alike_what_a_theorem_is():
-    page = Path(__file__).parents[2] / "docs" / "atlas.md"
+    page = Path(__file__).parents[3] / "docs" / "atlas.md"
     words = "proved in the work cited, or derived on the"
     assert words in STATUSES
     assert words in page.read_text()

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from meanformer.experiments import sphere_matrix_energy as experiment
+from meanformer.experiments.sphere import sphere_matrix_energy as experiment
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""What one layer does, and how layers become a flow."""

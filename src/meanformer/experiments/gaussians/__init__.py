@@ -1,0 +1,1 @@
+"""Gaussians stay Gaussian: closed equations, blow-up, rank."""

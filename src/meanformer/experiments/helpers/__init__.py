@@ -1,0 +1,1 @@
+"""Tokens, walks and independent methods that experiments share."""

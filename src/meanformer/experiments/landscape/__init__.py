@@ -1,0 +1,1 @@
+"""Critical points of the energy."""

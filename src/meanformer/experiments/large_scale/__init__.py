@@ -1,0 +1,1 @@
+"""Very many tokens and very long depths."""

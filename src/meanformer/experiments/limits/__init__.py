@@ -1,0 +1,1 @@
+"""Where tokens of the plane and of space end up."""

@@ -1,0 +1,1 @@
+"""Infinitely many tokens: densities, growth rates, noise."""

@@ -1,0 +1,1 @@
+"""Clusters that last exponentially long."""

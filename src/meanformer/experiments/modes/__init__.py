@@ -1,0 +1,1 @@
+"""Modes of the density of random tokens."""

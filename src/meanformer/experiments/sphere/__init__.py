@@ -1,0 +1,1 @@
+"""Clusters on the sphere, and how fast they form."""
