@@ -23,11 +23,9 @@ class Parameters:
     seed: int = lab.setting(0, help="seed of the cloud and the query", at_least=0)
 
 
-SLOPE = lab.Claim(
-    id="slope",
-    statement=r"The derivative of $\Gamma[\mu](x)$ in $\beta$ at $0$ is "
-    r"$\mathrm{Cov}(\mu)\,x$.",
-    status="observation",
+SLOPE = lab.observation(
+    "slope",
+    r"The derivative of $\Gamma[\mu](x)$ in $\beta$ at $0$ is $\mathrm{Cov}(\mu)\,x$.",
 )
 
 

@@ -10,9 +10,12 @@ from meanformer.experiments.framework.claims import (
     InvalidExperiment as InvalidExperiment,
 )
 from meanformer.experiments.framework.claims import closed_form as closed_form
+from meanformer.experiments.framework.claims import conjecture as conjecture
+from meanformer.experiments.framework.claims import observation as observation
 from meanformer.experiments.framework.claims import other_method as other_method
 from meanformer.experiments.framework.claims import published as published
 from meanformer.experiments.framework.claims import tabulated as tabulated
+from meanformer.experiments.framework.claims import theorem as theorem
 from meanformer.experiments.framework.claims import theory as theory
 from meanformer.experiments.framework.experiment import Experiment as Experiment
 from meanformer.experiments.framework.experiment import Movie as Movie

@@ -12,9 +12,12 @@ from meanformer.experiments import (
     Claim,
     InvalidExperiment,
     closed_form,
+    conjecture,
+    observation,
     other_method,
     published,
     tabulated,
+    theorem,
     theory,
 )
 from meanformer.experiments.framework.claims import Reference
@@ -148,3 +151,9 @@ def test_a_claim_has_a_name_for_command_lines():
 
 def test_a_source_reads_as_words():
     assert str(published("Table 2")) == "published: Table 2"
+
+
+def test_a_claim_is_declared_by_its_status():
+    assert theorem("a", "b", "CACP25") == Claim("a", "b", "theorem", "CACP25")
+    assert observation("a", "b") == Claim("a", "b", "observation")
+    assert conjecture("a", "b", "CACP25") == Claim("a", "b", "conjecture", "CACP25")

@@ -110,22 +110,19 @@ def claim_for(name: str) -> lab.Claim:
 
 
 CLAIMS = {name: claim_for(name) for name in TABLE}
-COLD = lab.Claim(
-    id="beta-zero",
-    statement=r"At $\beta = 0$ softmax, L2 and Sinkhorn attention are $V\int "
-    r"y\,\mathrm{d}\mu$ at every query.",
-    status="observation",
+COLD = lab.observation(
+    "beta-zero",
+    r"At $\beta = 0$ softmax, L2 and Sinkhorn attention are $V\int y\,\mathrm{d}\mu$ "
+    "at every query.",
 )
-HOT = lab.Claim(
-    id="beta-infinity",
-    statement=r"At large $\beta$ softmax attention is hardmax attention.",
-    status="observation",
+HOT = lab.observation(
+    "beta-infinity",
+    r"At large $\beta$ softmax attention is hardmax attention.",
 )
-ONE_PASS = lab.Claim(
-    id="one-half-step",
-    statement="One half-step of Sinkhorn attention is L2 attention.",
-    status="theorem",
-    reference="SABP22, definition of the Sinkformer",
+ONE_PASS = lab.theorem(
+    "one-half-step",
+    "One half-step of Sinkhorn attention is L2 attention.",
+    "SABP22, definition of the Sinkformer",
 )
 
 

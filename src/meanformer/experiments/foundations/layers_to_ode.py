@@ -30,37 +30,31 @@ class Parameters:
     )
 
 
-LAYERS = lab.Claim(
-    id="layers",
-    statement=r"The residual layers $x + \tfrac1T\,\Gamma[\mu](x)$ of the four "
-    r"reference tokens are computed exactly.",
-    status="observation",
+LAYERS = lab.observation(
+    "layers",
+    r"The residual layers $x + \tfrac1T\,\Gamma[\mu](x)$ of the four reference tokens "
+    "are computed exactly.",
 )
-FLOW = lab.Claim(
-    id="flow",
-    statement=r"Their limit is the flow $\dot x_i = \Gamma[\mu_t](x_i)$ at depth $1$.",
-    status="observation",
+FLOW = lab.observation(
+    "flow",
+    r"Their limit is the flow $\dot x_i = \Gamma[\mu_t](x_i)$ at depth $1$.",
 )
-FIRST_ORDER = lab.Claim(
-    id="first-order",
-    statement=r"The distance of $T$ layers from the flow decays as $T^{-1}$.",
-    status="theorem",
-    reference="SAP22, residual networks and their continuous limit; CACP25",
+FIRST_ORDER = lab.theorem(
+    "first-order",
+    "The distance of $T$ layers from the flow decays as $T^{-1}$.",
+    "SAP22, residual networks and their continuous limit; CACP25",
 )
-LIE = lab.Claim(
-    id="lie",
-    statement=r"Alternating attention and perceptron has an error of order $h$.",
-    status="observation",
+LIE = lab.observation(
+    "lie",
+    "Alternating attention and perceptron has an error of order $h$.",
 )
-STRANG = lab.Claim(
-    id="strang",
-    statement=r"The symmetric arrangement of the two has an error of order $h^2$.",
-    status="observation",
+STRANG = lab.observation(
+    "strang",
+    "The symmetric arrangement of the two has an error of order $h^2$.",
 )
-RUNGE_KUTTA = lab.Claim(
-    id="runge-kutta",
-    statement=r"The classical Runge-Kutta method has an error of order $h^4$.",
-    status="observation",
+RUNGE_KUTTA = lab.observation(
+    "runge-kutta",
+    "The classical Runge-Kutta method has an error of order $h^4$.",
 )
 
 

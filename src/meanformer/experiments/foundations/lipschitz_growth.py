@@ -34,44 +34,36 @@ class Parameters:
     seed: int = lab.setting(0, help="seed of the random clouds", at_least=0)
 
 
-TABLE = lab.Claim(
-    id="adversarial-values",
-    statement=r"In dimension one with $A = -1$, $V = \beta = 1$, the cloud $(-R, R, "
-    r"\dots, R)$ with $R = 1.5$ has constants $1.1736$, $3.9784$, $16.159$ at $n = 2, "
-    r"10, 100$.",
-    status="observation",
+TABLE = lab.observation(
+    "adversarial-values",
+    r"In dimension one with $A = -1$, $V = \beta = 1$, the cloud $(-R, R, \dots, R)$ "
+    "with $R = 1.5$ has constants $1.1736$, $3.9784$, $16.159$ at $n = 2, 10, 100$.",
 )
-EXACT = lab.Claim(
-    id="power-iteration",
-    statement="The power iteration finds the largest singular value of the Jacobian.",
-    status="observation",
+EXACT = lab.observation(
+    "power-iteration",
+    "The power iteration finds the largest singular value of the Jacobian.",
 )
-UPPER = lab.Claim(
-    id="upper-bounds",
-    statement="No cloud exceeds the smaller of the two upper bounds: constant over "
-    "bound is at most $1$.",
-    status="theorem",
-    reference="CAP24, bounds for self-attention on a ball (with n + 1 instead of "
-    "4n + 1: theory page on attention)",
+UPPER = lab.theorem(
+    "upper-bounds",
+    "No cloud exceeds the smaller of the two upper bounds: constant over bound is at "
+    "most $1$.",
+    "CAP24, bounds for self-attention on a ball (with n + 1 instead of 4n + 1: "
+    "theory page on attention)",
 )
-LOWER = lab.Claim(
-    id="lower-bound",
-    statement=r"The adversarial cloud reaches $\sqrt{n-1}\,/\,(1 + (n-1)e^{-2\beta "
-    r"R^2\gamma})$.",
-    status="theorem",
-    reference="CAP24, lower bound",
+LOWER = lab.theorem(
+    "lower-bound",
+    r"The adversarial cloud reaches $\sqrt{n-1}\,/\,(1 + (n-1)e^{-2\beta R^2\gamma})$.",
+    "CAP24, lower bound",
 )
-ROOT = lab.Claim(
-    id="square-root",
-    statement=r"Before saturation the constant grows as $n^{1/2}$.",
-    status="theorem",
-    reference="CAP24, lower bound",
+ROOT = lab.theorem(
+    "square-root",
+    "Before saturation the constant grows as $n^{1/2}$.",
+    "CAP24, lower bound",
 )
-MAXIMISED = lab.Claim(
-    id="maximised",
-    statement="Ascending from the adversarial cloud of $16$ tokens finds a larger "
-    "constant, still below the upper bound.",
-    status="observation",
+MAXIMISED = lab.observation(
+    "maximised",
+    "Ascending from the adversarial cloud of $16$ tokens finds a larger constant, "
+    "still below the upper bound.",
 )
 
 DENSE = lab.other_method("singular values of the Jacobian of the dense formula")

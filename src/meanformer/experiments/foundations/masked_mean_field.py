@@ -39,56 +39,48 @@ class Parameters:
     seed: int = lab.setting(0, help="seed of the random clouds", at_least=0)
 
 
-PREFIX = lab.Claim(
-    id="prefix",
-    statement="Dropping the last token leaves the paths of all others unchanged.",
-    status="theorem",
-    reference="CACP25, masked attention",
+PREFIX = lab.theorem(
+    "prefix",
+    "Dropping the last token leaves the paths of all others unchanged.",
+    "CACP25, masked attention",
 )
-FIRST = lab.Claim(
-    id="first-token",
-    statement=r"The first token sees only itself and follows $e^{tV}x_1$.",
-    status="theorem",
-    reference="CACP25, masked attention",
+FIRST = lab.theorem(
+    "first-token",
+    "The first token sees only itself and follows $e^{tV}x_1$.",
+    "CACP25, masked attention",
 )
-ORDER = lab.Claim(
-    id="order-only",
-    statement="Places enter through their order alone: relabelling them increasingly "
-    "changes nothing.",
-    status="observation",
+ORDER = lab.observation(
+    "order-only",
+    "Places enter through their order alone: relabelling them increasingly changes "
+    "nothing.",
 )
-TIES = lab.Claim(
-    id="ties",
-    statement="Tokens that share one place see each other: with all places equal the "
-    "masked map is the unmasked one.",
-    status="observation",
+TIES = lab.observation(
+    "ties",
+    "Tokens that share one place see each other: with all places equal the masked "
+    "map is the unmasked one.",
 )
-HARDY = lab.Claim(
-    id="hardy",
-    statement=r"At $p = 2$ the map obeys $\mathrm{Lip}_{d_2} \le \|V\|\,[\beta aR^2 + "
-    r"2(1+2\beta aR^2)e^{2\beta aR^2}]$, $a = \|A\|_2$; measured over bound is at "
-    r"most $1$.",
-    status="theorem",
-    reference="CACP25, masked attention (the constant with Hardy's factor: theory page "
-    "on attention)",
+HARDY = lab.theorem(
+    "hardy",
+    "At $p = 2$ the map obeys "
+    r"$\mathrm{Lip}_{d_2} \le \|V\|\,[\beta aR^2 + 2(1+2\beta aR^2)e^{2\beta "
+    r"aR^2}]$, $a = \|A\|_2$; measured over bound is at most $1$.",
+    "CACP25, masked attention (the constant with Hardy's factor: theory page on "
+    "attention)",
 )
-HARMONIC = lab.Claim(
-    id="p-one",
-    statement=r"At $p = 1$ there is no such bound: with $A = 0$, $V = I$, moving the "
-    r"first of $n$ tokens is amplified by $1 + \tfrac12 + \dots + \tfrac1n$.",
-    status="observation",
+HARMONIC = lab.observation(
+    "p-one",
+    "At $p = 1$ there is no such bound: with $A = 0$, $V = I$, moving the first of "
+    r"$n$ tokens is amplified by $1 + \tfrac12 + \dots + \tfrac1n$.",
 )
-BOUNDED = lab.Claim(
-    id="p-two",
-    statement=r"The same move at $p = 2$ is amplified by $(\sum_{i \le n} "
-    r"i^{-2})^{1/2} < \pi/\sqrt6$.",
-    status="observation",
+BOUNDED = lab.observation(
+    "p-two",
+    "The same move at $p = 2$ is amplified by "
+    r"$(\sum_{i \le n} i^{-2})^{1/2} < \pi/\sqrt6$.",
 )
-HARDY_TWO = lab.Claim(
-    id="hardy-two",
-    statement=r"No move of the tokens is amplified by more than Hardy's $2$ in $d_2$.",
-    status="theorem",
-    reference="CACP25, masked attention (Hardy's inequality: theory page on attention)",
+HARDY_TWO = lab.theorem(
+    "hardy-two",
+    "No move of the tokens is amplified by more than Hardy's $2$ in $d_2$.",
+    "CACP25, masked attention (Hardy's inequality: theory page on attention)",
 )
 
 

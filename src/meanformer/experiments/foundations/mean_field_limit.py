@@ -41,33 +41,28 @@ class Parameters:
     seed: int = lab.setting(0, help="seed of all samples", at_least=0)
 
 
-RATE = lab.Claim(
-    id="rate",
-    statement=r"The error of softmax attention on $n$ tokens decays as $n^{-1/2}$.",
-    status="theorem",
-    reference="CACP25, mean-field limit (the rate by the central limit theorem: theory "
-    "page on flows)",
+RATE = lab.theorem(
+    "rate",
+    "The error of softmax attention on $n$ tokens decays as $n^{-1/2}$.",
+    "CACP25, mean-field limit (the rate by the central limit theorem: theory page on "
+    "flows)",
 )
-DIMENSION = lab.Claim(
-    id="any-dimension",
-    statement=r"The rate is the same in dimension $16$.",
-    status="observation",
+DIMENSION = lab.observation(
+    "any-dimension",
+    "The rate is the same in dimension $16$.",
 )
-FLOW = lab.Claim(
-    id="flow-rate",
-    statement=r"A probe carried by the flow to depth $1$ has the same rate.",
-    status="observation",
+FLOW = lab.observation(
+    "flow-rate",
+    "A probe carried by the flow to depth $1$ has the same rate.",
 )
-VARIANCE = lab.Claim(
-    id="variance",
-    statement=r"Its covariance, times $n$, is $e^{q}\,V(S + uu^\top)V^\top$.",
-    status="observation",
+VARIANCE = lab.observation(
+    "variance",
+    r"Its covariance, times $n$, is $e^{q}\,V(S + uu^\top)V^\top$.",
 )
-CONSTANT = lab.Claim(
-    id="constant",
-    statement=r"For $\beta = 0.5, 1, 2$ the observed errors have the constants that "
-    r"the central limit theorem predicts.",
-    status="observation",
+CONSTANT = lab.observation(
+    "constant",
+    r"For $\beta = 0.5, 1, 2$ the observed errors have the constants that the central "
+    "limit theorem predicts.",
 )
 
 

@@ -35,52 +35,44 @@ class Parameters:
     seed: int = lab.setting(0, help="seed of the clouds and matrices", at_least=0)
 
 
-AVERAGES = lab.Claim(
-    id="averages",
-    statement=r"Under softmax, L2, Sinkhorn, masked and sigmoid attention the support "
-    r"obeys $R(t) \le e^{\int_0^t \|V(s)\|_2\,\mathrm{d}s}\, R_0$.",
-    status="theorem",
-    reference="CACP25, well-posedness for compactly supported data",
+AVERAGES = lab.theorem(
+    "averages",
+    "Under softmax, L2, Sinkhorn, masked and sigmoid attention the support obeys "
+    r"$R(t) \le e^{\int_0^t \|V(s)\|_2\,\mathrm{d}s}\, R_0$.",
+    "CACP25, well-posedness for compactly supported data",
 )
-HEADS = lab.Claim(
-    id="heads",
-    statement=r"With several heads of values $C_h$ the support obeys $R(t) \le e^{t "
-    r"\sum_h \|C_h\|_2}\, R_0$.",
-    status="theorem",
-    reference="CACP25, well-posedness for compactly supported data",
+HEADS = lab.theorem(
+    "heads",
+    "With several heads of values $C_h$ the support obeys "
+    r"$R(t) \le e^{t \sum_h \|C_h\|_2}\, R_0$.",
+    "CACP25, well-posedness for compactly supported data",
 )
-SHARP = lab.Claim(
-    id="sharp",
-    statement=r"The exponent is the best possible: a single token under $V = c\,I$ "
-    r"has $R(t) = e^{ct} R_0$.",
-    status="observation",
+SHARP = lab.observation(
+    "sharp",
+    r"The exponent is the best possible: a single token under $V = c\,I$ has "
+    "$R(t) = e^{ct} R_0$.",
 )
-REFERENCE_RADIUS = lab.Claim(
-    id="reference-radius",
-    statement=r"The four reference tokens under softmax reach $R(1) = 1.5681$.",
-    status="observation",
+REFERENCE_RADIUS = lab.observation(
+    "reference-radius",
+    "The four reference tokens under softmax reach $R(1) = 1.5681$.",
 )
-REFERENCE_BOUND = lab.Claim(
-    id="reference-bound",
-    statement=r"Their radius at depth $1$ is at most $e^{\|V\|_2} R_0 = 2.5517$.",
-    status="theorem",
-    reference="CACP25, well-posedness for compactly supported data",
+REFERENCE_BOUND = lab.theorem(
+    "reference-bound",
+    r"Their radius at depth $1$ is at most $e^{\|V\|_2} R_0 = 2.5517$.",
+    "CACP25, well-posedness for compactly supported data",
 )
-BLOW_UP = lab.Claim(
-    id="linear-blows-up",
-    statement=r"Linear attention has no such bound: a single token under $Q=K=V=I$ "
-    r"follows $R(t) = R_0\,(1 - 2 R_0^2 t)^{-1/2}$, infinite at $t = 1/(2R_0^2)$.",
-    status="observation",
+BLOW_UP = lab.observation(
+    "linear-blows-up",
+    "Linear attention has no such bound: a single token under $Q=K=V=I$ follows "
+    r"$R(t) = R_0\,(1 - 2 R_0^2 t)^{-1/2}$, infinite at $t = 1/(2R_0^2)$.",
 )
-LINEAR_ESCAPES = lab.Claim(
-    id="linear-escapes",
-    statement=r"That token leaves the ball of radius $e^{t\|V\|_2} R_0$.",
-    status="observation",
+LINEAR_ESCAPES = lab.observation(
+    "linear-escapes",
+    r"That token leaves the ball of radius $e^{t\|V\|_2} R_0$.",
 )
-UNNORMALISED_ESCAPES = lab.Claim(
-    id="unnormalised-escapes",
-    statement=r"A single token under unnormalised attention leaves that ball, too.",
-    status="observation",
+UNNORMALISED_ESCAPES = lab.observation(
+    "unnormalised-escapes",
+    "A single token under unnormalised attention leaves that ball, too.",
 )
 
 IN_UNITS = lab.theory("growth in units of the bound, at all depths of all trials")

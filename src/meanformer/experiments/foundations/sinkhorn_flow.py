@@ -36,51 +36,43 @@ class Parameters:
     seed: int = lab.setting(3, help="seed of the random cloud", at_least=0)
 
 
-MEAN = lab.Claim(
-    id="mean",
-    statement=r"Along the flow the mean is $e^{tV} m_0$, whatever $Q$, $K$ and "
-    r"$\mu_0$.",
-    status="theorem",
-    reference="SABP22, marginals of the plan; CACP25",
+MEAN = lab.theorem(
+    "mean",
+    r"Along the flow the mean is $e^{tV} m_0$, whatever $Q$, $K$ and $\mu_0$.",
+    "SABP22, marginals of the plan; CACP25",
 )
-DOUBLY = lab.Claim(
-    id="doubly-stochastic",
-    statement=r"Columns of the plan's density have mean one: $\int "
-    r"k(x,y)\,\mathrm{d}\mu(x) = 1$.",
-    status="theorem",
-    reference="SABP22, limit of Sinkhorn's algorithm",
+DOUBLY = lab.theorem(
+    "doubly-stochastic",
+    "Columns of the plan's density have mean one: "
+    r"$\int k(x,y)\,\mathrm{d}\mu(x) = 1$.",
+    "SABP22, limit of Sinkhorn's algorithm",
 )
-CONTRACTION = lab.Claim(
-    id="contraction",
-    statement=r"Each round of Sinkhorn's algorithm shrinks the oscillation of $f - "
-    r"f_\infty$ by the factor $\kappa^2 = \tanh^2(\eta/4)$ or better.",
-    status="theorem",
-    reference="FL89, contraction in Hilbert's metric",
+CONTRACTION = lab.theorem(
+    "contraction",
+    r"Each round of Sinkhorn's algorithm shrinks the oscillation of $f - f_\infty$ by "
+    r"the factor $\kappa^2 = \tanh^2(\eta/4)$ or better.",
+    "FL89, contraction in Hilbert's metric",
 )
-TRANSLATION = lab.Claim(
-    id="translation",
-    statement=r"Shifting all tokens by $c$ shifts the output by $Vc$.",
-    status="observation",
+TRANSLATION = lab.observation(
+    "translation",
+    "Shifting all tokens by $c$ shifts the output by $Vc$.",
 )
-ENERGY = lab.Claim(
-    id="energy",
-    statement=r"The entropic energy of the reference tokens under $B = "
-    r"\left(\begin{smallmatrix}0.8 & 0.3\\ 0.3 & -0.4\end{smallmatrix}\right)$ is "
-    r"$E_B = \max_\pi \int y^\top B x\,\mathrm{d}\pi - "
-    r"\mathrm{KL}(\pi|\mu\otimes\mu)$.",
-    status="observation",
+ENERGY = lab.observation(
+    "energy",
+    "The entropic energy of the reference tokens under "
+    r"$B = \left(\begin{smallmatrix}0.8 & 0.3\\ 0.3 & "
+    r"-0.4\end{smallmatrix}\right)$ is $E_B = \max_\pi \int y^\top B x\,\mathrm{d}\pi "
+    r"- \mathrm{KL}(\pi|\mu\otimes\mu)$.",
 )
-ASCENT = lab.Claim(
-    id="ascent",
-    statement=r"With $B$ symmetric and $V = B$ the energy $E_B$ never decreases.",
-    status="theorem",
-    reference="SABP22, gradient flow interpretation",
+ASCENT = lab.theorem(
+    "ascent",
+    "With $B$ symmetric and $V = B$ the energy $E_B$ never decreases.",
+    "SABP22, gradient flow interpretation",
 )
-DISSIPATION = lab.Claim(
-    id="dissipation",
-    statement=r"It grows at the rate $2\int |\Gamma|^2\,\mathrm{d}\mu$ exactly.",
-    status="theorem",
-    reference="SABP22, gradient flow interpretation",
+DISSIPATION = lab.theorem(
+    "dissipation",
+    r"It grows at the rate $2\int |\Gamma|^2\,\mathrm{d}\mu$ exactly.",
+    "SABP22, gradient flow interpretation",
 )
 
 

@@ -36,38 +36,32 @@ class Parameters:
     seed: int = lab.setting(0, help="seed of the random clouds", at_least=0)
 
 
-OBSERVED = lab.Claim(
-    id="observed-growth",
-    statement=r"The two reference clouds, $0.0501$ apart, part by the factor $1.488$ "
-    r"up to depth $1$.",
-    status="observation",
+OBSERVED = lab.observation(
+    "observed-growth",
+    "The two reference clouds, $0.0501$ apart, part by the factor $1.488$ up to "
+    "depth $1$.",
 )
-CONSTANT = lab.Claim(
-    id="a-priori-constant",
-    statement=r"The bound known beforehand is $e^{242.17}$ for them.",
-    status="observation",
+CONSTANT = lab.observation(
+    "a-priori-constant",
+    "The bound known beforehand is $e^{242.17}$ for them.",
 )
-A_PRIORI = lab.Claim(
-    id="a-priori",
-    statement=r"$W_2(\mu_t,\nu_t) \le e^{\int_0^t "
-    r"L(R(s))\,\mathrm{d}s}\,W_2(\mu_0,\nu_0)$: the logarithm of the observed growth "
-    r"over that of the bound is at most $1$.",
-    status="theorem",
-    reference="CACP25, stability with respect to the initial measure",
+A_PRIORI = lab.theorem(
+    "a-priori",
+    r"$W_2(\mu_t,\nu_t) \le e^{\int_0^t L(R(s))\,\mathrm{d}s}\,W_2(\mu_0,\nu_0)$: the "
+    "logarithm of the observed growth over that of the bound is at most $1$.",
+    "CACP25, stability with respect to the initial measure",
 )
-A_POSTERIORI = lab.Claim(
-    id="a-posteriori",
-    statement=r"Observed growth over the bound along the path, $e^{\int_0^t "
-    r"\lambda_{\max}}$, is at most $1$.",
-    status="theorem",
-    reference="CACP25, stability with respect to the initial measure (the bound along "
-    "the path: theory page on flows)",
+A_POSTERIORI = lab.theorem(
+    "a-posteriori",
+    r"Observed growth over the bound along the path, $e^{\int_0^t \lambda_{\max}}$, "
+    "is at most $1$.",
+    "CACP25, stability with respect to the initial measure (the bound along the "
+    "path: theory page on flows)",
 )
-SHARP = lab.Claim(
-    id="sharp",
-    statement=r"$\mathrm{Lip}_x \le \beta\|V\|aR^2$ is sharp: half masses at $\pm Ru$ "
-    r"with $|A^\top u| = a$ attain it at $x = 0$.",
-    status="observation",
+SHARP = lab.observation(
+    "sharp",
+    r"$\mathrm{Lip}_x \le \beta\|V\|aR^2$ is sharp: half masses at $\pm Ru$ with "
+    r"$|A^\top u| = a$ attain it at $x = 0$.",
 )
 
 

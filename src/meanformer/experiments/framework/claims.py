@@ -241,6 +241,21 @@ class Claim:
         )
 
 
+def theorem(id: str, statement: str, reference: str) -> Claim:
+    """A claim that is proved; the reference says where."""
+    return Claim(id, statement, "theorem", reference)
+
+
+def observation(id: str, statement: str, reference: str = "") -> Claim:
+    """A claim that has been seen in computations, and is not proved."""
+    return Claim(id, statement, "observation", reference)
+
+
+def conjecture(id: str, statement: str, reference: str = "") -> Claim:
+    """A claim that somebody conjectured, neither proved nor refuted."""
+    return Claim(id, statement, "conjecture", reference)
+
+
 def _margin(relation, measured, expected, tolerance):
     """Distance to failure, as in the table of `Finding`."""
     if relation == "close to":

@@ -61,85 +61,72 @@ class Parameters:
     seed: int = lab.setting(0, help="seed of the random cases", at_least=0)
 
 
-EXPLICIT = lab.Claim(
-    id="explicit-time",
-    statement=r"With $V = I$ softmax attention blows up at "
+EXPLICIT = lab.theorem(
+    "explicit-time",
+    "With $V = I$ softmax attention blows up at "
     r"$t^* = 1/(2\beta\lambda_{\max}(S_0^{1/2}A_sS_0^{1/2}))$.",
-    status="theorem",
-    reference="CACP25, Gaussian data (the explicit law: theory page on Gaussians)",
+    "CACP25, Gaussian data (the explicit law: theory page on Gaussians)",
 )
-TRACE = lab.Claim(
-    id="explicit-law",
-    statement=r"On the way there $S(t)^{-1} = S_0^{-1} - 2\beta t\,A_s$, until a "
-    r"ten-thousandth of $t^*$ is left.",
-    status="theorem",
-    reference="CACP25, Gaussian data (the explicit law: theory page on Gaussians)",
+TRACE = lab.theorem(
+    "explicit-law",
+    r"On the way there $S(t)^{-1} = S_0^{-1} - 2\beta t\,A_s$, until a ten-thousandth "
+    "of $t^*$ is left.",
+    "CACP25, Gaussian data (the explicit law: theory page on Gaussians)",
 )
-LOWER = lab.Claim(
-    id="lower-bound",
-    statement=r"Softmax attention does not blow up before "
-    r"$1/(2\beta|V||A||S_0|)$.",
-    status="theorem",
-    reference="CACP25, Gaussian data (the constant: theory page on Gaussians)",
+LOWER = lab.theorem(
+    "lower-bound",
+    r"Softmax attention does not blow up before $1/(2\beta|V||A||S_0|)$.",
+    "CACP25, Gaussian data (the constant: theory page on Gaussians)",
 )
-UPPER = lab.Claim(
-    id="upper-bound",
-    statement=r"With $V$ and $A_s$ positive definite it has blown up by "
+UPPER = lab.theorem(
+    "upper-bound",
+    "With $V$ and $A_s$ positive definite it has blown up by "
     r"$d/(2\beta\lambda_{\min}(A_s)\lambda_{\min}(V)^2\mathrm{tr}(V^{-1}S_0))$.",
-    status="theorem",
-    reference="CACP25, Gaussian data (the constant: theory page on Gaussians)",
+    "CACP25, Gaussian data (the constant: theory page on Gaussians)",
 )
-LINE_CLOCKS = lab.Claim(
-    id="one-dimension",
-    statement=r"In one dimension $-1/s$ (softmax), $-1/s + 2\beta k^2\log s$ (L2), "
+LINE_CLOCKS = lab.theorem(
+    "one-dimension",
+    r"In one dimension $-1/s$ (softmax), $-1/s + 2\beta k^2\log s$ (L2), "
     r"$u - \coth(u/2)$ with $\sinh u = 2|b|s$ (Sinkhorn) and $-1/(s + m^2)$ (linear) "
-    r"grow linearly with depth.",
-    status="theorem",
-    reference="CACP25, Gaussian data (one dimension: theory page on Gaussians)",
+    "grow linearly with depth.",
+    "CACP25, Gaussian data (one dimension: theory page on Gaussians)",
 )
-LINE_MEANS = lab.Claim(
-    id="one-dimension-means",
-    statement=r"The means follow from the variances in closed form.",
-    status="theorem",
-    reference="CACP25, Gaussian data (one dimension: theory page on Gaussians)",
+LINE_MEANS = lab.theorem(
+    "one-dimension-means",
+    "The means follow from the variances in closed form.",
+    "CACP25, Gaussian data (one dimension: theory page on Gaussians)",
 )
-GROWTH = lab.Claim(
-    id="growth",
-    statement=r"In one dimension with $va > 0$ the variance grows like "
-    r"$e^{2v(q/k)t}$ under L2 and like $e^{2vt}$ under Sinkhorn attention.",
-    status="theorem",
-    reference="CACP25, Gaussian data (one dimension: theory page on Gaussians)",
+GROWTH = lab.theorem(
+    "growth",
+    "In one dimension with $va > 0$ the variance grows like $e^{2v(q/k)t}$ under L2 "
+    "and like $e^{2vt}$ under Sinkhorn attention.",
+    "CACP25, Gaussian data (one dimension: theory page on Gaussians)",
 )
-SINGULAR_TIME = lab.Claim(
-    id="singular-key-time",
-    statement=r"L2 attention with $K = (1, 0)$, $Q = (0, 1)$, "
-    r"$V = \mathrm{diag}(0, 1)$ blows up at $t^* = (1 + 2\beta S_{11})/(2\beta S_{12}) "
-    r"= 5$.",
-    status="theorem",
-    reference="CACP25, Gaussian data (a counterexample where $K$ is singular: theory "
-    "page on Gaussians)",
+SINGULAR_TIME = lab.theorem(
+    "singular-key-time",
+    r"L2 attention with $K = (1, 0)$, $Q = (0, 1)$, $V = \mathrm{diag}(0, 1)$ blows "
+    r"up at $t^* = (1 + 2\beta S_{11})/(2\beta S_{12}) = 5$.",
+    "CACP25, Gaussian data (a counterexample where $K$ is singular: theory page on "
+    "Gaussians)",
 )
-SINGULAR_LAW = lab.Claim(
-    id="singular-key-law",
-    statement=r"There $S_{12}$ grows like $1/(t^* - t)$ and $S_{22}$ like its square: "
-    r"$S = (1, 0.6, 2.4)$ at depth $2.5$ and $(1, 3, 60)$ at $4.5$.",
-    status="theorem",
-    reference="CACP25, Gaussian data (a counterexample where $K$ is singular: theory "
-    "page on Gaussians)",
+SINGULAR_LAW = lab.theorem(
+    "singular-key-law",
+    "There $S_{12}$ grows like $1/(t^* - t)$ and $S_{22}$ like its square: "
+    "$S = (1, 0.6, 2.4)$ at depth $2.5$ and $(1, 3, 60)$ at $4.5$.",
+    "CACP25, Gaussian data (a counterexample where $K$ is singular: theory page on "
+    "Gaussians)",
 )
-SINKHORN = lab.Claim(
-    id="sinkhorn-global",
-    statement=r"Under Sinkhorn attention "
-    r"$\mathrm{tr}\,S(t) \le e^{2|V|t}\,\mathrm{tr}\,S_0$, whatever $Q$ and $K$.",
-    status="theorem",
-    reference="CACP25, Gaussian data (the constant: theory page on Gaussians)",
+SINKHORN = lab.theorem(
+    "sinkhorn-global",
+    r"Under Sinkhorn attention $\mathrm{tr}\,S(t) \le e^{2|V|t}\,\mathrm{tr}\,S_0$, "
+    "whatever $Q$ and $K$.",
+    "CACP25, Gaussian data (the constant: theory page on Gaussians)",
 )
-L2_BOUND = lab.Claim(
-    id="l2-global",
-    statement=r"Under L2 attention with $K$ of full column rank "
+L2_BOUND = lab.theorem(
+    "l2-global",
+    "Under L2 attention with $K$ of full column rank "
     r"$\mathrm{tr}\,S(t) \le e^{2|V||A|t/\sigma_{\min}(K)^2}\,\mathrm{tr}\,S_0$.",
-    status="theorem",
-    reference="CACP25, Gaussian data (the constant: theory page on Gaussians)",
+    "CACP25, Gaussian data (the constant: theory page on Gaussians)",
 )
 
 

@@ -92,61 +92,52 @@ class Parameters:
     )
 
 
-AFFINE = lab.Claim(
-    id="affine",
-    statement=r"On a Gaussian, softmax, L2, Sinkhorn and linear attention are $c + Lx$ "
-    r"with $L = \beta VSA$, $2\beta VNSA$, $2\beta VMA$, $\beta V(S + mm^\top)A$.",
-    status="theorem",
-    reference="CACP25, Gaussian data (derivations: theory page on Gaussians)",
+AFFINE = lab.theorem(
+    "affine",
+    "On a Gaussian, softmax, L2, Sinkhorn and linear attention are $c + Lx$ with "
+    r"$L = \beta VSA$, $2\beta VNSA$, $2\beta VMA$, $\beta V(S + mm^\top)A$.",
+    "CACP25, Gaussian data (derivations: theory page on Gaussians)",
 )
-FLOW = lab.Claim(
-    id="flow",
-    statement=r"The flow of a Gaussian is $\dot m = Lm + c$, $\dot S = LS + SL^\top$.",
-    status="theorem",
-    reference="CACP25, Gaussian data",
+FLOW = lab.theorem(
+    "flow",
+    r"The flow of a Gaussian is $\dot m = Lm + c$, $\dot S = LS + SL^\top$.",
+    "CACP25, Gaussian data",
 )
-REFERENCE = lab.Claim(
-    id="reference-values",
-    statement=r"Mean and covariance take their tabulated values at depths $\tfrac12$ "
-    r"and $1$ for the four kinds.",
-    status="observation",
+REFERENCE = lab.observation(
+    "reference-values",
+    r"Mean and covariance take their tabulated values at depths $\tfrac12$ and $1$ "
+    "for the four kinds.",
 )
-RESIDUAL_LAYERS = lab.Claim(
-    id="layers",
-    statement=r"Ten residual layers of step $\tfrac1{20}$ apply $m + h(Lm + c)$ and "
+RESIDUAL_LAYERS = lab.theorem(
+    "layers",
+    r"Ten residual layers of step $\tfrac1{20}$ apply $m + h(Lm + c)$ and "
     r"$(I + hL)S(I + hL)^\top$ ten times, without error.",
-    status="theorem",
-    reference="CACP25, Gaussian data (layers: theory page on Gaussians)",
+    "CACP25, Gaussian data (layers: theory page on Gaussians)",
 )
-TOKENS = lab.Claim(
-    id="tokens",
-    statement=r"The covariance of $n$ quasi-random tokens under softmax and L2 "
-    r"attention approaches that of the Gaussian faster than $n^{-1/2}$.",
-    status="observation",
+TOKENS = lab.observation(
+    "tokens",
+    "The covariance of $n$ quasi-random tokens under softmax and L2 attention "
+    "approaches that of the Gaussian faster than $n^{-1/2}$.",
 )
-NEAR = lab.Claim(
-    id="near",
-    statement=r"A few hundred tokens have the covariance of the Gaussian within 2%, "
-    r"under each of the four kinds.",
-    status="observation",
+NEAR = lab.observation(
+    "near",
+    "A few hundred tokens have the covariance of the Gaussian within 2%, under each "
+    "of the four kinds.",
 )
-MOMENTS = lab.Claim(
-    id="moments",
-    statement=r"Linear attention sees first and second moments only: four tokens have "
-    r"mean and covariance of the Gaussian flow at all depths.",
-    status="theorem",
-    reference="CACP25, Gaussian data (any measure: theory page on Gaussians)",
+MOMENTS = lab.theorem(
+    "moments",
+    "Linear attention sees first and second moments only: four tokens have mean and "
+    "covariance of the Gaussian flow at all depths.",
+    "CACP25, Gaussian data (any measure: theory page on Gaussians)",
 )
-BEND = lab.Claim(
-    id="bent",
-    statement=r"Sigmoid and unnormalised attention are not affine on a Gaussian: the "
-    r"best affine fit in $L^2(\mu)$ leaves more than 1% of the velocity.",
-    status="observation",
+BEND = lab.observation(
+    "bent",
+    "Sigmoid and unnormalised attention are not affine on a Gaussian: the best "
+    r"affine fit in $L^2(\mu)$ leaves more than 1% of the velocity.",
 )
-FIT = lab.Claim(
-    id="fit",
-    statement=r"What the best affine fit leaves of the velocity is measured right.",
-    status="observation",
+FIT = lab.observation(
+    "fit",
+    "What the best affine fit leaves of the velocity is measured right.",
 )
 
 

@@ -82,78 +82,66 @@ class Parameters:
     seed: int = lab.setting(0, help="seed of the draws", at_least=0)
 
 
-GENERIC = lab.Claim(
-    id="generic",
-    statement=r"For random $Q$, $K$, $V$ no covariance has a limit of full rank.",
-    status="conjecture",
-    reference="CACP25, low-rank conjecture (generic form: theory page on Gaussians)",
+GENERIC = lab.conjecture(
+    "generic",
+    "For random $Q$, $K$, $V$ no covariance has a limit of full rank.",
+    "CACP25, low-rank conjecture (generic form: theory page on Gaussians)",
 )
-RANK = lab.Claim(
-    id="rank",
-    statement=r"Whatever converges, in any ensemble, has a limit of rank at most "
+RANK = lab.conjecture(
+    "rank",
+    "Whatever converges, in any ensemble, has a limit of rank at most "
     r"$(d + \dim\ker A)/2$.",
-    status="conjecture",
-    reference="CACP25, low-rank conjecture (generic form: theory page on Gaussians)",
+    "CACP25, low-rank conjecture (generic form: theory page on Gaussians)",
 )
-DECIDED = lab.Claim(
-    id="decided",
-    statement=r"The explorer decides on all but a few of the draws.",
-    status="observation",
+DECIDED = lab.observation(
+    "decided",
+    "The explorer decides on all but a few of the draws.",
 )
-NEAREST = lab.Claim(
-    id="nearest",
-    statement=r"Generic $Q$ and $V$ of the plane have to be changed until a covariance "
-    r"of rank $2$ is stationary.",
-    status="observation",
+NEAREST = lab.observation(
+    "nearest",
+    "Generic $Q$ and $V$ of the plane have to be changed until a covariance of rank "
+    "$2$ is stationary.",
 )
-ISOTROPIC = lab.Claim(
-    id="isotropic",
-    statement=r"The range of a limit that is not zero is isotropic for the score: "
+ISOTROPIC = lab.conjecture(
+    "isotropic",
+    "The range of a limit that is not zero is isotropic for the score: "
     r"$u^\top Au = 0$.",
-    status="conjecture",
-    reference="CACP25, low-rank conjecture (generic form: theory page on Gaussians)",
+    "CACP25, low-rank conjecture (generic form: theory page on Gaussians)",
 )
-LITERAL = lab.Claim(
-    id="literal",
-    statement=r"The literal statement is false: for $A = I$ and a quarter turn $V$ the "
-    r"covariance $cI$, of rank $2$, is stationary.",
-    status="theorem",
-    reference="CACP25, low-rank conjecture (counterexample: theory page on Gaussians)",
+LITERAL = lab.theorem(
+    "literal",
+    "The literal statement is false: for $A = I$ and a quarter turn $V$ the "
+    "covariance $cI$, of rank $2$, is stationary.",
+    "CACP25, low-rank conjecture (counterexample: theory page on Gaussians)",
 )
-PERIOD = lab.Claim(
-    id="period",
-    statement=r"All other covariances turn for ever, with the period "
+PERIOD = lab.theorem(
+    "period",
+    "All other covariances turn for ever, with the period "
     r"$\pi/(\beta\operatorname{tr}S_0)$.",
-    status="theorem",
-    reference="CACP25, low-rank conjecture (counterexample: theory page on Gaussians)",
+    "CACP25, low-rank conjecture (counterexample: theory page on Gaussians)",
 )
-CONSERVED = lab.Claim(
-    id="conserved",
-    statement=r"Trace and determinant are conserved while they turn.",
-    status="theorem",
-    reference="CACP25, low-rank conjecture (counterexample: theory page on Gaussians)",
+CONSERVED = lab.theorem(
+    "conserved",
+    "Trace and determinant are conserved while they turn.",
+    "CACP25, low-rank conjecture (counterexample: theory page on Gaussians)",
 )
-DECAY = lab.Claim(
-    id="decay",
-    statement=r"In the replayable case $t\,S(t) \to X$ with $X$ of full rank and "
+DECAY = lab.observation(
+    "decay",
+    r"In the replayable case $t\,S(t) \to X$ with $X$ of full rank and "
     r"$-X = \beta(VXAX + XA^\top XV^\top)$.",
-    status="observation",
 )
-RATIO = lab.Claim(
-    id="ratio",
-    statement=r"There the ratio of the two eigenvalues of $S(t)$ stays away from zero.",
-    status="observation",
+RATIO = lab.observation(
+    "ratio",
+    "There the ratio of the two eigenvalues of $S(t)$ stays away from zero.",
 )
-OPEN = lab.Claim(
-    id="open-set",
-    statement=r"Matrices near by do the same: full rank survives on an open set.",
-    status="observation",
+OPEN = lab.observation(
+    "open-set",
+    "Matrices near by do the same: full rank survives on an open set.",
 )
-FOUND = lab.Claim(
-    id="found",
-    statement=r"The explorer tells the known cases for what they are, exceptions as "
-    r"exceptions, and a second look confirms them.",
-    status="observation",
+FOUND = lab.observation(
+    "found",
+    "The explorer tells the known cases for what they are, exceptions as exceptions, "
+    "and a second look confirms them.",
 )
 
 

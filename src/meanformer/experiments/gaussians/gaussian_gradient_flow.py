@@ -54,64 +54,54 @@ class Parameters:
     )
 
 
-GRADIENT = lab.Claim(
-    id="gradient",
-    statement=r"In the Bures-Wasserstein metric $L = 2\nabla F$, with a mobility $P$ "
+GRADIENT = lab.theorem(
+    "gradient",
+    r"In the Bures-Wasserstein metric $L = 2\nabla F$, with a mobility $P$ "
     r"$L = 2P\,\nabla F$, in that of Fisher and Rao $\dot S = 2S\,\nabla F\,S$.",
-    status="theorem",
-    reference="CACP25, Gaussian data; SABP22, gradient flow interpretation (all rows: "
-    "theory page on Gaussians)",
+    "CACP25, Gaussian data; SABP22, gradient flow interpretation (all rows: theory "
+    "page on Gaussians)",
 )
-ENERGY = lab.Claim(
-    id="energy",
-    statement=r"The energies of the seven layers are those of their formulas.",
-    status="observation",
+ENERGY = lab.observation(
+    "energy",
+    "The energies of the seven layers are those of their formulas.",
 )
-ASCENT = lab.Claim(
-    id="ascent",
-    statement=r"Along the flows the energy never falls.",
-    status="theorem",
-    reference="CACP25, Gaussian data (energies: theory page on Gaussians)",
+ASCENT = lab.theorem(
+    "ascent",
+    "Along the flows the energy never falls.",
+    "CACP25, Gaussian data (energies: theory page on Gaussians)",
 )
-DISSIPATION = lab.Claim(
-    id="dissipation",
-    statement=r"$F$ grows at the rate $\operatorname{tr}(LSL^\top)$, in a twisted "
-    r"metric $\operatorname{tr}(P^{-1}LSL^\top)$, in that of Fisher and Rao "
+DISSIPATION = lab.theorem(
+    "dissipation",
+    r"$F$ grows at the rate $\operatorname{tr}(LSL^\top)$, in a twisted metric "
+    r"$\operatorname{tr}(P^{-1}LSL^\top)$, in that of Fisher and Rao "
     r"$\tfrac12\operatorname{tr}((S^{-1}\dot S)^2)$.",
-    status="theorem",
-    reference="CACP25, Gaussian data (energies: theory page on Gaussians)",
+    "CACP25, Gaussian data (energies: theory page on Gaussians)",
 )
-MOTION = lab.Claim(
-    id="motion",
-    statement=r"Without a mobility that rate is $\int|\Gamma|^2\,\mathrm{d}\mu$, the "
-    r"mean square of the velocity of the tokens.",
-    status="theorem",
-    reference="SABP22, gradient flow interpretation",
+MOTION = lab.theorem(
+    "motion",
+    r"Without a mobility that rate is $\int|\Gamma|^2\,\mathrm{d}\mu$, the mean "
+    "square of the velocity of the tokens.",
+    "SABP22, gradient flow interpretation",
 )
-REWARD_VALUE = lab.Claim(
-    id="reward",
-    statement=r"The entropic reward of $\mathcal{N}(0, S)$ under $B = "
-    r"\left(\begin{smallmatrix}0.8 & 0.3\\ 0.3 & -0.4\end{smallmatrix}\right)$ is "
-    r"$E_B = 0.375126721371$.",
-    status="observation",
+REWARD_VALUE = lab.observation(
+    "reward",
+    r"The entropic reward of $\mathcal{N}(0, S)$ under "
+    r"$B = \left(\begin{smallmatrix}0.8 & 0.3\\ 0.3 & "
+    r"-0.4\end{smallmatrix}\right)$ is $E_B = 0.375126721371$.",
 )
-REWARD_CLOUD = lab.Claim(
-    id="reward-of-tokens",
-    statement=r"It is the entropic energy of a cloud of tokens that stands for the "
-    r"Gaussian.",
-    status="observation",
+REWARD_CLOUD = lab.observation(
+    "reward-of-tokens",
+    "It is the entropic energy of a cloud of tokens that stands for the Gaussian.",
 )
-TOLD = lab.Claim(
-    id="told",
-    statement=r"The library tells gradients from others: seven layers of one sort, "
-    r"five of the other.",
-    status="observation",
+TOLD = lab.observation(
+    "told",
+    "The library tells gradients from others: seven layers of one sort, five of the "
+    "other.",
 )
-FALL = lab.Claim(
-    id="fall",
-    statement=r"With an indefinite matrix in front of $V = A$ the energy of $V = A$ "
-    r"falls first and rises later.",
-    status="observation",
+FALL = lab.observation(
+    "fall",
+    "With an indefinite matrix in front of $V = A$ the energy of $V = A$ falls first "
+    "and rises later.",
 )
 
 

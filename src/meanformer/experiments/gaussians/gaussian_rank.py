@@ -51,67 +51,55 @@ class Parameters:
     seed: int = lab.setting(0, help="seed of all draws", at_least=0)
 
 
-LIMIT = lab.Claim(
-    id="limit",
-    statement=r"With $V = I$ and $A \le 0$ the covariance tends to "
-    r"$(\Pi S_0^{-1}\Pi)^+$ under softmax, L2 and Sinkhorn attention alike.",
-    status="theorem",
-    reference="CACP25, Gaussian data (the limit: theory page on Gaussians)",
+LIMIT = lab.theorem(
+    "limit",
+    r"With $V = I$ and $A \le 0$ the covariance tends to $(\Pi S_0^{-1}\Pi)^+$ under "
+    "softmax, L2 and Sinkhorn attention alike.",
+    "CACP25, Gaussian data (the limit: theory page on Gaussians)",
 )
-RANK = lab.Claim(
-    id="rank",
-    statement=r"The rank of the limit is $\dim\ker A_s$ exactly.",
-    status="theorem",
-    reference="CACP25, Gaussian data (the limit: theory page on Gaussians)",
+RANK = lab.theorem(
+    "rank",
+    r"The rank of the limit is $\dim\ker A_s$ exactly.",
+    "CACP25, Gaussian data (the limit: theory page on Gaussians)",
 )
-DECAY = lab.Claim(
-    id="decay",
-    statement=r"The other eigenvalues decay like $t^{-1}$.",
-    status="theorem",
-    reference="CACP25, Gaussian data (the rate: theory page on Gaussians)",
+DECAY = lab.theorem(
+    "decay",
+    "The other eigenvalues decay like $t^{-1}$.",
+    "CACP25, Gaussian data (the rate: theory page on Gaussians)",
 )
-CONSTANT = lab.Claim(
-    id="decay-constant",
-    statement=r"Times depth they tend to the inverses of $2\beta$ (softmax) or "
-    r"$4\beta$ (L2, Sinkhorn) times the eigenvalues of $-A_s$.",
-    status="theorem",
-    reference="CACP25, Gaussian data (the rate: theory page on Gaussians)",
+CONSTANT = lab.theorem(
+    "decay-constant",
+    r"Times depth they tend to the inverses of $2\beta$ (softmax) or $4\beta$ (L2, "
+    "Sinkhorn) times the eigenvalues of $-A_s$.",
+    "CACP25, Gaussian data (the rate: theory page on Gaussians)",
 )
-ISOTROPIC = lab.Claim(
-    id="stationary-rank",
-    statement=r"With $V = I$ the highest rank of a stationary covariance of softmax "
-    r"attention is $n_0 + \min(n_+, n_-)$.",
-    status="theorem",
-    reference="CACP25, Gaussian data (in the corrected form of the theory page on "
-    "Gaussians)",
+ISOTROPIC = lab.theorem(
+    "stationary-rank",
+    "With $V = I$ the highest rank of a stationary covariance of softmax attention "
+    r"is $n_0 + \min(n_+, n_-)$.",
+    "CACP25, Gaussian data (in the corrected form of the theory page on Gaussians)",
 )
-SHARP = lab.Claim(
-    id="isotropic",
-    statement=r"Covariances whose range is isotropic for $A_s$, built from "
-    r"eigenvectors, do not move.",
-    status="theorem",
-    reference="CACP25, Gaussian data (in the corrected form of the theory page on "
-    "Gaussians)",
+SHARP = lab.theorem(
+    "isotropic",
+    "Covariances whose range is isotropic for $A_s$, built from eigenvectors, do not "
+    "move.",
+    "CACP25, Gaussian data (in the corrected form of the theory page on Gaussians)",
 )
-DEFINITE = lab.Claim(
-    id="definite-values",
-    statement=r"With $V = W^\top W$ and $A = -Q^\top Q$ of rank 2 in dimension 4, "
-    r"$AS(t)$ tends to zero under softmax attention.",
-    status="theorem",
-    reference="CACP25, Gaussian data (definite values: theory page on Gaussians)",
+DEFINITE = lab.theorem(
+    "definite-values",
+    r"With $V = W^\top W$ and $A = -Q^\top Q$ of rank 2 in dimension 4, $AS(t)$ tends "
+    "to zero under softmax attention.",
+    "CACP25, Gaussian data (definite values: theory page on Gaussians)",
 )
-DEFINITE_RANK = lab.Claim(
-    id="definite-values-rank",
-    statement=r"There at most $\dim\ker A_s = 2$ eigenvalues of $S(t)$ do not tend to "
-    r"zero.",
-    status="theorem",
-    reference="CACP25, Gaussian data (definite values: theory page on Gaussians)",
+DEFINITE_RANK = lab.theorem(
+    "definite-values-rank",
+    r"There at most $\dim\ker A_s = 2$ eigenvalues of $S(t)$ do not tend to zero.",
+    "CACP25, Gaussian data (definite values: theory page on Gaussians)",
 )
-FALLING = lab.Claim(
-    id="falling",
-    statement=r"On the way $\mathrm{tr}(V^{-1}S)$ never grows.",
-    status="theorem",
-    reference="CACP25, Gaussian data (definite values: theory page on Gaussians)",
+FALLING = lab.theorem(
+    "falling",
+    r"On the way $\mathrm{tr}(V^{-1}S)$ never grows.",
+    "CACP25, Gaussian data (definite values: theory page on Gaussians)",
 )
 
 

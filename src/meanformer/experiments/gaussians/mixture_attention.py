@@ -64,51 +64,43 @@ class Parameters:
     )
 
 
-VELOCITY = lab.Claim(
-    id="velocity",
-    statement=r"In the context half $\mathcal{N}(0, 1)$, half $\mathcal{N}(1, "
-    r"\tfrac14)$, with $A = V = 1$, the velocity at $x = -2, \dots, 3$ is $-1.92672$, "
-    r"$-0.64683$, $0.5$, $1.16284$, $1.68877$, $2.49083$.",
-    status="observation",
+VELOCITY = lab.observation(
+    "velocity",
+    r"In the context half $\mathcal{N}(0, 1)$, half $\mathcal{N}(1, \tfrac14)$, with "
+    r"$A = V = 1$, the velocity at $x = -2, \dots, 3$ is $-1.92672$, $-0.64683$, "
+    "$0.5$, $1.16284$, $1.68877$, $2.49083$.",
 )
-INTEGRAL = lab.Claim(
-    id="integral",
-    statement=r"It is $\int ye^{xy}\,\mathrm{d}\mu(y)\big/\int e^{xy}\,\mathrm{d}\mu(y)"
-    r"$ for the density of the mixture.",
-    status="theorem",
-    reference="CACP25, masked attention (mixtures: theory page on measures)",
+INTEGRAL = lab.theorem(
+    "integral",
+    r"It is $\int ye^{xy}\,\mathrm{d}\mu(y)\big/\int e^{xy}\,\mathrm{d}\mu(y)$ for "
+    "the density of the mixture.",
+    "CACP25, masked attention (mixtures: theory page on measures)",
 )
-BENT = lab.Claim(
-    id="bent",
-    statement=r"It is not affine: second differences are not zero.",
-    status="observation",
+BENT = lab.observation(
+    "bent",
+    "It is not affine: second differences are not zero.",
 )
-RESIDUAL = lab.Claim(
-    id="residual",
-    statement=r"For two equal components what no affine map can fit grows like the "
-    r"fourth power of their separation at first: their third cumulant is zero, the "
-    r"fourth is not.",
-    status="observation",
+RESIDUAL = lab.observation(
+    "residual",
+    "For two equal components what no affine map can fit grows like the fourth power "
+    "of their separation at first: their third cumulant is zero, the fourth is not.",
 )
-EQUAL = lab.Claim(
-    id="coincide",
-    statement=r"Where the components coincide, nothing is left and the moments of "
-    r"tokens are those of the Gaussian at all depths.",
-    status="theorem",
-    reference="CACP25, Gaussian data",
+EQUAL = lab.theorem(
+    "coincide",
+    "Where the components coincide, nothing is left and the moments of tokens are "
+    "those of the Gaussian at all depths.",
+    "CACP25, Gaussian data",
 )
-DEPART = lab.Claim(
-    id="depart",
-    statement=r"The farther apart the components, the farther are mean and covariance "
-    r"of the tokens from those of the Gaussian that had the same at depth $0$.",
-    status="observation",
+DEPART = lab.observation(
+    "depart",
+    "The farther apart the components, the farther are mean and covariance of the "
+    "tokens from those of the Gaussian that had the same at depth $0$.",
 )
-LINEAR = lab.Claim(
-    id="linear",
-    statement=r"Linear attention sees two moments only: the mixture keeps those of its "
-    r"Gaussian at all depths, whatever the separation.",
-    status="theorem",
-    reference="CACP25, Gaussian data (linear attention: theory page on Gaussians)",
+LINEAR = lab.theorem(
+    "linear",
+    "Linear attention sees two moments only: the mixture keeps those of its Gaussian "
+    "at all depths, whatever the separation.",
+    "CACP25, Gaussian data (linear attention: theory page on Gaussians)",
 )
 
 

@@ -60,26 +60,23 @@ class Parameters:
     seed: int = lab.setting(3, help="seed of all samples", at_least=0)
 
 
-EULER = lab.Claim(
-    id="euler",
-    statement=r"The critical points of two atoms of masses $0.7, 0.3$ on the circle "
-    r"with three sigmoid units have indices $k$ with $\sum(-1)^k = 0$, the Euler "
-    r"characteristic of the torus: none has been missed that this sum would tell.",
-    status="theorem",
-    reference="Mil63, Theorem 5.2",
+EULER = lab.theorem(
+    "euler",
+    "The critical points of two atoms of masses $0.7, 0.3$ on the circle with three "
+    r"sigmoid units have indices $k$ with $\sum(-1)^k = 0$, the Euler characteristic "
+    "of the torus: none has been missed that this sum would tell.",
+    "Mil63, Theorem 5.2",
 )
-SCANNED = lab.Claim(
-    id="all-found",
-    statement=r"The search finds as many critical points of each index $0, 1, 2$ as "
-    r"there are zeros of both slopes in a scan of the whole torus, and all of them "
-    r"where the scan does.",
-    status="observation",
+SCANNED = lab.observation(
+    "all-found",
+    "The search finds as many critical points of each index $0, 1, 2$ as there are "
+    "zeros of both slopes in a scan of the whole torus, and all of them where the "
+    "scan does.",
 )
-AXES = lab.Claim(
-    id="matrix-axes",
-    statement=r"With the matrix $D = $ diag$(1.5, 1, 0.5)$ single atoms on the sphere "
-    r"rest at the axes only, at energies $\frac12e^{\lambda_k}$ with index $k - 1$.",
-    status="observation",
+AXES = lab.observation(
+    "matrix-axes",
+    "With the matrix $D = $ diag$(1.5, 1, 0.5)$ single atoms on the sphere rest at "
+    r"the axes only, at energies $\frac12e^{\lambda_k}$ with index $k - 1$.",
 )
 
 

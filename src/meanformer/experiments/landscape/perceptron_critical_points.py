@@ -62,59 +62,51 @@ class Parameters:
     seed: int = lab.setting(3, help="seed of the starts", at_least=0)
 
 
-STATES = lab.Claim(
-    id="two-atom-states",
-    statement=r"With $c = 4$ two atoms of mass $1/2$ rest near the units: first angle "
-    r"for $\beta = 0, 1, 2, 3, 4$, and both energies at $\beta = 2$ (masses $1/2, 1/2$ "
-    r"and $0.7, 0.3$).",
-    status="observation",
+STATES = lab.observation(
+    "two-atom-states",
+    "With $c = 4$ two atoms of mass $1/2$ rest near the units: first angle for "
+    r"$\beta = 0, 1, 2, 3, 4$, and both energies at $\beta = 2$ (masses $1/2, 1/2$ "
+    "and $0.7, 0.3$).",
 )
-STABLE = lab.Claim(
-    id="two-atom-rates",
-    statement=r"The two-atom state at $\beta = 2$ is stable: small motions decay at "
-    r"the rates $-3.0678405218$ and $-3.9798427505$.",
-    status="observation",
+STABLE = lab.observation(
+    "two-atom-rates",
+    r"The two-atom state at $\beta = 2$ is stable: small motions decay at the rates "
+    "$-3.0678405218$ and $-3.9798427505$.",
 )
-LOCALISED = lab.Claim(
-    id="localised",
-    statement=r"Its atoms sit near the peaks of $\Phi$, the nearer the lower the "
-    r"temperature: the distance from the peak, $\beta = 1, 2, 3, 4$.",
-    status="observation",
-    reference="AGR26, atomic and localised critical points",
+LOCALISED = lab.observation(
+    "localised",
+    r"Its atoms sit near the peaks of $\Phi$, the nearer the lower the temperature: "
+    r"the distance from the peak, $\beta = 1, 2, 3, 4$.",
+    "AGR26, atomic and localised critical points",
 )
-MAXIMUM = lab.Claim(
-    id="maximum",
-    statement=r"The largest energy over all measures is "
+MAXIMUM = lab.theorem(
+    "maximum",
+    "The largest energy over all measures is "
     r"$\frac{e^\beta}{2\beta} + \max\Phi = 3.8472640247$, that of one atom; found by "
-    r"bisection with bounds, and reached by no other state of the search.",
-    status="theorem",
-    reference="BKKRW25, convexity for positive definite kernels",
+    "bisection with bounds, and reached by no other state of the search.",
+    "BKKRW25, convexity for positive definite kernels",
 )
-NO_CERTIFICATE = lab.Claim(
-    id="no-certificate",
-    statement=r"The first variation is no certificate of a maximum: its gap is $0$ at "
-    r"the two-atom state, which is $0.87$ below the maximum.",
-    status="observation",
+NO_CERTIFICATE = lab.observation(
+    "no-certificate",
+    "The first variation is no certificate of a maximum: its gap is $0$ at the "
+    "two-atom state, which is $0.87$ below the maximum.",
 )
-MINIMUM = lab.Claim(
-    id="minimum",
-    statement=r"Conditional gradients find the least energy over all measures, up to "
-    r"$10^{-6}$: masses on a grid lie above it, by no more than their certificate.",
-    status="theorem",
-    reference="BKKRW25, convexity for positive definite kernels",
+MINIMUM = lab.theorem(
+    "minimum",
+    "Conditional gradients find the least energy over all measures, up to $10^{-6}$: "
+    "masses on a grid lie above it, by no more than their certificate.",
+    "BKKRW25, convexity for positive definite kernels",
 )
-FOLD = lab.Claim(
-    id="fold",
-    statement=r"The stable two-atom state exists above a strength $c^*(\beta)$, the "
-    r"smallest on the stable part of the branch $c = e^{\beta\cos\varphi}\sin\varphi/"
-    r"\sin 2s$ of atoms at $s$ and $2\pi/3 - s$, $\varphi = 2\pi/3 - 2s$.",
-    status="observation",
+FOLD = lab.observation(
+    "fold",
+    r"The stable two-atom state exists above a strength $c^*(\beta)$, the smallest on "
+    r"the stable part of the branch $c = e^{\beta\cos\varphi}\sin\varphi/\sin 2s$ of "
+    r"atoms at $s$ and $2\pi/3 - s$, $\varphi = 2\pi/3 - 2s$.",
 )
-BASINS = lab.Claim(
-    id="basins",
-    statement=r"From all starts on a grid two tokens end at one of the critical points "
-    r"of the search: one atom, two atoms, or the flat region where $\Phi = 0$.",
-    status="observation",
+BASINS = lab.observation(
+    "basins",
+    "From all starts on a grid two tokens end at one of the critical points of the "
+    r"search: one atom, two atoms, or the flat region where $\Phi = 0$.",
 )
 
 

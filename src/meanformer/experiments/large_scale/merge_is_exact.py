@@ -40,41 +40,35 @@ class Parameters:
     depth: float = lab.setting(20.0, help="last depth", at_least=15, at_most=25)
 
 
-FIRST_ORDER = lab.Claim(
-    id="first-order",
-    statement=r"The largest distance of the merged from the true flow along depth is "
-    r"of first order in the distance $r$ of a join.",
-    status="observation",
+FIRST_ORDER = lab.observation(
+    "first-order",
+    "The largest distance of the merged from the true flow along depth is of first "
+    "order in the distance $r$ of a join.",
 )
-LASTING = lab.Claim(
-    id="second-order",
-    statement=r"What is left of it when the true clusters have come together is of "
-    r"second order in $r$ or higher.",
-    status="observation",
+LASTING = lab.observation(
+    "second-order",
+    "What is left of it when the true clusters have come together is of second order "
+    "in $r$ or higher.",
 )
-BOUND = lab.Claim(
-    id="bound",
-    statement=r"The distance stays below the jumps carried along the path, at all "
-    r"depths and all $r$: the largest ratio.",
-    status="observation",
+BOUND = lab.observation(
+    "bound",
+    "The distance stays below the jumps carried along the path, at all depths and "
+    "all $r$: the largest ratio.",
 )
-JUMPS = lab.Claim(
-    id="jumps",
-    statement=r"The two closest pairs, joined at the prescribed distance $r$, move the "
-    r"measure by $\sqrt{w_1w_2/(w_1+w_2)}\,r$ each.",
-    status="observation",
+JUMPS = lab.observation(
+    "jumps",
+    "The two closest pairs, joined at the prescribed distance $r$, move the measure "
+    r"by $\sqrt{w_1w_2/(w_1+w_2)}\,r$ each.",
 )
-EVENT = lab.Claim(
-    id="event",
-    statement=r"The first join happens at the depth where an ordinary integrator sees "
-    r"the gap fall below $r$.",
-    status="observation",
+EVENT = lab.observation(
+    "event",
+    "The first join happens at the depth where an ordinary integrator sees the gap "
+    "fall below $r$.",
 )
-ENERGY = lab.Claim(
-    id="energy",
-    statement=r"The energy at the last depth is that of the true flow, up to an error "
-    r"of second order in $r$ or higher.",
-    status="observation",
+ENERGY = lab.observation(
+    "energy",
+    "The energy at the last depth is that of the true flow, up to an error of second "
+    "order in $r$ or higher.",
 )
 
 

@@ -42,38 +42,33 @@ class Parameters:
     rtol: float = lab.setting(1e-10, help="relative tolerance of the walks", above=0)
 
 
-BEYOND = lab.Claim(
-    id="beyond-rounding",
-    statement=r"Depths beyond $10^{20}$, where velocities are far below rounding, "
-    r"agree with the two-group law as well.",
-    status="observation",
+BEYOND = lab.observation(
+    "beyond-rounding",
+    "Depths beyond $10^{20}$, where velocities are far below rounding, agree with "
+    "the two-group law as well.",
 )
-STEPS = lab.Claim(
-    id="steps",
-    statement=r"The number of steps to a meeting grows at most like the logarithm of "
-    r"its depth: steps at the largest $\beta$ over steps at $\beta = 10$, against the "
-    r"ratio of the logarithms.",
-    status="observation",
+STEPS = lab.observation(
+    "steps",
+    "The number of steps to a meeting grows at most like the logarithm of its depth: "
+    r"steps at the largest $\beta$ over steps at $\beta = 10$, against the ratio of "
+    "the logarithms.",
 )
-FIVE_DEPTHS = lab.Claim(
-    id="five-tokens",
-    statement=r"The five tokens of the published run at $\beta = 4$ come within "
-    r"$10^{-2}$ of each other at the depths $2.78$, $4.09$, $6.70$ and $329.87$, where "
-    r"an ordinary integrator finds it.",
-    status="observation",
-    reference="GKPR24, five tokens on the circle",
+FIVE_DEPTHS = lab.observation(
+    "five-tokens",
+    r"The five tokens of the published run at $\beta = 4$ come within $10^{-2}$ of "
+    "each other at the depths $2.78$, $4.09$, $6.70$ and $329.87$, where an ordinary "
+    "integrator finds it.",
+    "GKPR24, five tokens on the circle",
 )
-FIVE_ENERGY = lab.Claim(
-    id="five-energies",
-    statement=r"Their energy along the way is that of an ordinary integrator, with "
-    r"the plateau $13/25 = 0.52$ from depth $5$ to $300$.",
-    status="observation",
+FIVE_ENERGY = lab.observation(
+    "five-energies",
+    "Their energy along the way is that of an ordinary integrator, with the plateau "
+    "$13/25 = 0.52$ from depth $5$ to $300$.",
 )
-RISES = lab.Claim(
-    id="energy-rises",
-    statement=r"The energy never decreases along the flow.",
-    status="theorem",
-    reference="GLPR23, the energy is a Lyapunov function of both sphere flows",
+RISES = lab.theorem(
+    "energy-rises",
+    "The energy never decreases along the flow.",
+    "GLPR23, the energy is a Lyapunov function of both sphere flows",
 )
 
 

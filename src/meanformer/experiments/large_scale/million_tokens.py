@@ -40,34 +40,28 @@ class Parameters:
     seed: int = lab.setting(0, help="seed of the tokens", at_least=0)
 
 
-UNIFORM = lab.Claim(
-    id="uniform-law",
-    statement=r"On $n$ tokens in a quadrature of the uniform law on $S^2$, softmax "
-    r"attention is $x \mapsto (\coth\beta - 1/\beta)\,x$ at every token, "
-    r"$\beta = 4, 25$.",
-    status="observation",
+UNIFORM = lab.observation(
+    "uniform-law",
+    "On $n$ tokens in a quadrature of the uniform law on $S^2$, softmax attention is "
+    r"$x \mapsto (\coth\beta - 1/\beta)\,x$ at every token, $\beta = 4, 25$.",
 )
-SAMPLE = lab.Claim(
-    id="spot-check",
-    statement=r"On $n$ tokens without symmetry and with unequal weights, fast sums "
-    r"agree with plain ones within their tolerance.",
-    status="observation",
+SAMPLE = lab.observation(
+    "spot-check",
+    "On $n$ tokens without symmetry and with unequal weights, fast sums agree with "
+    "plain ones within their tolerance.",
 )
-FAST = lab.Claim(
-    id="fast",
-    statement=r"None of these sums had to be computed exactly.",
-    status="observation",
+FAST = lab.observation(
+    "fast",
+    "None of these sums had to be computed exactly.",
 )
-GROWTH = lab.Claim(
-    id="growth",
-    statement=r"The time of a velocity grows nearly linearly in $n$, not as $n^2$.",
-    status="observation",
+GROWTH = lab.observation(
+    "growth",
+    "The time of a velocity grows nearly linearly in $n$, not as $n^2$.",
 )
-ENERGY = lab.Claim(
-    id="energy",
-    statement=r"Along the flow of all $n$ tokens the energy $E_\beta$ never falls.",
-    status="theorem",
-    reference="GLPR23, section 3",
+ENERGY = lab.theorem(
+    "energy",
+    r"Along the flow of all $n$ tokens the energy $E_\beta$ never falls.",
+    "GLPR23, section 3",
 )
 
 

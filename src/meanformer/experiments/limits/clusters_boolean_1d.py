@@ -37,48 +37,40 @@ class Parameters:
     seed: int = lab.setting(0, help="seed of the random starts", at_least=0)
 
 
-ROWS = lab.Claim(
-    id="rows",
-    statement=r"The tokens $(-1, -0.3, 0.1, 0.4, 1.2)$ end with the rows $e_1, e_1, "
-    r"e_5, e_5, e_5$; $(0.2, 0.5, 0.9)$ all with $e_3$; $(-0.8, -0.5, 0.05, 0.07)$ all "
-    r"with $e_1$, though two of them are positive.",
-    status="observation",
+ROWS = lab.observation(
+    "rows",
+    "The tokens $(-1, -0.3, 0.1, 0.4, 1.2)$ end with the rows "
+    "$e_1, e_1, e_5, e_5, e_5$; $(0.2, 0.5, 0.9)$ all with $e_3$; "
+    "$(-0.8, -0.5, 0.05, 0.07)$ all with $e_1$, though two of them are positive.",
 )
-POSITIONS = lab.Claim(
-    id="positions",
-    statement=r"At depth $8$ the five tokens are, rescaled, at $-0.7020423162, "
-    r"-0.7014797633, 0.9828397078, 0.9831251823, 0.9835792313$.",
-    status="observation",
+POSITIONS = lab.observation(
+    "positions",
+    "At depth $8$ the five tokens are, rescaled, at "
+    "$-0.7020423162, -0.7014797633, 0.9828397078, 0.9831251823, 0.9835792313$.",
 )
-DENSE = lab.Claim(
-    id="dense",
-    statement=r"They are where a dense program with SciPy's integrator finds them.",
-    status="observation",
+DENSE = lab.observation(
+    "dense",
+    "They are where a dense program with SciPy's integrator finds them.",
 )
-RANK = lab.Claim(
-    id="rank",
-    statement=r"From random starts the attention matrix tends to rank one or two.",
-    status="theorem",
-    reference="GLPR23b, Theorem on the line: limit of the attention matrix",
+RANK = lab.theorem(
+    "rank",
+    "From random starts the attention matrix tends to rank one or two.",
+    "GLPR23b, Theorem on the line: limit of the attention matrix",
 )
-EXTREMES = lab.Claim(
-    id="extremes",
-    statement=r"The leaders are the leftmost or the rightmost token, never another: "
-    r"share of random starts.",
-    status="theorem",
-    reference="GLPR23b, Theorem on the line: limit of the attention matrix",
+EXTREMES = lab.theorem(
+    "extremes",
+    "The leaders are the leftmost or the rightmost token, never another: share of "
+    "random starts.",
+    "GLPR23b, Theorem on the line: limit of the attention matrix",
 )
-TIPS = lab.Claim(
-    id="tipping-point",
-    statement=r"A token between $-1$ and $1.2$ goes left or right according to which "
-    r"side of $a = -0.05837211652778$ it starts on.",
-    status="observation",
+TIPS = lab.observation(
+    "tipping-point",
+    "A token between $-1$ and $1.2$ goes left or right according to which side of "
+    "$a = -0.05837211652778$ it starts on.",
 )
-EXCEPTIONAL = lab.Claim(
-    id="exceptional-row",
-    statement=r"Started there its row at depth $2$ is still mixed, about "
-    r"$(0.375, 0.335, 0.290)$.",
-    status="observation",
+EXCEPTIONAL = lab.observation(
+    "exceptional-row",
+    "Started there its row at depth $2$ is still mixed, about $(0.375, 0.335, 0.290)$.",
 )
 
 

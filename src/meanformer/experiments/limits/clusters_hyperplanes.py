@@ -62,51 +62,43 @@ class Parameters:
     movie: lab.Movies = lab.movie_setting()
 
 
-SPECTRUM = lab.Claim(
-    id="spectrum",
-    statement=r"The published $V$ of the plane has the eigenvalues $1.3479896139$ and "
+SPECTRUM = lab.observation(
+    "spectrum",
+    "The published $V$ of the plane has the eigenvalues $1.3479896139$ and "
     r"$-0.0682573539$, with $\varphi_1 = (0.7598109326, 0.6501440969)$ and "
     r"$\varphi_1^* = (0.6647784745, 0.7612067074)$.",
-    status="observation",
 )
-TWO = lab.Claim(
-    id="offsets",
-    statement=r"The six tokens end on the hyperplanes $\varphi_1^*(z) = "
-    r"-0.2391782389$ (token three) and $0.6517280994$ (all others, led by the sixth).",
-    status="observation",
+TWO = lab.observation(
+    "offsets",
+    r"The six tokens end on the hyperplanes $\varphi_1^*(z) = -0.2391782389$ (token "
+    "three) and $0.6517280994$ (all others, led by the sixth).",
 )
-DENSE = lab.Claim(
-    id="dense",
-    statement=r"At depth $8$, far behind the hand-over to the closed form, they are "
-    r"where an implicit dense program finds them.",
-    status="observation",
+DENSE = lab.observation(
+    "dense",
+    "At depth $8$, far behind the hand-over to the closed form, they are where an "
+    "implicit dense program finds them.",
 )
-THREE = lab.Claim(
-    id="at-most-three",
-    statement=r"Under all four published matrices there are at most three "
-    r"hyperplanes.",
-    status="theorem",
-    reference="GLPR23b, Theorem on hyperplanes",
+THREE = lab.theorem(
+    "at-most-three",
+    "Under all four published matrices there are at most three hyperplanes.",
+    "GLPR23b, Theorem on hyperplanes",
 )
-AGREES = lab.Claim(
-    id="agrees",
-    statement=r"Each of these runs reaches the predicted limit.",
-    status="theorem",
-    reference="GLPR23b, Theorem on hyperplanes",
+AGREES = lab.theorem(
+    "agrees",
+    "Each of these runs reaches the predicted limit.",
+    "GLPR23b, Theorem on hyperplanes",
 )
-CODIM = lab.Claim(
-    id="codimension-two",
-    statement=r"For the published symmetric $V$ with two positive eigenvalues tokens "
-    r"settle in two coordinates: followers come closer to their leader in the second "
-    r"one like $e^{-\lambda_2t}$.",
-    status="conjecture",
-    reference="GLPR23b, conjecture on several leading eigenvalues",
+CODIM = lab.conjecture(
+    "codimension-two",
+    "For the published symmetric $V$ with two positive eigenvalues tokens settle in "
+    "two coordinates: followers come closer to their leader in the second one like "
+    r"$e^{-\lambda_2t}$.",
+    "GLPR23b, conjecture on several leading eigenvalues",
 )
-EULER = lab.Claim(
-    id="published-step",
-    statement=r"A classical Runge-Kutta step whose stages move all tokens by the same "
-    r"vector, as in a published script, is Euler's: largest difference of the two.",
-    status="observation",
+EULER = lab.observation(
+    "published-step",
+    "A classical Runge-Kutta step whose stages move all tokens by the same vector, "
+    "as in a published script, is Euler's: largest difference of the two.",
 )
 
 

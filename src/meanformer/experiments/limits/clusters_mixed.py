@@ -38,45 +38,38 @@ class Parameters:
     movie: lab.Movies = lab.movie_setting()
 
 
-LEADERS = lab.Claim(
-    id="leaders",
-    statement=r"The leaders rest at $(0.7050803714, 0.2364623656, 0.3935763653)$, "
-    r"$(-0.2711699970, 0.5589052422, -0.2475000816)$ and $(0.2953193951, "
-    r"-0.8403148713, 0.5542206269)$.",
-    status="observation",
+LEADERS = lab.observation(
+    "leaders",
+    "The leaders rest at $(0.7050803714, 0.2364623656, 0.3935763653)$, "
+    "$(-0.2711699970, 0.5589052422, -0.2475000816)$ and "
+    "$(0.2953193951, -0.8403148713, 0.5542206269)$.",
 )
-DRIFT = lab.Claim(
-    id="drift",
-    statement=r"The third coordinate of token four is $-11.678$ at depth $6$ and "
-    r"$-32.421$ at depth $8$.",
-    status="observation",
+DRIFT = lab.observation(
+    "drift",
+    "The third coordinate of token four is $-11.678$ at depth $6$ and $-32.421$ at "
+    "depth $8$.",
 )
-EXPONENT = lab.Claim(
-    id="exponent",
-    statement=r"Followers drift off in the free coordinate like $e^{t/2}$: exponents "
-    r"of their distances to the leader, between depths $6$ and $8$.",
-    status="theorem",
-    reference="GLPR23b, Theorem on polytopes times subspaces",
+EXPONENT = lab.theorem(
+    "exponent",
+    "Followers drift off in the free coordinate like $e^{t/2}$: exponents of their "
+    "distances to the leader, between depths $6$ and $8$.",
+    "GLPR23b, Theorem on polytopes times subspaces",
 )
-DENSE = lab.Claim(
-    id="dense",
-    statement=r"At depth $8$ all tokens are where a dense program finds them.",
-    status="observation",
+DENSE = lab.observation(
+    "dense",
+    "At depth $8$ all tokens are where a dense program finds them.",
 )
-AGREES = lab.Claim(
-    id="agrees",
-    statement=r"Random layers with a double leading eigenvalue and a third one of "
-    r"either sign reach the predicted limit: share.",
-    status="theorem",
-    reference="GLPR23b, Theorem on polytopes times subspaces",
+AGREES = lab.theorem(
+    "agrees",
+    "Random layers with a double leading eigenvalue and a third one of either sign "
+    "reach the predicted limit: share.",
+    "GLPR23b, Theorem on polytopes times subspaces",
 )
-SETTLED = lab.Claim(
-    id="settled",
-    statement=r"In the two leading coordinates their tokens come to rest on the "
-    r"leaders found: largest distance at depth $9/\lambda$, relative to the "
-    r"diameter at first.",
-    status="theorem",
-    reference="GLPR23b, Theorem on polytopes times subspaces",
+SETTLED = lab.theorem(
+    "settled",
+    "In the two leading coordinates their tokens come to rest on the leaders found: "
+    r"largest distance at depth $9/\lambda$, relative to the diameter at first.",
+    "GLPR23b, Theorem on polytopes times subspaces",
 )
 
 

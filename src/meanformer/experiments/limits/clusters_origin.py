@@ -36,59 +36,49 @@ class Parameters:
     seed: int = lab.setting(0, help="seed of the random clouds", at_least=0)
 
 
-ROUND = lab.Claim(
-    id="round",
-    statement=r"For the six tokens $tC(t)$ at depth $1000$ is $0.49899$ and $0.49897$ "
-    r"on the diagonal, $-5\cdot 10^{-5}$ off it.",
-    status="observation",
+ROUND = lab.observation(
+    "round",
+    "For the six tokens $tC(t)$ at depth $1000$ is $0.49899$ and $0.49897$ on the "
+    r"diagonal, $-5\cdot 10^{-5}$ off it.",
 )
-CENTRED = lab.Claim(
-    id="centred",
-    statement=r"Their mean is $6\cdot 10^{-10}$ by then.",
-    status="observation",
+CENTRED = lab.observation(
+    "centred",
+    r"Their mean is $6\cdot 10^{-10}$ by then.",
 )
-SLOPE = lab.Claim(
-    id="slope",
-    statement=r"The variance of every cloud falls like $1/t$: fitted exponents over "
-    r"the last decade of depth.",
-    status="observation",
+SLOPE = lab.observation(
+    "slope",
+    "The variance of every cloud falls like $1/t$: fitted exponents over the last "
+    "decade of depth.",
 )
-CONSTANT = lab.Claim(
-    id="constant",
-    statement=r"Random clouds of the plane and of space, $\beta = \tfrac12, 1, 2$, "
-    r"tend to the same $2\beta tC \to I$: largest entry of the difference at the last "
-    r"depth.",
-    status="observation",
+CONSTANT = lab.observation(
+    "constant",
+    r"Random clouds of the plane and of space, $\beta = \tfrac12, 1, 2$, tend to the "
+    r"same $2\beta tC \to I$: largest entry of the difference at the last depth.",
 )
-MEAN = lab.Claim(
-    id="mean",
-    statement=r"The mean of the six tokens at depth $1000$ is $-\tfrac12\sum_{jk}"
-    r"\kappa_{ijk}C_{jk}$, with their third central moment $\kappa$.",
-    status="observation",
+MEAN = lab.observation(
+    "mean",
+    "The mean of the six tokens at depth $1000$ is "
+    r"$-\tfrac12\sum_{jk}\kappa_{ijk}C_{jk}$, with their third central moment "
+    r"$\kappa$.",
 )
-MEAN_SLOPE = lab.Claim(
-    id="mean-slope",
-    statement=r"So the mean of a cloud without symmetry falls like $t^{-5/2}$, not "
-    r"exponentially: fitted exponents over the last decade of depth.",
-    status="observation",
+MEAN_SLOPE = lab.observation(
+    "mean-slope",
+    "So the mean of a cloud without symmetry falls like $t^{-5/2}$, not "
+    "exponentially: fitted exponents over the last decade of depth.",
 )
-SCALAR = lab.Claim(
-    id="two-tokens",
-    statement=r"Two tokens $\pm a$ follow $\dot a = -a\tanh(a^2)$; from $a = 1$ they "
-    r"are at $0.2198477216$, $0.0705915953$, $0.0223569138$ at depths $10$, $100$, "
-    r"$1000$.",
-    status="observation",
+SCALAR = lab.observation(
+    "two-tokens",
+    r"Two tokens $\pm a$ follow $\dot a = -a\tanh(a^2)$; from $a = 1$ they are at "
+    "$0.2198477216$, $0.0705915953$, $0.0223569138$ at depths $10$, $100$, $1000$.",
 )
-DENSE = lab.Claim(
-    id="dense",
-    statement=r"The six tokens at depth $20$ are where a dense program finds them.",
-    status="observation",
+DENSE = lab.observation(
+    "dense",
+    "The six tokens at depth $20$ are where a dense program finds them.",
 )
-AGREES = lab.Claim(
-    id="agrees",
-    statement=r"All clouds reach the predicted limit, the origin.",
-    status="theorem",
-    reference="GLPR23b, Theorem on V = -I",
+AGREES = lab.theorem(
+    "agrees",
+    "All clouds reach the predicted limit, the origin.",
+    "GLPR23b, Theorem on V = -I",
 )
 
 

@@ -49,56 +49,48 @@ class Parameters:
     movie: lab.Movies = lab.movie_setting()
 
 
-LEADERS = lab.Claim(
-    id="leaders",
-    statement=r"Of the six tokens the first three lead; four and six follow the first, "
-    r"five the third.",
-    status="observation",
+LEADERS = lab.observation(
+    "leaders",
+    "Of the six tokens the first three lead; four and six follow the first, five the "
+    "third.",
 )
-POINTS = lab.Claim(
-    id="vertices",
-    statement=r"The leaders rest at $(0.6894063404, 0.2438104845)$, "
-    r"$(-0.2505749778, 0.5482364297)$ and $(0.2876146812, -0.7921953869)$.",
-    status="observation",
+POINTS = lab.observation(
+    "vertices",
+    "The leaders rest at $(0.6894063404, 0.2438104845)$, "
+    "$(-0.2505749778, 0.5482364297)$ and $(0.2876146812, -0.7921953869)$.",
 )
-DENSE = lab.Claim(
-    id="dense",
-    statement=r"All six are, at depth $15$, where a dense program with SciPy's "
-    r"integrator finds them.",
-    status="observation",
+DENSE = lab.observation(
+    "dense",
+    "All six are, at depth $15$, where a dense program with SciPy's integrator finds "
+    "them.",
 )
-HULL = lab.Claim(
-    id="hull",
-    statement=r"The hull of the rescaled tokens never grows: its support function in "
-    r"256 directions does not increase along depth.",
-    status="theorem",
-    reference="GLPR23b, convex hull of the rescaled tokens",
+HULL = lab.theorem(
+    "hull",
+    "The hull of the rescaled tokens never grows: its support function in 256 "
+    "directions does not increase along depth.",
+    "GLPR23b, convex hull of the rescaled tokens",
 )
-MAXIMUM = lab.Claim(
-    id="maximum",
-    statement=r"At every vertex $p$ found from random starts and layers, $\langle Qp, "
-    r"Kp\rangle = \max_v\langle Qp, Kv\rangle$ over all vertices $v$.",
-    status="theorem",
-    reference="GLPR23b, Theorem on V = I: the possible limits",
+MAXIMUM = lab.theorem(
+    "maximum",
+    "At every vertex $p$ found from random starts and layers, "
+    r"$\langle Qp, Kp\rangle = \max_v\langle Qp, Kv\rangle$ over all vertices $v$.",
+    "GLPR23b, Theorem on V = I: the possible limits",
 )
-RATE = lab.Claim(
-    id="rate",
-    statement=r"Followers come closer to their leader like $e^{-t}$: the exponent "
-    r"between depths $5$ and $10$.",
-    status="observation",
+RATE = lab.observation(
+    "rate",
+    "Followers come closer to their leader like $e^{-t}$: the exponent between "
+    "depths $5$ and $10$.",
 )
-RANK = lab.Claim(
-    id="rank",
-    statement=r"The rank of the attention matrix is the number of leaders, in every "
-    r"dimension that was tried.",
-    status="theorem",
-    reference="GLPR23b, Theorem on V = I",
+RANK = lab.theorem(
+    "rank",
+    "The rank of the attention matrix is the number of leaders, in every dimension "
+    "that was tried.",
+    "GLPR23b, Theorem on V = I",
 )
-AGREES = lab.Claim(
-    id="agrees",
-    statement=r"Random layers with $V = \lambda I$ reach the predicted limit: share.",
-    status="theorem",
-    reference="GLPR23b, Theorem on V = I",
+AGREES = lab.theorem(
+    "agrees",
+    r"Random layers with $V = \lambda I$ reach the predicted limit: share.",
+    "GLPR23b, Theorem on V = I",
 )
 
 

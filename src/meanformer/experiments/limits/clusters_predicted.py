@@ -34,33 +34,29 @@ class Parameters:
     seed: int = lab.setting(0, help="seed of the first layer", at_least=0)
 
 
-PREDICTED = lab.Claim(
-    id="never-wrong-prediction",
-    statement=r"No prediction is wrong: layers whose prediction is neither the limit "
-    r"they were made for nor open.",
-    status="theorem",
-    reference="GLPR23b, limits for one, simple and multiple leading eigenvalues",
+PREDICTED = lab.theorem(
+    "never-wrong-prediction",
+    "No prediction is wrong: layers whose prediction is neither the limit they were "
+    "made for nor open.",
+    "GLPR23b, limits for one, simple and multiple leading eigenvalues",
 )
-DETECTED = lab.Claim(
-    id="never-wrong-verdict",
-    statement=r"No verdict is wrong: runs said to have reached another shape than that "
-    r"which the layer was made for, such as two hyperplanes on one side of zero.",
-    status="theorem",
-    reference="GLPR23b, limits for one, simple and multiple leading eigenvalues",
+DETECTED = lab.theorem(
+    "never-wrong-verdict",
+    "No verdict is wrong: runs said to have reached another shape than that which "
+    "the layer was made for, such as two hyperplanes on one side of zero.",
+    "GLPR23b, limits for one, simple and multiple leading eigenvalues",
 )
-DENSE = lab.Claim(
-    id="dense",
-    statement=r"The limits found are those of a dense program: largest distance of its "
-    r"tokens from their limits one growth time after the hand-over, and the distance "
-    r"that the closed form leaves there, in the coordinates that settle, relative to "
-    r"the diameter at first; the difference of the two.",
-    status="observation",
+DENSE = lab.observation(
+    "dense",
+    "The limits found are those of a dense program: largest distance of its tokens "
+    "from their limits one growth time after the hand-over, and the distance that "
+    "the closed form leaves there, in the coordinates that settle, relative to the "
+    "diameter at first; the difference of the two.",
 )
-DECIDED = lab.Claim(
-    id="decided",
-    statement=r"Most are decided: share of the layers with a known limit that are "
-    r"predicted and found.",
-    status="observation",
+DECIDED = lab.observation(
+    "decided",
+    "Most are decided: share of the layers with a known limit that are predicted and "
+    "found.",
 )
 
 

@@ -37,32 +37,27 @@ class Parameters:
     seed: int = lab.setting(1, help="seed of all that is random", at_least=0)
 
 
-LEADERS = lab.Claim(
-    id="leaders",
-    statement=r"Under a random positive definite $V$ of the plane and random positive "
-    r"definite scores tokens follow one leader or two.",
-    status="theorem",
-    reference="GLPR23b, Theorem on hyperplanes",
+LEADERS = lab.theorem(
+    "leaders",
+    "Under a random positive definite $V$ of the plane and random positive definite "
+    "scores tokens follow one leader or two.",
+    "GLPR23b, Theorem on hyperplanes",
 )
-ONE_EACH = lab.Claim(
-    id="rank-of-leaders",
-    statement=r"Attention between them has, at last, as much rank as there are "
-    r"leaders.",
-    status="theorem",
-    reference="GLPR23b, Theorem on hyperplanes",
+ONE_EACH = lab.theorem(
+    "rank-of-leaders",
+    "Attention between them has, at last, as much rank as there are leaders.",
+    "GLPR23b, Theorem on hyperplanes",
 )
-FALLS = lab.Claim(
-    id="rank-falls",
-    statement=r"In high dimension attention loses rank along depth: rank at depth "
+FALLS = lab.observation(
+    "rank-falls",
+    "In high dimension attention loses rank along depth: rank at depth "
     r"$11/\lambda_1$ over that at depth 0, singular values above $10^{-2}$ counted.",
-    status="observation",
 )
-COORDINATES = lab.Claim(
-    id="coordinates",
-    statement=r"In high dimension the distance of the median token to the mean that it "
-    r"attends to shrinks along eigenvectors with positive eigenvalues and grows along "
-    r"the others, like $e^{-\lambda t}$: exponents over the last third of depth.",
-    status="observation",
+COORDINATES = lab.observation(
+    "coordinates",
+    "In high dimension the distance of the median token to the mean that it attends "
+    "to shrinks along eigenvectors with positive eigenvalues and grows along the "
+    r"others, like $e^{-\lambda t}$: exponents over the last third of depth.",
 )
 
 

@@ -69,73 +69,63 @@ class Parameters:
     tokens: int = lab.setting(40, full=400, help="tokens that move over the cells")
 
 
-TABULATED = lab.Claim(
-    id="areas",
-    statement=r"The cells of the six vertices of seed 42 have the areas "
-    r"$0.28031875, \dots$ for unit directions and $0.24492750, \dots$ for raw scores.",
-    status="observation",
+TABULATED = lab.observation(
+    "areas",
+    r"The cells of the six vertices of seed 42 have the areas $0.28031875, \dots$ for "
+    r"unit directions and $0.24492750, \dots$ for raw scores.",
 )
-PARTITION = lab.Claim(
-    id="partition",
-    statement=r"The cells cover the hull without overlap: their areas, or volumes in "
-    r"three dimensions, add up to that of the hull.",
-    status="theorem",
-    reference="AGR25, cells of the hull",
+PARTITION = lab.theorem(
+    "partition",
+    "The cells cover the hull without overlap: their areas, or volumes in three "
+    "dimensions, add up to that of the hull.",
+    "AGR25, cells of the hull",
 )
-QHULL = lab.Claim(
-    id="other-areas",
-    statement=r"Areas by clipping are those that Qhull finds from the lists of "
-    r"half-planes, in all settings.",
-    status="observation",
+QHULL = lab.observation(
+    "other-areas",
+    "Areas by clipping are those that Qhull finds from the lists of half-planes, in "
+    "all settings.",
 )
-VORONOI = lab.Claim(
-    id="voronoi",
-    statement=r"Where all $\lvert v_i\rvert$ are equal, the cell of a point is that of "
-    r"its nearest vertex.",
-    status="theorem",
-    reference="AGR25, cells are a Voronoi diagram for equal norms",
+VORONOI = lab.theorem(
+    "voronoi",
+    r"Where all $\lvert v_i\rvert$ are equal, the cell of a point is that of its "
+    "nearest vertex.",
+    "AGR25, cells are a Voronoi diagram for equal norms",
 )
-STAYS = lab.Claim(
-    id="stay-in-cells",
-    statement=r"If every vertex lies in its own cell, tokens never leave the cell that "
-    r"they start in: the largest number of cells that a token sees is one.",
-    status="theorem",
-    reference="AGR25, invariance of the cells",
+STAYS = lab.theorem(
+    "stay-in-cells",
+    "If every vertex lies in its own cell, tokens never leave the cell that they "
+    "start in: the largest number of cells that a token sees is one.",
+    "AGR25, invariance of the cells",
 )
-STRAIGHT = lab.Claim(
-    id="straight",
-    statement=r"They go straight to their vertex, $z(k) = v + (1-\gamma)^k(z(0) - v)$.",
-    status="theorem",
-    reference="AGR25, invariance of the cells",
+STRAIGHT = lab.theorem(
+    "straight",
+    r"They go straight to their vertex, $z(k) = v + (1-\gamma)^k(z(0) - v)$.",
+    "AGR25, invariance of the cells",
 )
-SHRINKS = lab.Claim(
-    id="hull-shrinks",
-    statement=r"The vertex $(0.2, 0.95)$ of the hull of $(2, 0.9)$, $(-2, 0.9)$, "
-    r"$(0, -3)$ and itself is not in its own cell: it goes to $(2, 0.9)$, and the area "
-    r"of the hull falls from $7.9$ to $7.8$.",
-    status="observation",
+SHRINKS = lab.observation(
+    "hull-shrinks",
+    "The vertex $(0.2, 0.95)$ of the hull of $(2, 0.9)$, $(-2, 0.9)$, $(0, -3)$ and "
+    "itself is not in its own cell: it goes to $(2, 0.9)$, and the area of the hull "
+    "falls from $7.9$ to $7.8$.",
 )
-CONTRACTION = lab.Claim(
-    id="contraction",
-    statement=r"For $B = -I$ and the symmetric square the largest norm is "
-    r"$0.5656854249$ after one step of $\gamma = 0.3$, and then falls by the factor "
+CONTRACTION = lab.observation(
+    "contraction",
+    "For $B = -I$ and the symmetric square the largest norm is $0.5656854249$ after "
+    r"one step of $\gamma = 0.3$, and then falls by the factor "
     r"$\lvert 1 - 2\gamma\rvert = 0.4$ in each of $40$ steps.",
-    status="observation",
 )
-NOT_ZERO = lab.Claim(
-    id="not-to-zero",
-    statement=r"For $B = -1$ and constant steps $\gamma = 0.3$ the tokens $-1$ and $2$ "
-    r"both tend to $0.26$, not to $0$ as the first version of the paper says.",
-    status="observation",
-    reference="AGR25, negative semi-definite forms",
+NOT_ZERO = lab.observation(
+    "not-to-zero",
+    r"For $B = -1$ and constant steps $\gamma = 0.3$ the tokens $-1$ and $2$ both "
+    "tend to $0.26$, not to $0$ as the first version of the paper says.",
+    "AGR25, negative semi-definite forms",
 )
-CONE = lab.Claim(
-    id="cone-areas",
-    statement=r"The polygon $P$ where a vertex wins by $\eta = 0.05$, eroded by "
+CONE = lab.observation(
+    "cone-areas",
+    r"The polygon $P$ where a vertex wins by $\eta = 0.05$, eroded by "
     r"$\varepsilon = 0.03$, has the area "
     r"$\lvert P\rvert - \varepsilon\ell + \varepsilon^2\sum_i\cot(\theta_i/2)$, with "
     r"the perimeter $\ell$ and the angles $\theta_i$ of $P$.",
-    status="observation",
 )
 
 

@@ -48,72 +48,62 @@ class Parameters:
     soft_clouds: int = lab.setting(2, full=8, help="random clouds at low temperature")
 
 
-EMERGES = lab.Claim(
-    id="emerging-leader",
-    statement=r"In the published example tokens $1$ and $3$ lead at the start, and "
-    r"tokens $1$, $2$ and $3$ from step $1$ on.",
-    status="observation",
-    reference="AFZ24, emerging leaders",
+EMERGES = lab.observation(
+    "emerging-leader",
+    "In the published example tokens $1$ and $3$ lead at the start, and tokens $1$, "
+    "$2$ and $3$ from step $1$ on.",
+    "AFZ24, emerging leaders",
 )
-EXACT = lab.Claim(
-    id="rational",
-    statement=r"In the four published cases, ties included, tokens and leaders of all "
-    r"$30$ steps are those of exact rational arithmetic.",
-    status="observation",
-    reference="AFZ24, dynamics of tokens in the plane",
+EXACT = lab.observation(
+    "rational",
+    "In the four published cases, ties included, tokens and leaders of all $30$ "
+    "steps are those of exact rational arithmetic.",
+    "AFZ24, dynamics of tokens in the plane",
 )
-LIMITS = lab.Claim(
-    id="limits",
-    statement=r"Token $2$ stays at $(-1/18, 5/36)$, the others go to $(1, 1/3)$ or to "
-    r"$(-1, -1)$; tokens in a square go to its corners.",
-    status="observation",
+LIMITS = lab.observation(
+    "limits",
+    "Token $2$ stays at $(-1/18, 5/36)$, the others go to $(1, 1/3)$ or to "
+    "$(-1, -1)$; tokens in a square go to its corners.",
 )
-TIED = lab.Claim(
-    id="ties",
-    statement=r"The tokens $(\pm\frac12, 0)$ in the square, tied between two corners, "
-    r"tend to $(\pm1, 0)$ for every step $\gamma = 0.2, \frac13, 0.5, 0.7, 1$.",
-    status="observation",
-    reference="AFZ24, limits in faces of the polytope",
+TIED = lab.observation(
+    "ties",
+    r"The tokens $(\pm\frac12, 0)$ in the square, tied between two corners, tend to "
+    r"$(\pm1, 0)$ for every step $\gamma = 0.2, \frac13, 0.5, 0.7, 1$.",
+    "AFZ24, limits in faces of the polytope",
 )
-CRITICAL = lab.Claim(
-    id="critical-step",
-    statement=r"Token $2$ of the example becomes a leader only if the step is large "
-    r"enough: from $\gamma = (7 - \sqrt{13})/18 = 0.18858$ on.",
-    status="observation",
+CRITICAL = lab.observation(
+    "critical-step",
+    "Token $2$ of the example becomes a leader only if the step is large enough: "
+    r"from $\gamma = (7 - \sqrt{13})/18 = 0.18858$ on.",
 )
-CONTINUOUS = lab.Claim(
-    id="continuous",
-    statement=r"In continuous depth, $\dot z_i = z_{j(i)} - z_i$, it does not: it ends "
-    r"at $(1, 1/3)$ with the others, and in the square "
-    r"$z(t) = v + e^{-t}(z(0) - v)$ for the corner $v$ of a token.",
-    status="observation",
+CONTINUOUS = lab.observation(
+    "continuous",
+    r"In continuous depth, $\dot z_i = z_{j(i)} - z_i$, it does not: it ends at "
+    "$(1, 1/3)$ with the others, and in the square $z(t) = v + e^{-t}(z(0) - v)$ for "
+    "the corner $v$ of a token.",
 )
-STAY = lab.Claim(
-    id="leaders-stay",
-    statement=r"Leaders stay leaders, for random clouds and positive definite $A$: the "
-    r"smallest change of the set of leaders over all steps is not negative.",
-    status="theorem",
-    reference="AFZ24, properties of leaders",
+STAY = lab.theorem(
+    "leaders-stay",
+    "Leaders stay leaders, for random clouds and positive definite $A$: the smallest "
+    "change of the set of leaders over all steps is not negative.",
+    "AFZ24, properties of leaders",
 )
-CONVERGE = lab.Claim(
-    id="converge",
-    statement=r"Every token of a random cloud follows one leader after $60$ steps: the "
-    r"share of tokens that do is one.",
-    status="observation",
-    reference="AFZ24, convergence to leaders and to the faces between them",
+CONVERGE = lab.observation(
+    "converge",
+    "Every token of a random cloud follows one leader after $60$ steps: the share of "
+    "tokens that do is one.",
+    "AFZ24, convergence to leaders and to the faces between them",
 )
-SOFT = lab.Claim(
-    id="low-temperature",
-    statement=r"At $\beta = 10^5$ the softmax flow of random tokens in the square is "
-    r"that of hardmax, at depth $2$, up to $10^{-3}$.",
-    status="observation",
-    reference="ABRR26, low temperature in finite depth",
+SOFT = lab.observation(
+    "low-temperature",
+    r"At $\beta = 10^5$ the softmax flow of random tokens in the square is that of "
+    "hardmax, at depth $2$, up to $10^{-3}$.",
+    "ABRR26, low temperature in finite depth",
 )
-CHANGES = lab.Claim(
-    id="changed-leaders",
-    statement=r"Where no token has changed its leader, the two flows are closer than "
-    r"$0.05$ for all $\beta \ge 100$; the larger distances are due to such changes.",
-    status="observation",
+CHANGES = lab.observation(
+    "changed-leaders",
+    "Where no token has changed its leader, the two flows are closer than $0.05$ for "
+    r"all $\beta \ge 100$; the larger distances are due to such changes.",
 )
 
 

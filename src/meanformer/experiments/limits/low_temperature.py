@@ -59,66 +59,58 @@ class Parameters:
     seed: int = lab.setting(0, help="seed of the first random cloud", at_least=0)
 
 
-EXACT = lab.Claim(
-    id="exact-hardmax",
-    statement=r"The flow at zero temperature, by exponentials from change to change of "
-    r"leaders, is that of softmax at $\beta = 10^6$ up to $10^{-5}$, at depth $2$.",
-    status="observation",
-    reference="ABRR26, low temperature in finite depth",
+EXACT = lab.observation(
+    "exact-hardmax",
+    "The flow at zero temperature, by exponentials from change to change of leaders, "
+    r"is that of softmax at $\beta = 10^6$ up to $10^{-5}$, at depth $2$.",
+    "ABRR26, low temperature in finite depth",
 )
-OTHERS = lab.Claim(
-    id="another-leader",
-    statement=r"Where a token follows another leader than under hardmax, $\beta$ times "
-    r"the distance at depth $2$ is much larger than where none does: the medians over "
+OTHERS = lab.observation(
+    "another-leader",
+    r"Where a token follows another leader than under hardmax, $\beta$ times the "
+    "distance at depth $2$ is much larger than where none does: the medians over "
     r"clouds and $\beta \ge 100$ differ by a factor of $30$ or more.",
-    status="observation",
 )
-ALGEBRAIC = lab.Claim(
-    id="algebraic",
-    statement=r"In clouds where tokens change their leader before depth $2$ the "
-    r"distance there falls like $1/\beta$ from $10^4$ to $10^5$ (median exponent).",
-    status="observation",
+ALGEBRAIC = lab.observation(
+    "algebraic",
+    "In clouds where tokens change their leader before depth $2$ the distance there "
+    r"falls like $1/\beta$ from $10^4$ to $10^5$ (median exponent).",
 )
-EXPONENTIAL = lab.Claim(
-    id="exponential",
-    statement=r"In clouds where nobody changes its leader it is below $10^{-9}$ at "
+EXPONENTIAL = lab.observation(
+    "exponential",
+    "In clouds where nobody changes its leader it is below $10^{-9}$ at "
     r"$\beta = 10^5$ (median).",
-    status="observation",
 )
-SECOND = lab.Claim(
-    id="first-order-shift",
-    statement=r"The softmax flow is the hardmax flow plus the shift "
+SECOND = lab.observation(
+    "first-order-shift",
+    "The softmax flow is the hardmax flow plus the shift "
     r"$\delta = -\int\sum_k p_k y_k\,\mathrm du$ of each cluster, with an error that "
     r"falls like $\beta^{-2}$, at depth $12$.",
-    status="observation",
 )
-LAPLACE = lab.Claim(
-    id="log-laplace",
-    statement=r"At depth $12$ leaders have come away by $\langle v, \delta\rangle = "
-    r"\frac1\beta\Lambda(\beta v) - \lvert v\rvert^2$, with $\Lambda$ the log-Laplace "
-    r"transform of their cluster at the start, for $\beta = 1280$.",
-    status="observation",
+LAPLACE = lab.observation(
+    "log-laplace",
+    "At depth $12$ leaders have come away by "
+    r"$\langle v, \delta\rangle = \frac1\beta\Lambda(\beta v) - \lvert "
+    r"v\rvert^2$, with $\Lambda$ the log-Laplace transform of their cluster at the "
+    r"start, for $\beta = 1280$.",
 )
-LOG_BETA = lab.Claim(
-    id="log-beta",
-    statement=r"At depth $t = \log\beta$ the distance to the limit at infinite depth "
-    r"falls like $1/\beta$: tokens have concentrated.",
-    status="observation",
-    reference="ABRR26, time scales of order log beta (hypotheses not checked)",
+LOG_BETA = lab.observation(
+    "log-beta",
+    r"At depth $t = \log\beta$ the distance to the limit at infinite depth falls like "
+    r"$1/\beta$: tokens have concentrated.",
+    "ABRR26, time scales of order log beta (hypotheses not checked)",
 )
-PAIR = lab.Claim(
-    id="pair",
-    statement=r"Two opposite tokens $\pm a$, $s = \lvert a\rvert^2$, reach $s$ at "
-    r"depth $t = \frac14(\log\frac{s_0}s + \mathrm{Ei}(2\beta s_0) - "
-    r"\mathrm{Ei}(2\beta s))$: their clusters last for $e^{2\beta s_0}/(8\beta s_0)$.",
-    status="observation",
+PAIR = lab.observation(
+    "pair",
+    r"Two opposite tokens $\pm a$, $s = \lvert a\rvert^2$, reach $s$ at depth "
+    r"$t = \frac14(\log\frac{s_0}s + \mathrm{Ei}(2\beta s_0) - \mathrm{Ei}(2\beta "
+    r"s))$: their clusters last for $e^{2\beta s_0}/(8\beta s_0)$.",
 )
-TERMINAL = lab.Claim(
-    id="terminal-phase",
-    statement=r"At $\beta = 1$ and $V = \mathrm{diag}(1, 0.3)$ tokens collapse at the "
-    r"rates $1$ and $0.3$ along the two axes.",
-    status="observation",
-    reference="ABRR26, terminal phase",
+TERMINAL = lab.observation(
+    "terminal-phase",
+    r"At $\beta = 1$ and $V = \mathrm{diag}(1, 0.3)$ tokens collapse at the rates $1$ "
+    "and $0.3$ along the two axes.",
+    "ABRR26, terminal phase",
 )
 
 

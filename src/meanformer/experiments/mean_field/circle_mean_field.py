@@ -61,75 +61,64 @@ class Parameters:
     seed: int = lab.setting(0, help="seed of all samples", at_least=0)
 
 
-ORDER = lab.Claim(
-    id="order-parameter",
-    statement=r"At $\beta = 0$ (Kuramoto's model) a Poisson kernel stays one, with "
-    r"$R(t)^2 = R_0^2e^t/(1 + R_0^2(e^t - 1))$.",
-    status="theorem",
-    reference="OA08, the manifold of Poisson kernels is invariant",
+ORDER = lab.theorem(
+    "order-parameter",
+    r"At $\beta = 0$ (Kuramoto's model) a Poisson kernel stays one, with "
+    "$R(t)^2 = R_0^2e^t/(1 + R_0^2(e^t - 1))$.",
+    "OA08, the manifold of Poisson kernels is invariant",
 )
-NONLINEAR = lab.Claim(
-    id="nonlinear",
-    statement=r"For $\beta = 5$ and $\varrho_0 = (1 + 0.1\cos3\theta)/2\pi$ the "
-    r"moments at depth $3$ are $\int\cos3\theta = 0.3660580605$ and "
+NONLINEAR = lab.observation(
+    "nonlinear",
+    r"For $\beta = 5$ and $\varrho_0 = (1 + 0.1\cos3\theta)/2\pi$ the moments at "
+    r"depth $3$ are $\int\cos3\theta = 0.3660580605$ and "
     r"$\int\cos6\theta = 0.0978164714$.",
-    status="observation",
 )
-GROWTH = lab.Claim(
-    id="growth",
-    statement=r"About the uniform density mode $k$ grows at the rate "
-    r"$k^2I_k(\beta)/\beta$, divided by $I_0(\beta)$ for softmax: both flows, "
-    r"$\beta = 5$, $k = 1, \dots, 5$, relative to the largest rate.",
-    status="theorem",
-    reference="BPA25, linear stability of the uniform measure",
+GROWTH = lab.theorem(
+    "growth",
+    r"About the uniform density mode $k$ grows at the rate $k^2I_k(\beta)/\beta$, "
+    r"divided by $I_0(\beta)$ for softmax: both flows, $\beta = 5$, "
+    r"$k = 1, \dots, 5$, relative to the largest rate.",
+    "BPA25, linear stability of the uniform measure",
 )
-POSITIVE = lab.Claim(
-    id="positive",
-    statement=r"The density stays positive: its smallest value along depth, over the "
-    r"largest.",
-    status="theorem",
-    reference="GLPR23, continuity equation",
+POSITIVE = lab.theorem(
+    "positive",
+    "The density stays positive: its smallest value along depth, over the largest.",
+    "GLPR23, continuity equation",
 )
-SPECTRAL = lab.Claim(
-    id="spectral",
-    statement=r"The error falls exponentially with the number of modes: eight more "
-    r"divide the error of $\int\cos3\theta$ at depth $3$ at least by this.",
-    status="observation",
+SPECTRAL = lab.observation(
+    "spectral",
+    "The error falls exponentially with the number of modes: eight more divide the "
+    r"error of $\int\cos3\theta$ at depth $3$ at least by this.",
 )
-NODES = lab.Claim(
-    id="nodes",
-    statement=r"Weighted tokens at the midpoints of $96$ equal arcs, carried along, "
-    r"have the same moments.",
-    status="observation",
+NODES = lab.observation(
+    "nodes",
+    "Weighted tokens at the midpoints of $96$ equal arcs, carried along, have the "
+    "same moments.",
 )
-TOKENS = lab.Claim(
-    id="tokens",
-    statement=r"Random tokens, $10^5$ in all or more, have the same moments up to "
-    r"their sampling error: largest difference of sixteen moments at depth $3$, in "
-    r"standard errors.",
-    status="theorem",
-    reference="GLPR23, mean-field limit on the sphere",
+TOKENS = lab.theorem(
+    "tokens",
+    "Random tokens, $10^5$ in all or more, have the same moments up to their "
+    "sampling error: largest difference of sixteen moments at depth $3$, in standard "
+    "errors.",
+    "GLPR23, mean-field limit on the sphere",
 )
-ENERGY = lab.Claim(
-    id="energy",
-    statement=r"Along the unnormalised flow the energy grows by "
+ENERGY = lab.theorem(
+    "energy",
+    "Along the unnormalised flow the energy grows by "
     r"$\int|v|^2\varrho\,\mathrm{d}\theta$: largest relative difference from the "
-    r"derivative of the energy in the moments.",
-    status="theorem",
-    reference="GLPR23, Wasserstein gradient flow",
+    "derivative of the energy in the moments.",
+    "GLPR23, Wasserstein gradient flow",
 )
-TAKE_OVER = lab.Claim(
-    id="take-over",
-    statement=r"Where $256$ modes no longer resolve the density, tokens take over: a "
-    r"little later they have the moments of a density with $1024$ modes.",
-    status="observation",
+TAKE_OVER = lab.observation(
+    "take-over",
+    "Where $256$ modes no longer resolve the density, tokens take over: a little "
+    "later they have the moments of a density with $1024$ modes.",
 )
-CLUSTERS = lab.Claim(
-    id="clusters",
-    statement=r"From a small smooth perturbation of the uniform density as many "
-    r"clusters emerge as the fastest mode $k^*$ has periods, $\beta = 5$.",
-    status="observation",
-    reference="BPA25, meta-stable clusters of nearly uniform starts",
+CLUSTERS = lab.observation(
+    "clusters",
+    "From a small smooth perturbation of the uniform density as many clusters emerge "
+    r"as the fastest mode $k^*$ has periods, $\beta = 5$.",
+    "BPA25, meta-stable clusters of nearly uniform starts",
 )
 
 

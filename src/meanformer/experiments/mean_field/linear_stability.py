@@ -70,74 +70,64 @@ class Parameters:
     seed: int = lab.setting(0, help="seed of all random tokens", at_least=0)
 
 
-DIGITS = lab.Claim(
-    id="rates",
-    statement=r"At $\beta = 5$ waves of $1$ to $5$ periods on the circle grow at the "
-    r"rates $0.1787, 0.5141, 0.6827, 0.6001, 0.3961$ under softmax attention and "
-    r"$4.867, 14.004, 18.596, 16.346, 10.790$ under the unnormalised one.",
-    status="observation",
+DIGITS = lab.observation(
+    "rates",
+    r"At $\beta = 5$ waves of $1$ to $5$ periods on the circle grow at the rates "
+    "$0.1787, 0.5141, 0.6827, 0.6001, 0.3961$ under softmax attention and "
+    "$4.867, 14.004, 18.596, 16.346, 10.790$ under the unnormalised one.",
 )
-INTEGRALS = lab.Claim(
-    id="funk-hecke",
-    statement=r"The closed rates of degrees $1$ to $6$ are those of the integrals of "
+INTEGRALS = lab.theorem(
+    "funk-hecke",
+    "The closed rates of degrees $1$ to $6$ are those of the integrals of "
     r"$e^{\beta z}P_l(z)$ over the sphere, for $d = 2, 3, 8, 128$ and "
     r"$\beta = 1, 5, 25$.",
-    status="theorem",
-    reference="BPA25, linearisation around the uniform measure",
+    "BPA25, linearisation around the uniform measure",
 )
-LINEARISED = lab.Claim(
-    id="linearised",
-    statement=r"The derivative of the velocity of weighted rings, at the uniform "
-    r"measure in the direction of $P_l$, is $\lambda_l P_l$: for softmax in "
-    r"$d = 3$ and unnormalised attention in $d = 8$, degrees $1$ to $3$.",
-    status="theorem",
-    reference="BPA25, linearisation around the uniform measure",
+LINEARISED = lab.theorem(
+    "linearised",
+    "The derivative of the velocity of weighted rings, at the uniform measure in the "
+    r"direction of $P_l$, is $\lambda_l P_l$: for softmax in $d = 3$ and unnormalised "
+    "attention in $d = 8$, degrees $1$ to $3$.",
+    "BPA25, linearisation around the uniform measure",
 )
-GROWN = lab.Claim(
-    id="flow",
-    statement=r"Small waves carried by the flow of weighted nodes to depth $1$ have "
-    r"grown by $e^{\lambda_k}$.",
-    status="observation",
+GROWN = lab.observation(
+    "flow",
+    "Small waves carried by the flow of weighted nodes to depth $1$ have grown by "
+    r"$e^{\lambda_k}$.",
 )
-TABLE = lab.Claim(
-    id="fastest",
-    statement=r"The fastest degree is $1, 3, 4, 7, 13$ at $\beta = 1, 5, 9, 25, 81$ on "
-    r"the circle, $1, 3, 4, 7$ for $d = 3$, $1, 1, 2, 5$ for $d = 8$, and always $1$ "
-    r"for $d = 128$.",
-    status="observation",
+TABLE = lab.observation(
+    "fastest",
+    r"The fastest degree is $1, 3, 4, 7, 13$ at $\beta = 1, 5, 9, 25, 81$ on the "
+    "circle, $1, 3, 4, 7$ for $d = 3$, $1, 1, 2, 5$ for $d = 8$, and always $1$ for "
+    "$d = 128$.",
 )
-ROOT = lab.Claim(
-    id="square-root",
-    statement=r"The fastest wave of the circle is at most $1$ away from "
-    r"$\sqrt{2\beta}$, for $\beta$ from $1$ to $10^6$.",
-    status="observation",
+ROOT = lab.observation(
+    "square-root",
+    r"The fastest wave of the circle is at most $1$ away from $\sqrt{2\beta}$, for "
+    r"$\beta$ from $1$ to $10^6$.",
 )
-PARTICLES = lab.Claim(
-    id="particles",
-    statement=r"In clouds of many random tokens the waves of $1$ to $5$ periods grow "
-    r"at the closed rates, to depth $1$ at $\beta = 5$: largest difference, in "
-    r"standard errors.",
-    status="observation",
+PARTICLES = lab.observation(
+    "particles",
+    "In clouds of many random tokens the waves of $1$ to $5$ periods grow at the "
+    r"closed rates, to depth $1$ at $\beta = 5$: largest difference, in standard "
+    "errors.",
 )
-NODES_CLAIM = lab.Claim(
-    id="nodes",
-    statement=r"From the density $1 + 0.1\cos 3\theta$ at $\beta = 5$, weighted nodes "
-    r"have $\int\cos 3\theta$ at depth $3$ with errors of $1.4\cdot10^{-3}$ (24 "
-    r"nodes), $3.3\cdot10^{-6}$ (48) and at most $10^{-10}$ (96).",
-    status="observation",
+NODES_CLAIM = lab.observation(
+    "nodes",
+    r"From the density $1 + 0.1\cos 3\theta$ at $\beta = 5$, weighted nodes have "
+    r"$\int\cos 3\theta$ at depth $3$ with errors of $1.4\cdot10^{-3}$ (24 nodes), "
+    r"$3.3\cdot10^{-6}$ (48) and at most $10^{-10}$ (96).",
 )
-CLUSTERS = lab.Claim(
-    id="clusters",
-    statement=r"From $10^{-6}$ of all waves in phase as many clusters emerge as the "
-    r"fastest wave has periods: $3, 4, 7$ at $\beta = 5, 9, 25$.",
-    status="observation",
-    reference="BPA25, structure of the metastable manifold",
+CLUSTERS = lab.observation(
+    "clusters",
+    "From $10^{-6}$ of all waves in phase as many clusters emerge as the fastest "
+    r"wave has periods: $3, 4, 7$ at $\beta = 5, 9, 25$.",
+    "BPA25, structure of the metastable manifold",
 )
-FEWER = lab.Claim(
-    id="random-starts",
-    statement=r"From random tokens no more clusters than that are there at depth $40$, "
-    r"on average, for $\beta = 5, 9, 25$.",
-    status="observation",
+FEWER = lab.observation(
+    "random-starts",
+    "From random tokens no more clusters than that are there at depth $40$, on "
+    r"average, for $\beta = 5, 9, 25$.",
 )
 
 

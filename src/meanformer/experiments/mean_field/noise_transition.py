@@ -53,68 +53,56 @@ class Parameters:
     seed: int = lab.setting(0, help="seed of the noise")
 
 
-THRESHOLDS = lab.Claim(
-    id="thresholds",
-    statement=r"$\kappa_c = \beta/I_1(\beta)$ on the circle, $\beta = 1, 5$, and "
+THRESHOLDS = lab.observation(
+    "thresholds",
+    r"$\kappa_c = \beta/I_1(\beta)$ on the circle, $\beta = 1, 5$, and "
     r"$d\,I_{d/2+1}(\beta_*)/I_{d/2}(\beta_*) = 1$ for $d = 2, 3, 8$.",
-    status="observation",
 )
-DICHOTOMY = lab.Claim(
-    id="global-minimiser",
-    statement=r"At $\kappa_c$ an ordered state has less free energy than the uniform "
-    r"one if $\beta = 1.2\,\beta_*$; none is found, up to $0.99\,\kappa_c$, if "
+DICHOTOMY = lab.theorem(
+    "global-minimiser",
+    r"At $\kappa_c$ an ordered state has less free energy than the uniform one if "
+    r"$\beta = 1.2\,\beta_*$; none is found, up to $0.99\,\kappa_c$, if "
     r"$\beta = 0.8\,\beta_*$: signs for $d = 2, 3, 8$.",
-    status="theorem",
-    reference="MR26, abstract: continuous for $\\beta \\le \\beta_*$, discontinuous "
-    "beyond",
+    r"MR26, abstract: continuous for $\beta \le \beta_*$, discontinuous beyond",
 )
-BEND = lab.Claim(
-    id="bend",
-    statement=r"Near $\kappa_c$ the branch is $\kappa = \kappa_c(1 + b\,r^2)$ in its "
-    r"order $r$, with $b$ of the expansion, unnormalised and softmax, $d = 2, 8$.",
-    status="observation",
+BEND = lab.observation(
+    "bend",
+    r"Near $\kappa_c$ the branch is $\kappa = \kappa_c(1 + b\,r^2)$ in its order $r$, "
+    "with $b$ of the expansion, unnormalised and softmax, $d = 2, 8$.",
 )
-FOLD = lab.Claim(
-    id="fold",
-    statement=r"On the circle at $\beta = 5$ ordered states end at the fold "
-    r"$\kappa = 0.18430$, below $\kappa_c = 0.20546$: order found $0.1\%$ below and "
-    r"above it.",
-    status="observation",
+FOLD = lab.observation(
+    "fold",
+    r"On the circle at $\beta = 5$ ordered states end at the fold $\kappa = 0.18430$, "
+    r"below $\kappa_c = 0.20546$: order found $0.1\%$ below and above it.",
 )
-MAXWELL = lab.Claim(
-    id="maxwell",
-    statement=r"At the Maxwell point $\kappa = 0.18798$ the ordered state has the free "
-    r"energy of the uniform one.",
-    status="observation",
+MAXWELL = lab.observation(
+    "maxwell",
+    r"At the Maxwell point $\kappa = 0.18798$ the ordered state has the free energy "
+    "of the uniform one.",
 )
-RELAXATION = lab.Claim(
-    id="relaxation",
-    statement=r"In time the Fokker-Planck equation comes to the states of the branch, "
-    r"at $\beta = 2.3$ and $5$.",
-    status="observation",
+RELAXATION = lab.observation(
+    "relaxation",
+    "In time the Fokker-Planck equation comes to the states of the branch, at "
+    r"$\beta = 2.3$ and $5$.",
 )
-RATE = lab.Claim(
-    id="relaxation-rate",
-    statement=r"It does so at the rate of the spectrum of the linearised equation.",
-    status="observation",
+RATE = lab.observation(
+    "relaxation-rate",
+    "It does so at the rate of the spectrum of the linearised equation.",
 )
-TOKENS = lab.Claim(
-    id="tokens",
-    statement=r"The order of tokens on $\mathbb{S}^7$, $\beta = 3$, is that of the "
-    r"branch wherever the loop has settled on it.",
-    status="observation",
+TOKENS = lab.observation(
+    "tokens",
+    r"The order of tokens on $\mathbb{S}^7$, $\beta = 3$, is that of the branch "
+    "wherever the loop has settled on it.",
 )
-HYSTERESIS = lab.Claim(
-    id="hysteresis",
-    statement=r"Between the fold and $\kappa_c$ the tokens remember: their order on "
-    r"the way back exceeds that on the way there by more than a half.",
-    status="observation",
+HYSTERESIS = lab.observation(
+    "hysteresis",
+    r"Between the fold and $\kappa_c$ the tokens remember: their order on the way "
+    "back exceeds that on the way there by more than a half.",
 )
-SOFTMAX = lab.Claim(
-    id="softmax-continuous",
-    statement=r"Under softmax attention $\kappa$ grows along the branch: no fold, for "
+SOFTMAX = lab.observation(
+    "softmax-continuous",
+    r"Under softmax attention $\kappa$ grows along the branch: no fold, for "
     r"$\beta = 1, 5, 20$ on the circle.",
-    status="observation",
 )
 
 

@@ -62,69 +62,59 @@ class Parameters:
     rtol: float = lab.setting(1e-12, help="relative tolerance of the walks", above=0)
 
 
-DIGITS = lab.Claim(
-    id="dwell-digits",
-    statement=r"Equal groups stay apart, from $\pi/2$ to $0.1$, for $10.021878351631$, "
+DIGITS = lab.observation(
+    "dwell-digits",
+    r"Equal groups stay apart, from $\pi/2$ to $0.1$, for $10.021878351631$, "
     r"$1129.33847345$, $12191759.4252$ and $2.94602185\cdot 10^{15}$ at "
     r"$\beta = 4, 10, 20, 40$; groups of masses $0.7$ and $0.3$ for $818.7785778$ at "
     r"$\beta = 10$.",
-    status="observation",
 )
-INTEGRAL = lab.Claim(
-    id="integral",
-    statement=r"The dwell times of both flows, equal and unequal masses, four angles, "
-    r"are those of SciPy's quadrature.",
-    status="observation",
+INTEGRAL = lab.observation(
+    "integral",
+    "The dwell times of both flows, equal and unequal masses, four angles, are those "
+    "of SciPy's quadrature.",
 )
-FLOW = lab.Claim(
-    id="flow",
-    statement=r"The flow itself brings two groups together at these depths, up to "
+FLOW = lab.observation(
+    "flow",
+    "The flow itself brings two groups together at these depths, up to "
     r"$3\cdot 10^{15}$.",
-    status="observation",
 )
-EXPONENTIAL = lab.Claim(
-    id="exponential",
-    statement=r"The dwell time grows exponentially: $\log(T\beta)$ has the slope "
+EXPONENTIAL = lab.theorem(
+    "exponential",
+    r"The dwell time grows exponentially: $\log(T\beta)$ has the slope "
     r"$1 - \cos\varphi_0 - 2\cos\varphi_0/(\beta\sin\varphi_0)^2$ in $\beta$ up to "
     r"$O(\beta^{-3})$, for softmax, at four angles.",
-    status="theorem",
-    reference="GKPR24, clusters that last for a time exponential in the inverse "
-    "temperature",
+    "GKPR24, clusters that last for a time exponential in the inverse temperature",
 )
-ASYMPTOTIC = lab.Claim(
-    id="asymptotic",
-    statement=r"At the largest $\beta$ the time is "
+ASYMPTOTIC = lab.observation(
+    "asymptotic",
+    r"At the largest $\beta$ the time is "
     r"$\frac{m_1m_2}{m_1^2+m_2^2}\,e^{\beta(1-\cos\varphi_0)}/(\beta\sin^2\varphi_0)$ "
     r"times $1 + 2\cos\varphi_0/(\beta\sin^2\varphi_0) + O(\beta^{-2})$, for softmax.",
-    status="observation",
 )
-MEETING_POINT = lab.Claim(
-    id="meeting-point",
-    statement=r"Groups of masses $0.7$ and $0.3$ meet, for $\beta = 10, 40, 160, 640$, "
-    r"at $0.3116278$, $0.2772760$, $0.2604620$, $0.2520972$: near the point of squared "
-    r"masses $0.2437443$, not at the barycentre $0.4712389$.",
-    status="observation",
+MEETING_POINT = lab.observation(
+    "meeting-point",
+    r"Groups of masses $0.7$ and $0.3$ meet, for $\beta = 10, 40, 160, 640$, at "
+    "$0.3116278$, $0.2772760$, $0.2604620$, $0.2520972$: near the point of squared "
+    "masses $0.2437443$, not at the barycentre $0.4712389$.",
 )
-CLOCKS = lab.Claim(
-    id="initial-clock",
-    statement=r"In the clock $e^{\beta(1-\langle x_1,x_2\rangle)}$ with the initial "
-    r"inner product equal groups close from $0.8$ to $0.1$ within $0.2156$, $0.0631$, "
+CLOCKS = lab.observation(
+    "initial-clock",
+    r"In the clock $e^{\beta(1-\langle x_1,x_2\rangle)}$ with the initial inner "
+    "product equal groups close from $0.8$ to $0.1$ within $0.2156$, $0.0631$, "
     r"$0.0263$ at $\beta = 10, 20, 40$: of order $1/\beta$, not of order one.",
-    status="observation",
 )
-TIGHTEN = lab.Claim(
-    id="tighten",
-    statement=r"Separated groups of three and two tokens have tightened to $10^{-6}$ "
-    r"at a depth $T_1 \le \beta$.",
-    status="observation",
-    reference="GKPR24, first phase",
+TIGHTEN = lab.observation(
+    "tighten",
+    "Separated groups of three and two tokens have tightened to $10^{-6}$ at a depth "
+    r"$T_1 \le \beta$.",
+    "GKPR24, first phase",
 )
-STAY = lab.Claim(
-    id="stay",
-    statement=r"They then stay apart until a depth $T_2$ whose logarithm is that of "
-    r"two groups at their means, to two per cent.",
-    status="observation",
-    reference="GKPR24, second phase",
+STAY = lab.observation(
+    "stay",
+    "They then stay apart until a depth $T_2$ whose logarithm is that of two groups "
+    "at their means, to two per cent.",
+    "GKPR24, second phase",
 )
 
 

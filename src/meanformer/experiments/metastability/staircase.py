@@ -72,77 +72,66 @@ class Parameters:
     )
 
 
-LEVELS = lab.Claim(
-    id="levels",
-    statement=r"On the plateaus, $\beta = 4000$, both flows, the energy of the tokens "
-    r"is $\sum_k m_k^2$: $0.28$, $0.44$, $0.52$, $1$.",
-    status="observation",
-    reference="GKPR24, staircase profile of the energy",
+LEVELS = lab.observation(
+    "levels",
+    r"On the plateaus, $\beta = 4000$, both flows, the energy of the tokens is "
+    r"$\sum_k m_k^2$: $0.28$, $0.44$, $0.52$, $1$.",
+    "GKPR24, staircase profile of the energy",
 )
-RULE = lab.Claim(
-    id="greedy-rule",
-    statement=r"The greedy rule puts the jumps at the arc lengths $0.03004521$, "
-    r"$0.15147146$, $0.33174269$, $0.76617045$ (unnormalised) and $0.03004521$, "
-    r"$0.15623507$, $0.33650630$, $0.80068215$ (softmax).",
-    status="observation",
+RULE = lab.observation(
+    "greedy-rule",
+    "The greedy rule puts the jumps at the arc lengths $0.03004521$, $0.15147146$, "
+    "$0.33174269$, $0.76617045$ (unnormalised) and $0.03004521$, $0.15623507$, "
+    "$0.33650630$, $0.80068215$ (softmax).",
 )
-ARC = lab.Claim(
-    id="unnormalised-arc",
-    statement=r"Under unnormalised attention the flow at $\beta = 4000$ jumps at the "
-    r"arc lengths of the greedy rule.",
-    status="observation",
+ARC = lab.observation(
+    "unnormalised-arc",
+    r"Under unnormalised attention the flow at $\beta = 4000$ jumps at the arc "
+    "lengths of the greedy rule.",
 )
-ABSCISSA = lab.Claim(
-    id="published-abscissa",
-    statement=r"In the published abscissa that is $0.003622$, $0.018261$, $0.039995$, "
+ABSCISSA = lab.observation(
+    "published-abscissa",
+    "In the published abscissa that is $0.003622$, $0.018261$, $0.039995$, "
     r"$0.092372$; the last jump is at $0.110888$ for $\beta = 1000$ and at $0.12236$ "
     r"for $\beta = 500$.",
-    status="observation",
 )
-SOFTMAX = lab.Claim(
-    id="softmax-arc",
-    statement=r"Under softmax the jumps at $\beta = 4000$ are at the arc lengths "
-    r"$0.030$, $0.155$, $0.336$, $0.796$.",
-    status="observation",
+SOFTMAX = lab.observation(
+    "softmax-arc",
+    r"Under softmax the jumps at $\beta = 4000$ are at the arc lengths $0.030$, "
+    "$0.155$, $0.336$, $0.796$.",
 )
-FINITE = lab.Claim(
-    id="finite-beta-rule",
-    statement=r"At finite $\beta$ the rule is right to five digits if pairs meet where "
-    r"the law of two groups says: softmax, $\beta = 4000$.",
-    status="observation",
+FINITE = lab.observation(
+    "finite-beta-rule",
+    r"At finite $\beta$ the rule is right to five digits if pairs meet where the law "
+    r"of two groups says: softmax, $\beta = 4000$.",
 )
-COINCIDE = lab.Claim(
-    id="coincide",
-    statement=r"Against arc length the staircases of $\beta = 500$ to $4000$ coincide: "
-    r"under unnormalised attention the last jumps differ by at most one per cent.",
-    status="observation",
+COINCIDE = lab.observation(
+    "coincide",
+    r"Against arc length the staircases of $\beta = 500$ to $4000$ coincide: under "
+    "unnormalised attention the last jumps differ by at most one per cent.",
 )
-SCHEME = lab.Claim(
-    id="published-scheme",
-    statement=r"The published scheme, Euler steps of length $10^{-5}\log\beta$ along "
-    r"the normalised velocity, ends at the same place at $\beta = 4000$.",
-    status="observation",
-    reference="GKPR24, staircase profile of the energy",
+SCHEME = lab.observation(
+    "published-scheme",
+    r"The published scheme, Euler steps of length $10^{-5}\log\beta$ along the "
+    r"normalised velocity, ends at the same place at $\beta = 4000$.",
+    "GKPR24, staircase profile of the energy",
 )
-CONTINUED = lab.Claim(
-    id="continued",
-    statement=r"A walk that ends at depth $10^{15}$, after one join of four, is "
-    r"continued by the rule: order, levels and $\log_{10}$ of the depths of the three "
-    r"other joins are those of the whole walk (unnormalised, $\beta = 4000$).",
-    status="observation",
+CONTINUED = lab.observation(
+    "continued",
+    "A walk that ends at depth $10^{15}$, after one join of four, is continued by "
+    r"the rule: order, levels and $\log_{10}$ of the depths of the three other joins "
+    r"are those of the whole walk (unnormalised, $\beta = 4000$).",
 )
-LADDER = lab.Claim(
-    id="saddle-ladder",
-    statement=r"Five tokens around the whole circle, $\beta = 20$: to each plateau of "
-    r"$k$ groups belongs a critical point, whose index is $k - 1$.",
-    status="observation",
+LADDER = lab.observation(
+    "saddle-ladder",
+    r"Five tokens around the whole circle, $\beta = 20$: to each plateau of $k$ "
+    "groups belongs a critical point, whose index is $k - 1$.",
 )
-NO_SADDLE = lab.Claim(
-    id="no-saddle",
-    statement=r"In the published setting, on an arc below a half circle, no plateau "
-    r"but the last belongs to a critical point: there is none but the collapse.",
-    status="theorem",
-    reference="GLPR23, tokens in an open half sphere collapse exponentially",
+NO_SADDLE = lab.theorem(
+    "no-saddle",
+    "In the published setting, on an arc below a half circle, no plateau but the "
+    "last belongs to a critical point: there is none but the collapse.",
+    "GLPR23, tokens in an open half sphere collapse exponentially",
 )
 
 

@@ -65,68 +65,58 @@ class Parameters:
     seed: int = lab.setting(0, help="seed of all tokens", at_least=0)
 
 
-WINDOW = lab.Claim(
-    id="window",
-    statement=r"The mean number of modes over $\sqrt{\beta\log\beta}$ stays between "
-    r"two positive constants: for $\beta = n^a$, $a = 0.75, 1, 1.5$ and $n$ from $100$ "
-    r"to $1000$ it lies in $[0.1, 0.6]$.",
-    status="observation",
-    reference="GRS24, expected number of modes (the constants are ours)",
+WINDOW = lab.observation(
+    "window",
+    r"The mean number of modes over $\sqrt{\beta\log\beta}$ stays between two "
+    r"positive constants: for $\beta = n^a$, $a = 0.75, 1, 1.5$ and $n$ from $100$ to "
+    "$1000$ it lies in $[0.1, 0.6]$.",
+    "GRS24, expected number of modes (the constants are ours)",
 )
-COUNTED = lab.Claim(
-    id="corrected-formula",
-    statement=r"The corrected formula is right to one tenth of its value, or four "
-    r"standard errors of what is counted, for $n$ from $100$ to $4000$.",
-    status="observation",
+COUNTED = lab.observation(
+    "corrected-formula",
+    "The corrected formula is right to one tenth of its value, or four standard "
+    "errors of what is counted, for $n$ from $100$ to $4000$.",
 )
-DIGITS = lab.Claim(
-    id="formula-digits",
-    statement=r"The corrected formula has the values of an independent program, whose "
+DIGITS = lab.observation(
+    "formula-digits",
+    "The corrected formula has the values of an independent program, whose "
     r"$F(\lambda)$ was counted.",
-    status="observation",
 )
-TAILS = lab.Claim(
-    id="divergence",
-    statement=r"Without the correction the integral grows with its range: $29.6$ over "
+TAILS = lab.observation(
+    "divergence",
+    "Without the correction the integral grows with its range: $29.6$ over "
     r"$|t| \le 8$ and $36.6$ over $|t| \le 10$ for $n = \beta = 100$.",
-    status="observation",
 )
-POISSON = lab.Claim(
-    id="poisson-density",
-    statement=r"Counting the modes of Poisson processes gives the quadrature of the "
-    r"formula of Kac and Rice for shot noise, at rates of $0.5$ tokens per bandwidth "
-    r"and more, in units of the standard error.",
-    status="observation",
+POISSON = lab.observation(
+    "poisson-density",
+    "Counting the modes of Poisson processes gives the quadrature of the formula of "
+    "Kac and Rice for shot noise, at rates of $0.5$ tokens per bandwidth and more, "
+    "in units of the standard error.",
 )
-THRESHOLD = lab.Claim(
-    id="two-tokens",
-    statement=r"Two tokens are two modes beyond two bandwidths on the line, and on the "
-    r"circle at $\beta = 5$ beyond the half-angle with $\beta\sin^2 a = \cos a$.",
-    status="observation",
+THRESHOLD = lab.observation(
+    "two-tokens",
+    "Two tokens are two modes beyond two bandwidths on the line, and on the circle "
+    r"at $\beta = 5$ beyond the half-angle with $\beta\sin^2 a = \cos a$.",
 )
-ROUND = lab.Claim(
-    id="circle-formula",
-    statement=r"Uniform tokens on the circle have $\sqrt{\sum k^4I_k^2/\sum k^2I_k^2}$ "
-    r"modes on average, in units of the standard error: no logarithm.",
-    status="observation",
+ROUND = lab.observation(
+    "circle-formula",
+    r"Uniform tokens on the circle have $\sqrt{\sum k^4I_k^2/\sum k^2I_k^2}$ modes on "
+    "average, in units of the standard error: no logarithm.",
 )
-MONOTONE = lab.Claim(
-    id="monotone",
-    statement=r"On the line the number of modes never decreases with $\beta$.",
-    status="theorem",
-    reference="Sil81, the number of maxima decreases with the bandwidth",
+MONOTONE = lab.theorem(
+    "monotone",
+    r"On the line the number of modes never decreases with $\beta$.",
+    "Sil81, the number of maxima decreases with the bandwidth",
 )
-CERTIFIED = lab.Claim(
-    id="certified",
-    statement=r"Every count is proved by bounds of all errors.",
-    status="observation",
+CERTIFIED = lab.observation(
+    "certified",
+    "Every count is proved by bounds of all errors.",
 )
-CONSTANT = lab.Claim(
-    id="constant",
-    statement=r"With $\beta = n^a$, $a = 1, 1.5$, the formula over $\sqrt{\beta\log"
-    r"\beta}$ has come within two percent of $\tfrac{\sqrt3}\pi\sqrt{1/a - 1/2}$, "
-    r"its heuristic limit, at $n = 10^{60}$.",
-    status="observation",
+CONSTANT = lab.observation(
+    "constant",
+    r"With $\beta = n^a$, $a = 1, 1.5$, the formula over $\sqrt{\beta\log\beta}$ has "
+    r"come within two percent of $\tfrac{\sqrt3}\pi\sqrt{1/a - 1/2}$, its heuristic "
+    "limit, at $n = 10^{60}$.",
 )
 
 

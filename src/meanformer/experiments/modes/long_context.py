@@ -49,39 +49,34 @@ class Parameters:
     seed: int = lab.setting(0, help="seed of the random tokens", at_least=0)
 
 
-LAYER = lab.Claim(
-    id="layer",
-    statement=r"An actual layer of softmax attention on explicit tokens of one inner "
-    r"product gives outputs with the cosine of the closed form, for $\rho$ from "
-    r"$-0.01$ to $0.9$ and $\gamma$ from $0$ to $4$.",
-    status="theorem",
-    reference="Rig25, long contexts",
+LAYER = lab.theorem(
+    "layer",
+    "An actual layer of softmax attention on explicit tokens of one inner product "
+    r"gives outputs with the cosine of the closed form, for $\rho$ from $-0.01$ to "
+    r"$0.9$ and $\gamma$ from $0$ to $4$.",
+    "Rig25, long contexts",
 )
-DIGITS = lab.Claim(
-    id="digits",
-    statement=r"At $\rho = 0.3$ and $\gamma(1-\rho) = 0.8, 1, 1.2$ the cosines for "
-    r"$n = 10^3, 10^6, 10^{12}$ are those tabulated.",
-    status="observation",
+DIGITS = lab.observation(
+    "digits",
+    r"At $\rho = 0.3$ and $\gamma(1-\rho) = 0.8, 1, 1.2$ the cosines for "
+    "$n = 10^3, 10^6, 10^{12}$ are those tabulated.",
 )
-LIMIT = lab.Claim(
-    id="limit",
-    statement=r"At $n = 10^{300}$ the cosines are $1$ below, $4\rho/(1+3\rho)$ at and "
-    r"$\rho$ above the critical $\gamma = 1/(1-\rho)$.",
-    status="theorem",
-    reference="Rig25, phase transition of long contexts",
+LIMIT = lab.theorem(
+    "limit",
+    r"At $n = 10^{300}$ the cosines are $1$ below, $4\rho/(1+3\rho)$ at and $\rho$ "
+    r"above the critical $\gamma = 1/(1-\rho)$.",
+    "Rig25, phase transition of long contexts",
 )
-WIDTH = lab.Claim(
-    id="width",
-    statement=r"The width of the transition in $\gamma(1-\rho)$, from a cosine $0.9$ "
-    r"to $0.4$ at $\rho = 0.3$, times $\log n$ tends to $\log(t_1/t_2)$ with "
+WIDTH = lab.observation(
+    "width",
+    r"The width of the transition in $\gamma(1-\rho)$, from a cosine $0.9$ to $0.4$ "
+    r"at $\rho = 0.3$, times $\log n$ tends to $\log(t_1/t_2)$ with "
     r"$\rho t^2 + 2\rho t = (1-\rho)/(1-c) - 1$: at $n = 10^{100}$.",
-    status="observation",
 )
-RANDOM = lab.Claim(
-    id="random-tokens",
-    statement=r"Random tokens with a common mean, whose inner products fluctuate, "
-    r"follow the closed form at their average cosine away from the transition.",
-    status="observation",
+RANDOM = lab.observation(
+    "random-tokens",
+    "Random tokens with a common mean, whose inner products fluctuate, follow the "
+    "closed form at their average cosine away from the transition.",
 )
 
 

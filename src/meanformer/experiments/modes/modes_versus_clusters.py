@@ -48,40 +48,33 @@ class Parameters:
     seed: int = lab.setting(0, help="seed of the starts", at_least=0)
 
 
-MODES = lab.Claim(
-    id="modes-formula",
-    statement=r"The mean number of modes of uniform tokens is "
+MODES = lab.observation(
+    "modes-formula",
+    "The mean number of modes of uniform tokens is "
     r"$\sqrt{\sum k^4 I_k^2/\sum k^2 I_k^2}$, in units of its standard error.",
-    status="observation",
 )
-DIGITS = lab.Claim(
-    id="six-starts",
-    statement=r"Modes at depth $0$ and clusters at depths $10$, $30$ and $100$ are, "
-    r"for $\beta = 9, 25, 81$, those of six starts of an independent program.",
-    status="observation",
+DIGITS = lab.observation(
+    "six-starts",
+    "Modes at depth $0$ and clusters at depths $10$, $30$ and $100$ are, for "
+    r"$\beta = 9, 25, 81$, those of six starts of an independent program.",
 )
-EARLY = lab.Claim(
-    id="modes-foretell",
-    statement=r"The mean number of clusters at depth $10$ over that of modes of such "
-    r"tokens at the start lies between $0.8$ and $1.25$.",
-    status="observation",
+EARLY = lab.observation(
+    "modes-foretell",
+    "The mean number of clusters at depth $10$ over that of modes of such tokens at "
+    "the start lies between $0.8$ and $1.25$.",
 )
-FASTER = lab.Claim(
-    id="fastest-degree",
-    statement=r"The degree that grows fastest is $4$, $7$ and $13$ for $\beta = 9, 25, "
-    r"81$.",
-    status="observation",
+FASTER = lab.observation(
+    "fastest-degree",
+    r"The degree that grows fastest is $4$, $7$ and $13$ for $\beta = 9, 25, 81$.",
 )
-OVER = lab.Claim(
-    id="fastest-overestimates",
-    statement=r"At depth $30$ there are fewer clusters than the degree $k^*$ that "
-    r"grows fastest about the uniform density, for every $\beta$.",
-    status="observation",
+OVER = lab.observation(
+    "fastest-overestimates",
+    "At depth $30$ there are fewer clusters than the degree $k^*$ that grows fastest "
+    r"about the uniform density, for every $\beta$.",
 )
-COARSENS = lab.Claim(
-    id="clusters-join",
-    statement=r"From depth $10$ on the mean number of clusters never grows.",
-    status="observation",
+COARSENS = lab.observation(
+    "clusters-join",
+    "From depth $10$ on the mean number of clusters never grows.",
 )
 
 

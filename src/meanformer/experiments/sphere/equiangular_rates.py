@@ -61,59 +61,51 @@ class Parameters:
     seed: int = lab.setting(0, help="seed of the clouds", at_least=0)
 
 
-DIGITS = lab.Claim(
-    id="digits",
-    statement=r"The times from $\rho = 0$ to $0.999$ of softmax and unnormalised "
-    r"attention, for eight choices of $n$ and $\beta$, are those tabulated.",
-    status="observation",
+DIGITS = lab.observation(
+    "digits",
+    r"The times from $\rho = 0$ to $0.999$ of softmax and unnormalised attention, for "
+    r"eight choices of $n$ and $\beta$, are those tabulated.",
 )
-INTEGRALS = lab.Claim(
-    id="exponential-integrals",
-    statement=r"The times of softmax attention are a sum of exponential integrals and "
+INTEGRALS = lab.observation(
+    "exponential-integrals",
+    "The times of softmax attention are a sum of exponential integrals and "
     r"logarithms, up to $\beta = 300$.",
-    status="observation",
 )
-FULL = lab.Claim(
-    id="full-flow",
-    statement=r"Orthonormal tokens under the full flow reach the level at the time of "
-    r"the integral, all pairs at once: softmax and unnormalised, $n = 32$.",
-    status="theorem",
-    reference="GLPR23, the equation of orthogonal tokens",
+FULL = lab.theorem(
+    "full-flow",
+    "Orthonormal tokens under the full flow reach the level at the time of the "
+    "integral, all pairs at once: softmax and unnormalised, $n = 32$.",
+    "GLPR23, the equation of orthogonal tokens",
 )
-INVERSE = lab.Claim(
-    id="phase-curve",
-    statement=r"The boundary of the clustered phase passes through the tabulated "
-    r"points, and is the inverse of the time found by bracketing.",
-    status="observation",
+INVERSE = lab.observation(
+    "phase-curve",
+    "The boundary of the clustered phase passes through the tabulated points, and is "
+    "the inverse of the time found by bracketing.",
 )
-EMPTY = lab.Claim(
-    id="no-curve",
-    statement=r"For $n = 32$ softmax attention has no curve before the depth "
-    r"$\frac12\log(999n+1)$ of $\beta = 0$, and unnormalised "
-    r"attention none after it: so many depths of $200$ are on the curves.",
-    status="observation",
+EMPTY = lab.observation(
+    "no-curve",
+    "For $n = 32$ softmax attention has no curve before the depth "
+    r"$\frac12\log(999n+1)$ of $\beta = 0$, and unnormalised attention none after it: "
+    "so many depths of $200$ are on the curves.",
 )
-RATES = lab.Claim(
-    id="rates",
-    statement=r"In the end the gap $1 - \rho$ falls like $e^{-2t}$ under softmax and "
-    r"like $e^{-2te^\beta}$ under unnormalised attention.",
-    status="theorem",
-    reference="GLPR23, exponential rate of clustering in a hemisphere",
+RATES = lab.theorem(
+    "rates",
+    r"In the end the gap $1 - \rho$ falls like $e^{-2t}$ under softmax and like "
+    r"$e^{-2te^\beta}$ under unnormalised attention.",
+    "GLPR23, exponential rate of clustering in a hemisphere",
 )
-RANDOM = lab.Claim(
-    id="random-tokens",
-    statement=r"Independent uniform tokens in high dimension have average cosines that "
-    r"follow the curve of orthogonal tokens, for $\beta = 1$ and $4$: distance over "
-    r"what chance and curvature allow.",
-    status="observation",
-    reference="GLPR23, the high-dimensional case",
+RANDOM = lab.observation(
+    "random-tokens",
+    "Independent uniform tokens in high dimension have average cosines that follow "
+    r"the curve of orthogonal tokens, for $\beta = 1$ and $4$: distance over what "
+    "chance and curvature allow.",
+    "GLPR23, the high-dimensional case",
 )
-CLOCK = lab.Claim(
-    id="slow-clock",
-    statement=r"Euler steps followed by division by the norm are late: they arrive at "
-    r"$5.60$, $5.45$ and $5.30$ with steps $0.1$, $0.05$ and $0.01$ instead of $5.27$ "
+CLOCK = lab.observation(
+    "slow-clock",
+    "Euler steps followed by division by the norm are late: they arrive at $5.60$, "
+    "$5.45$ and $5.30$ with steps $0.1$, $0.05$ and $0.01$ instead of $5.27$ "
     r"($n = 32$, $\beta = 1$).",
-    status="observation",
 )
 
 

@@ -65,65 +65,55 @@ class Parameters:
     seed: int = lab.setting(0, help="seed of weights and tokens", at_least=0)
 
 
-TABLE = lab.Claim(
-    id="table",
-    statement=r"Eight orthonormal tokens at $\beta = 3$ have, at depth $6$, the inner "
-    r"products tabulated for all six schemes.",
-    status="observation",
+TABLE = lab.observation(
+    "table",
+    r"Eight orthonormal tokens at $\beta = 3$ have, at depth $6$, the inner products "
+    "tabulated for all six schemes.",
 )
-SYSTEM = lab.Claim(
-    id="whole-system",
-    statement=r"The flow of every scheme, and the equations of one inner product and "
-    r"one radius, agree along depth with the whole system of directions and radii.",
-    status="observation",
+SYSTEM = lab.observation(
+    "whole-system",
+    "The flow of every scheme, and the equations of one inner product and one "
+    "radius, agree along depth with the whole system of directions and radii.",
 )
-SLOPE = lab.Claim(
-    id="first-slope",
-    statement=r"At the start Post, Pre, Mix and sqrt move at the same speed $2q$, Peri "
-    r"and nGPT at $2q/|A|$, with $q = 1/(e^\beta + n - 1)$.",
-    status="observation",
-    reference="KGPR25, initial velocities",
+SLOPE = lab.observation(
+    "first-slope",
+    "At the start Post, Pre, Mix and sqrt move at the same speed $2q$, Peri and nGPT "
+    r"at $2q/|A|$, with $q = 1/(e^\beta + n - 1)$.",
+    "KGPR25, initial velocities",
 )
-EXPONENTIAL = lab.Claim(
-    id="exponential",
-    statement=r"In the end the gap $1 - \rho$ falls like $e^{-2t}$ for Post and nGPT "
-    r"and like $e^{-4\sqrt t}$ for sqrt.",
-    status="observation",
-    reference="KGPR25, final velocities",
+EXPONENTIAL = lab.observation(
+    "exponential",
+    r"In the end the gap $1 - \rho$ falls like $e^{-2t}$ for Post and nGPT and like "
+    r"$e^{-4\sqrt t}$ for sqrt.",
+    "KGPR25, final velocities",
 )
-POWER = lab.Claim(
-    id="power",
-    statement=r"For Pre, Peri and Mix it falls like $t^{-2}$: exponents between depths "
-    r"$10^4$ and $2\cdot 10^4$.",
-    status="observation",
-    reference="KGPR25, final velocities",
+POWER = lab.observation(
+    "power",
+    "For Pre, Peri and Mix it falls like $t^{-2}$: exponents between depths $10^4$ "
+    r"and $2\cdot 10^4$.",
+    "KGPR25, final velocities",
 )
-AT_400 = lab.Claim(
-    id="at-400",
-    statement=r"At depth $400$ the gaps of Pre, Peri and Mix are "
-    r"$1.691\cdot 10^{-4}$, $1.658\cdot 10^{-4}$ and $9.758\cdot 10^{-6}$.",
-    status="observation",
+AT_400 = lab.observation(
+    "at-400",
+    r"At depth $400$ the gaps of Pre, Peri and Mix are $1.691\cdot 10^{-4}$, "
+    r"$1.658\cdot 10^{-4}$ and $9.758\cdot 10^{-6}$.",
 )
-LAYERS = lab.Claim(
-    id="layers",
-    statement=r"The finite network of every scheme tends to its flow at first order in "
-    r"the step.",
-    status="observation",
+LAYERS = lab.observation(
+    "layers",
+    "The finite network of every scheme tends to its flow at first order in the step.",
 )
-EARLY = lab.Claim(
-    id="random-early",
-    statement=r"Under random weights, new in each layer, the first layer makes tokens "
-    r"more alike under Peri and nGPT than under Post and Pre: smallest over largest "
-    r"average cosine.",
-    status="observation",
-    reference="KGPR25, experiments with random weights",
+EARLY = lab.observation(
+    "random-early",
+    "Under random weights, new in each layer, the first layer makes tokens more "
+    "alike under Peri and nGPT than under Post and Pre: smallest over largest "
+    "average cosine.",
+    "KGPR25, experiments with random weights",
 )
-LATE = lab.Claim(
-    id="random-late",
-    statement=r"At the last layer Post and nGPT have collapsed and Pre and Peri have "
-    r"not: the median gap of the former is less than a hundredth of the latter's.",
-    status="observation",
-    reference="KGPR25, experiments with random weights",
+LATE = lab.observation(
+    "random-late",
+    "At the last layer Post and nGPT have collapsed and Pre and Peri have not: the "
+    "median gap of the former is less than a hundredth of the latter's.",
+    "KGPR25, experiments with random weights",
 )
 
 

@@ -58,61 +58,53 @@ class Parameters:
     seed: int = lab.setting(5, help="seed of all starts", at_least=0)
 
 
-MAXIMUM = lab.Claim(
-    id="maximum",
-    statement=r"No run of the ascent passes $e^{\lambda_1}$, and those that end in one "
-    r"cluster reach it, where other eigenvalues are less than $\lambda_1$ by $0.05$ or "
-    r"more so that the cluster turns to $\pm v$ in time: largest difference.",
-    status="theorem",
-    reference="BKKRW25, maximisers for positive definite matrices",
+MAXIMUM = lab.theorem(
+    "maximum",
+    r"No run of the ascent passes $e^{\lambda_1}$, and those that end in one cluster "
+    r"reach it, where other eigenvalues are less than $\lambda_1$ by $0.05$ or more "
+    r"so that the cluster turns to $\pm v$ in time: largest difference.",
+    "BKKRW25, maximisers for positive definite matrices",
 )
-THRESHOLD = lab.Claim(
-    id="split-threshold",
-    statement=r"Two equal clusters at $\pm v$ turn stable at "
+THRESHOLD = lab.observation(
+    "split-threshold",
+    r"Two equal clusters at $\pm v$ turn stable at "
     r"$\lambda_1\tanh\lambda_1 = \lambda_2$: for diag$(d_1, 1)$ below $d_1 = \tanh 1$ "
     r"and above the root of $d\tanh d = 1$, for diag$(d_1, d_1, 1)$ below $\tanh 1$.",
-    status="observation",
 )
-CURVE = lab.Claim(
-    id="split-curve",
-    statement=r"The share of runs with $D = $ diag$(d_1, 1)$ that end in one cluster "
-    r"is the published one for all 20 values of $d_1$: how probable it is that two "
-    r"samples of the same shares differ as much or more, by sums of squares.",
-    status="observation",
-    reference="BKKRW25, Figure 2 and its code",
+CURVE = lab.observation(
+    "split-curve",
+    "The share of runs with $D = $ diag$(d_1, 1)$ that end in one cluster is the "
+    "published one for all 20 values of $d_1$: how probable it is that two samples "
+    "of the same shares differ as much or more, by sums of squares.",
+    "BKKRW25, Figure 2 and its code",
 )
-ONE_BETWEEN = lab.Claim(
-    id="one-cluster-between",
-    statement=r"Between the two thresholds all runs end in one cluster; in dimension 3 "
-    r"with diag$(d_1, d_1, 1)$ all above the first one.",
-    status="observation",
+ONE_BETWEEN = lab.observation(
+    "one-cluster-between",
+    "Between the two thresholds all runs end in one cluster; in dimension 3 with "
+    "diag$(d_1, d_1, 1)$ all above the first one.",
 )
-FOUR_TOKENS = lab.Claim(
-    id="four-tokens",
-    statement=r"Four tokens that descend from a square with $D = $ diag$(1, d)$ end at "
+FOUR_TOKENS = lab.theorem(
+    "four-tokens",
+    "Four tokens that descend from a square with $D = $ diag$(1, d)$ end at "
     r"$(\pm\sqrt u, \pm\sqrt{1-u})$ with $\tanh u = d\tanh(d(1-u))$.",
-    status="theorem",
-    reference="BKKRW25, four particles on the circle",
+    "BKKRW25, four particles on the circle",
 )
-DENSITY = lab.Claim(
-    id="density-slope",
-    statement=r"The optimal density for diag$(1, 1+\varepsilon)$ is "
-    r"$\frac{1}{2\pi}(1 + \varepsilon\frac{I_1(1)}{2I_2(1)}\cos 2\theta)$ to first "
-    r"order: the slope of its second moment.",
-    status="observation",
+DENSITY = lab.observation(
+    "density-slope",
+    r"The optimal density for diag$(1, 1+\varepsilon)$ is "
+    r"$\frac{1}{2\pi}(1 + \varepsilon\frac{I_1(1)}{2I_2(1)}\cos "
+    r"2\theta)$ to first order: the slope of its second moment.",
 )
-DENSITY_PUBLISHED = lab.Claim(
-    id="density-published",
-    statement=r"Its second moments at $\varepsilon = -0.05, 0.05, 0.3$ are those of "
-    r"the published densities.",
-    status="observation",
-    reference="BKKRW25, Figure 5 and its code",
+DENSITY_PUBLISHED = lab.observation(
+    "density-published",
+    r"Its second moments at $\varepsilon = -0.05, 0.05, 0.3$ are those of the "
+    "published densities.",
+    "BKKRW25, Figure 5 and its code",
 )
-MINIMUM = lab.Claim(
-    id="minimum",
-    statement=r"Descending tokens on the sphere approach the least energy: $\sinh 1$ "
-    r"of the uniform law for $D = I$, and $1$ where $D$ has a kernel to hide in.",
-    status="observation",
+MINIMUM = lab.observation(
+    "minimum",
+    r"Descending tokens on the sphere approach the least energy: $\sinh 1$ of the "
+    "uniform law for $D = I$, and $1$ where $D$ has a kernel to hide in.",
 )
 
 

@@ -61,76 +61,64 @@ class Parameters:
     seed: int = lab.setting(0, help="seed of all starts", at_least=0)
 
 
-CURVE = lab.Claim(
-    id="equiangular-front",
-    statement=rf"In dimension ${HIGH}$ half of the pairs have clustered at the depth "
+CURVE = lab.observation(
+    "equiangular-front",
+    rf"In dimension ${HIGH}$ half of the pairs have clustered at the depth "
     r"$T(\beta)$ of tokens at equal angles, within four percent for $\beta \le 6$.",
-    status="observation",
-    reference="GLPR23, phase diagrams and the curve in high dimension",
+    "GLPR23, phase diagrams and the curve in high dimension",
 )
-DIMENSION = lab.Claim(
-    id="front-sharpens",
-    statement=r"The front tends to that curve with the dimension: at $\beta = 6$ it is "
-    r"further away in dimension $128$ than in dimension $1024$.",
-    status="observation",
+DIMENSION = lab.observation(
+    "front-sharpens",
+    r"The front tends to that curve with the dimension: at $\beta = 6$ it is further "
+    "away in dimension $128$ than in dimension $1024$.",
 )
-HOT = lab.Claim(
-    id="hot-limit",
-    statement=r"At $\beta = 0$ the curve starts at "
+HOT = lab.observation(
+    "hot-limit",
+    r"At $\beta = 0$ the curve starts at "
     r"$\frac12\log\frac{(n - 1)(1-\delta) + 1}{\delta}$ with $\delta = 0.001$, and so "
-    r"does the front.",
-    status="observation",
+    "does the front.",
 )
-UNNORMALISED = lab.Claim(
-    id="unnormalised-front",
-    statement=rf"Without normalisation, in dimension ${HIGH}$, the front follows its "
+UNNORMALISED = lab.observation(
+    "unnormalised-front",
+    rf"Without normalisation, in dimension ${HIGH}$, the front follows its "
     r"own curve within six percent for $\beta$ from $5$ to $6$.",
-    status="observation",
 )
-EXACT = lab.Claim(
-    id="orthonormal-time",
-    statement=r"Thirty-two orthonormal tokens at $\beta = 1$ pass $0.999$ at the depth "
-    r"$5.2703$ of the integral.",
-    status="theorem",
-    reference="GLPR23, equal angles stay equal",
+EXACT = lab.theorem(
+    "orthonormal-time",
+    r"Thirty-two orthonormal tokens at $\beta = 1$ pass $0.999$ at the depth $5.2703$ "
+    "of the integral.",
+    "GLPR23, equal angles stay equal",
 )
-SLOW_CLOCK = lab.Claim(
-    id="slow-clock",
-    statement=r"Euler steps with division by the norm take them there only at $5.60$, "
-    r"$5.45$ and $5.30$, for steps of $0.1$, $0.05$ and $0.01$.",
-    status="observation",
+SLOW_CLOCK = lab.observation(
+    "slow-clock",
+    "Euler steps with division by the norm take them there only at $5.60$, $5.45$ "
+    "and $5.30$, for steps of $0.1$, $0.05$ and $0.01$.",
 )
-AGREES = lab.Claim(
-    id="dense-integration",
-    statement=r"The fractions of a few starts are those of a dense integration in "
-    r"double precision.",
-    status="observation",
+AGREES = lab.observation(
+    "dense-integration",
+    "The fractions of a few starts are those of a dense integration in double "
+    "precision.",
 )
-EULER_ERROR = lab.Claim(
-    id="euler-error",
-    statement=r"On the same starts the published scheme errs by more than $0.1$ at "
-    r"some depth.",
-    status="observation",
+EULER_ERROR = lab.observation(
+    "euler-error",
+    "On the same starts the published scheme errs by more than $0.1$ at some depth.",
 )
-FOR_EVER = lab.Claim(
-    id="clusters-stay",
-    statement=r"In no dimension does the fraction ever decrease with depth: smallest "
-    r"increase from one depth to the next.",
-    status="observation",
+FOR_EVER = lab.observation(
+    "clusters-stay",
+    "In no dimension does the fraction ever decrease with depth: smallest increase "
+    "from one depth to the next.",
 )
-PARTS = lab.Claim(
-    id="parts",
-    statement=r"In low dimension, at the lowest, a middle and the highest temperature, "
-    r"the diagram of all starts is the mean of those of some of them at a time: "
-    r"largest difference. Many starts are computed otherwise than few: they leave "
-    r"their batch where they are one cluster, and tokens that have met become one.",
-    status="observation",
+PARTS = lab.observation(
+    "parts",
+    "In low dimension, at the lowest, a middle and the highest temperature, the "
+    "diagram of all starts is the mean of those of some of them at a time: largest "
+    "difference. Many starts are computed otherwise than few: they leave their batch "
+    "where they are one cluster, and tokens that have met become one.",
 )
-SPAN_FALLS = lab.Claim(
-    id="span-falls",
-    statement=r"Under random $K^\top Q$ with $V = I$, redrawn at every unit of depth, "
-    r"tokens still end in one point at $\beta = 0.1$: their span has dimension one.",
-    status="observation",
+SPAN_FALLS = lab.observation(
+    "span-falls",
+    r"Under random $K^\top Q$ with $V = I$, redrawn at every unit of depth, tokens "
+    r"still end in one point at $\beta = 0.1$: their span has dimension one.",
 )
 
 

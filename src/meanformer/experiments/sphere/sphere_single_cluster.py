@@ -53,67 +53,55 @@ class Parameters:
     movie: lab.Movies = lab.movie_setting()
 
 
-SINGLE = lab.Claim(
-    id="single-cluster",
-    statement=r"In dimension 3 all starts end in one cluster, for SA and USA at "
+SINGLE = lab.theorem(
+    "single-cluster",
+    "In dimension 3 all starts end in one cluster, for SA and USA at "
     r"$\beta = 0.5, 1, 2$: the smallest inner product tends to 1.",
-    status="theorem",
-    reference="GLPR23, single cluster for almost every start; CRMB24, dimension three "
-    "and more",
+    "GLPR23, single cluster for almost every start; CRMB24, dimension three and more",
 )
-CIRCLE_SINGLE = lab.Claim(
-    id="circle",
-    statement=r"So do they on the circle, at $\beta = -0.15, 0, 1, 2$.",
-    status="theorem",
-    reference="PRY25, synchronisation for inverse temperatures of -0.16 and more",
+CIRCLE_SINGLE = lab.theorem(
+    "circle",
+    r"So do they on the circle, at $\beta = -0.15, 0, 1, 2$.",
+    "PRY25, synchronisation for inverse temperatures of -0.16 and more",
 )
-TRIANGLE_TURNS = lab.Claim(
-    id="triangle",
-    statement=r"Three tokens at equal angles turn from unstable to stable as $\beta$ "
-    r"falls below $-2/3$, so that not all starts end in one cluster there.",
-    status="theorem",
-    reference="PRY25, no synchronisation below -2/3",
+TRIANGLE_TURNS = lab.theorem(
+    "triangle",
+    r"Three tokens at equal angles turn from unstable to stable as $\beta$ falls "
+    "below $-2/3$, so that not all starts end in one cluster there.",
+    "PRY25, no synchronisation below -2/3",
 )
-RISES = lab.Claim(
-    id="energy-rises",
-    statement=r"The energy never falls along SA and USA.",
-    status="theorem",
-    reference="GLPR23, the energy is a Lyapunov function of both sphere flows",
+RISES = lab.theorem(
+    "energy-rises",
+    "The energy never falls along SA and USA.",
+    "GLPR23, the energy is a Lyapunov function of both sphere flows",
 )
-BOUND = lab.Claim(
-    id="energy-bound",
-    statement=r"It reaches $e^\beta/2\beta$, the energy of one cluster.",
-    status="theorem",
-    reference="GLPR23, the maximisers of the energy are single points",
+BOUND = lab.theorem(
+    "energy-bound",
+    r"It reaches $e^\beta/2\beta$, the energy of one cluster.",
+    "GLPR23, the maximisers of the energy are single points",
 )
-DISSIPATION = lab.Claim(
-    id="dissipation",
-    statement=r"$\dot E = \sum_i w_i|\dot x_i|^2$ for USA, and "
-    r"$\sum_i w_iZ_i|\dot x_i|^2$ for SA, with the masses "
-    r"$Z_i = \sum_j w_je^{\beta\langle x_i, x_j\rangle}$.",
-    status="theorem",
-    reference="GLPR23, gradient structure of both sphere flows",
+DISSIPATION = lab.theorem(
+    "dissipation",
+    r"$\dot E = \sum_i w_i|\dot x_i|^2$ for USA, and $\sum_i w_iZ_i|\dot x_i|^2$ for "
+    r"SA, with the masses $Z_i = \sum_j w_je^{\beta\langle x_i, x_j\rangle}$.",
+    "GLPR23, gradient structure of both sphere flows",
 )
-HEMISPHERE = lab.Claim(
-    id="hemisphere-rate",
-    statement=r"From a hemisphere $1 - \langle x_i, x_j\rangle$ decays like $e^{-2t}$ "
-    r"under SA, and like $e^{-2te^\beta}$ under USA: fitted rates over these.",
-    status="theorem",
-    reference="GLPR23, exponential collapse from a hemisphere",
+HEMISPHERE = lab.theorem(
+    "hemisphere-rate",
+    r"From a hemisphere $1 - \langle x_i, x_j\rangle$ decays like $e^{-2t}$ under SA, "
+    r"and like $e^{-2te^\beta}$ under USA: fitted rates over these.",
+    "GLPR23, exponential collapse from a hemisphere",
 )
-KURAMOTO = lab.Claim(
-    id="kuramoto",
-    statement=r"At $\beta = 0$ tokens with the masses of a Poisson kernel of radius "
-    r"$R_0 = 0.3$ keep one, with $R^2 = R_0^2e^t/(1 + R_0^2(e^t - 1))$; "
-    r"$R(2) = 0.6497905376$.",
-    status="theorem",
-    reference="OA08, invariance of Poisson kernels",
+KURAMOTO = lab.theorem(
+    "kuramoto",
+    r"At $\beta = 0$ tokens with the masses of a Poisson kernel of radius $R_0 = 0.3$ "
+    "keep one, with $R^2 = R_0^2e^t/(1 + R_0^2(e^t - 1))$; $R(2) = 0.6497905376$.",
+    "OA08, invariance of Poisson kernels",
 )
-SADDLE = lab.Claim(
-    id="saddle",
-    statement=r"Two opposite tokens are stationary and leave it in $d - 1$ directions, "
-    r"at the rate $e^{-\beta}$ under USA and $e^{-\beta}/\cosh\beta$ under SA.",
-    status="observation",
+SADDLE = lab.observation(
+    "saddle",
+    "Two opposite tokens are stationary and leave it in $d - 1$ directions, at the "
+    r"rate $e^{-\beta}$ under USA and $e^{-\beta}/\cosh\beta$ under SA.",
 )
 
 
