@@ -67,8 +67,8 @@ def long_walk(beta: float) -> mf.Trajectory:
 def explicit_walk(beta: float, depth: float) -> mf.Trajectory:
     """Go as far as the budget of the explicit solver allows."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", mf.StoppedEarly)
-        return mf.solve(*problem(beta), depth, save=2, stop=mf.StepBudget(BUDGET))
+        warnings.simplefilter("ignore", mf.errors.StoppedEarly)
+        return mf.solve(*problem(beta), depth, save=2, stop=mf.flows.StepBudget(BUDGET))
 
 
 def normalised_gradient(beta: float) -> float:

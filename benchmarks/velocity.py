@@ -73,7 +73,7 @@ def masked_contestants(dimension: int) -> dict:
     }
 
 
-def velocity(dimension: int, mask: mf.AbstractMask | None = None):
+def velocity(dimension: int, mask: mf.attention.AbstractMask | None = None):
     """Compile the velocity of a cloud under identity attention, by the public names."""
     attention = mf.identity_attention("softmax", dimension, beta=1.0)
     gamma = attention if mask is None else mf.Masked(attention, mask)

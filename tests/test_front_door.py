@@ -42,3 +42,14 @@ def test_an_unknown_name_is_an_attribute_error():
 def test_a_misspelt_name_is_told_the_nearest_one(misspelt, meant):
     with pytest.raises(AttributeError, match=f"{misspelt}' .did you mean {meant}.+dir"):
         getattr(mf, misspelt)
+
+
+def test_a_name_that_moved_to_its_room_still_works_and_says_where_it_is():
+    for room, names in mf._MOVED.items():
+        for name in names.split():
+            said = f"meanformer.{name} is now meanformer.{room}.{name};"
+            with pytest.warns(DeprecationWarning, match=re.escape(said)) as told:
+                found = getattr(mf, name)
+            assert found is getattr(getattr(mf, room), name)
+            assert told[0].filename == __file__
+            assert name not in dir(mf)

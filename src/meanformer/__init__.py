@@ -2,171 +2,63 @@
 
     measure  --tilt-->  in-context map  --depth-->  flow of measures
 
-Every name below is the front door to its room, and is loaded on first use, so that the
-command line can say its help at once. `__init__.pyi` tells type checkers the same.
+The names of this front door are those that `__init__.pyi` imports. Each is loaded on
+first use, so that the command line can say its help at once.
 """
 
 import importlib
+import re
+from pathlib import Path
 from typing import Any
 
+_STUB = Path(__file__).with_suffix(".pyi").read_text()
 _HOMES = {
-    "attention": (
-        "AbstractAttention",
-        "AbstractInContextMap",
-        "AbstractMask",
-        "Blocks",
-        "Causal",
-        "Composition",
-        "Hardmax",
-        "L2",
-        "LayerNorm",
-        "Linear",
-        "Masked",
-        "MultiHead",
-        "NearestOther",
-        "Perceptron",
-        "PointMap",
-        "Prefix",
-        "RMSNorm",
-        "Residual",
-        "Sigmoid",
-        "Sinkhorn",
-        "Softmax",
-        "StrictCausal",
-        "Sum",
-        "UnitNorm",
-        "Unnormalised",
-        "Window",
-        "adversarial_cloud",
-        "attention_matrix",
-        "compose",
-        "identity_attention",
-        "in_order",
-        "lipschitz_bounds",
-        "lipschitz_report",
-        "local_lipschitz",
-        "maximise_lipschitz",
-        "push_forward",
-        "stability_constant",
-        "standard_beta",
-    ),
-    "errors": (
-        "InvalidInput",
-        "LostDepths",
-        "Overflow",
-        "PrecisionWarning",
-        "QuadratureWarning",
-        "SlowSums",
-        "StoppedEarly",
-        "Unsupported",
-    ),
-    "flows": (
-        "Adaptive",
-        "BooleanAttention",
-        "CustomScheme",
-        "DensityTrajectory",
-        "EscapeRadius",
-        "FixedStep",
-        "Flow",
-        "GaussianTrajectory",
-        "HardmaxRun",
-        "LongDepth",
-        "Merge",
-        "MixNorm",
-        "NGPT",
-        "PeriNorm",
-        "PostNorm",
-        "PreNorm",
-        "Rescaled",
-        "Schedule",
-        "Spectral",
-        "Splitting",
-        "SqrtScaling",
-        "Status",
-        "SteadyState",
-        "StepBudget",
-        "Stiff",
-        "StopWhen",
-        "Switching",
-        "Trajectory",
-        "append_tokens",
-        "growth_factor",
-        "lipschitz_profile",
-        "normalised_flow",
-        "observed_growth",
-        "radius_bound",
-        "run_hardmax",
-        "run_layers",
-        "solve",
-        "solve_many",
-        "stability_bound",
-    ),
-    "geometry": (
-        "Cells",
-        "Euclidean",
-        "Sphere",
-    ),
-    "measures": (
-        "AbstractMeasure",
-        "FourierDensity",
-        "Gaussian",
-        "Mixture",
-        "TokenCloud",
-        "UniformBall",
-        "UniformBox",
-        "UniformSphere",
-        "batch",
-        "circle_moments",
-        "conditional_wasserstein",
-        "merge",
-        "mix",
-        "pad",
-        "quadrature",
-        "resample",
-        "sinkhorn_divergence",
-        "transport_map",
-        "transport_plan",
-        "wasserstein",
-    ),
-    "numerics.fourier.sums": (
-        "Auto",
-        "Fourier",
-    ),
-    "numerics.pair_sums.sums": ("Blocked",),
-    "numerics.sharded.sums": ("Sharded",),
-    "storage": (
-        "RunStore",
-        "open_run",
-    ),
+    name: home for home, name in re.findall(r"^from (\S+) import (\w+) as", _STUB, re.M)
 }
-_ROOMS = (
-    "attention",
-    "errors",
-    "experiments",
-    "flows",
-    "gaussian",
-    "geometry",
-    "mean_field",
-    "measures",
-    "observables",
-    "plotting",
-    "storage",
-)
-_ROOM_OF = {name: room for room, names in _HOMES.items() for name in names}
+
+# Names that were here, by their room; they still work, with a warning.
+_MOVED = {
+    "attention": "AbstractAttention AbstractMask Blocks Composition NearestOther Prefix"
+    " StrictCausal UnitNorm Window adversarial_cloud lipschitz_report"
+    " maximise_lipschitz stability_constant",
+    "errors": "LostDepths PrecisionWarning QuadratureWarning SlowSums StoppedEarly",
+    "flows": "BooleanAttention CustomScheme DensityTrajectory EscapeRadius"
+    " GaussianTrajectory HardmaxRun Merge MixNorm NGPT PeriNorm PostNorm PreNorm"
+    " Spectral Splitting SqrtScaling SteadyState StepBudget Switching append_tokens"
+    " growth_factor lipschitz_profile normalised_flow observed_growth radius_bound"
+    " run_hardmax stability_bound",
+    "geometry": "Cells",
+    "measures": "UniformBall batch circle_moments conditional_wasserstein mix resample"
+    " sinkhorn_divergence transport_map transport_plan",
+    "storage": "RunStore",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name in _ROOM_OF:
-        room = importlib.import_module(f"meanformer.{_ROOM_OF[name]}")
-        globals()[name] = value = getattr(room, name)
+    if name in _HOMES:
+        globals()[name] = value = _found(_HOMES[name], name)
         return value
-    if name in _ROOMS:
-        return importlib.import_module(f"meanformer.{name}")
     if name == "__version__":
         from importlib.metadata import version
 
         return version("meanformer")
+    for room, names in _MOVED.items():
+        if name in names.split():
+            return _moved(f"meanformer.{room}", name)
     raise AttributeError(_unknown(name))
+
+
+def _found(home: str, name: str) -> Any:
+    if home == __name__:
+        return importlib.import_module(f"{home}.{name}")
+    return getattr(importlib.import_module(home), name)
+
+
+def _moved(home: str, name: str) -> Any:
+    from meanformer.errors import warn
+
+    warn(f"meanformer.{name} is now {home}.{name}; use that name.", DeprecationWarning)
+    return _found(home, name)
 
 
 def _unknown(name: str) -> str:
@@ -182,4 +74,4 @@ def _unknown(name: str) -> str:
 
 
 def __dir__() -> list[str]:
-    return [*_ROOM_OF, *_ROOMS]
+    return list(_HOMES)

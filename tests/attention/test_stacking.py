@@ -72,7 +72,7 @@ def test_compiled_and_one_by_one_agree_to_rounding(name, dtype):
     np.testing.assert_allclose(together, plain, atol=tolerance)
 
 
-@pytest.mark.parametrize("join", [mf.Sum, mf.Composition])
+@pytest.mark.parametrize("join", [mf.Sum, mf.attention.Composition])
 def test_alike_maps_without_arrays_are_evaluated_as_often_as_they_are_listed(join):
     gamma, cloud = join([mf.PointMap(jnp.sin, takes=D)] * 4), cloud_of()
     compiled = eqx.filter_jit(at_tokens)(gamma, cloud)

@@ -21,7 +21,9 @@ def solved(dimension, folder):
     """A run of three tokens, stored."""
     points = jnp.asarray(np.random.default_rng(0).normal(size=(3, dimension)))
     flow = mf.Flow(mf.identity_attention("softmax", dimension))
-    mf.solve(flow, mf.TokenCloud(points), 0.5, save=3, store=mf.RunStore(folder))
+    mf.solve(
+        flow, mf.TokenCloud(points), 0.5, save=3, store=mf.storage.RunStore(folder)
+    )
     return folder
 
 

@@ -25,7 +25,7 @@ def masked(*kinds):
 VELOCITIES = {
     "softmax": masked(mf.Softmax),
     "heads": masked(mf.L2, mf.Softmax),
-    "strict": mf.Masked(reference_attention(), mf.StrictCausal()),
+    "strict": mf.Masked(reference_attention(), mf.attention.StrictCausal()),
     "schedule": mf.Schedule([masked(mf.Softmax), masked(mf.L2)]),
     "perceptron": mf.Sum(
         (masked(mf.Softmax), mf.Perceptron(0.3 * jnp.eye(2), jnp.zeros(2), jnp.eye(2)))
@@ -46,7 +46,7 @@ def test_appending_is_running_the_longer_sequence(name, key):
     flow = mf.Flow(VELOCITIES[name])
     short, whole = sequence(4, key), sequence(7, key)
     path = mf.run_layers(flow, short, LAYERS)
-    longer = mf.append_tokens(flow, path, whole)
+    longer = mf.flows.append_tokens(flow, path, whole)
     expected = mf.run_layers(flow, whole, LAYERS)
     for part in ("depths", "points", "velocities", "weights", "positions"):
         np.testing.assert_allclose(
@@ -59,7 +59,7 @@ def test_tokens_appended_on_the_sphere_stay_on_it(key):
     points = jr.normal(key, (3, 2))
     points /= jnp.linalg.norm(points, axis=1, keepdims=True)
     known, longer = (mf.in_order(mf.TokenCloud(points[:n])) for n in (2, 3))
-    path = mf.append_tokens(flow, mf.run_layers(flow, known, 2), longer)
+    path = mf.flows.append_tokens(flow, mf.run_layers(flow, known, 2), longer)
     expected = mf.run_layers(flow, longer, 2)
     np.testing.assert_allclose(path.points, expected.points, rtol=0, atol=1e-12)
 
@@ -72,7 +72,7 @@ def test_tokens_can_be_appended_one_by_one_on_the_sphere(key):
     clouds = [mf.in_order(mf.TokenCloud(points[:n])) for n in range(1, 6)]
     path = mf.run_layers(flow, clouds[0], LAYERS)
     for cloud in clouds[1:]:
-        path = mf.append_tokens(flow, path, cloud)
+        path = mf.flows.append_tokens(flow, path, cloud)
     expected = mf.run_layers(flow, clouds[-1], LAYERS)
     np.testing.assert_allclose(path.points, expected.points, rtol=0, atol=1e-12)
 
@@ -81,8 +81,8 @@ def test_appending_works_under_jit(key):
     flow = mf.Flow(VELOCITIES["softmax"])
     path = mf.run_layers(flow, sequence(4, key), LAYERS)
     whole = sequence(7, key)
-    plain = mf.append_tokens(flow, path, whole).points
-    jitted = jax.jit(lambda mu: mf.append_tokens(flow, path, mu).points)(whole)
+    plain = mf.flows.append_tokens(flow, path, whole).points
+    jitted = jax.jit(lambda mu: mf.flows.append_tokens(flow, path, mu).points)(whole)
     np.testing.assert_allclose(jitted, plain, rtol=0, atol=1e-14)
 
 
@@ -95,22 +95,22 @@ def test_maps_that_let_earlier_tokens_notice_are_refused(velocity, key):
     flow = mf.Flow(velocity)
     path = mf.run_layers(flow, sequence(4, key), LAYERS)
     with pytest.raises(InvalidInput, match="change the velocity of an earlier one"):
-        mf.append_tokens(flow, path, sequence(7, key))
+        mf.flows.append_tokens(flow, path, sequence(7, key))
 
 
 def test_the_longer_sequence_must_begin_with_the_known_one(key):
     flow = mf.Flow(VELOCITIES["softmax"])
     path = mf.run_layers(flow, sequence(4, key), LAYERS)
     with pytest.raises(InvalidInput, match="nothing to append"):
-        mf.append_tokens(flow, path, sequence(4, key))
+        mf.flows.append_tokens(flow, path, sequence(4, key))
     with pytest.raises(InvalidInput, match="not those the path starts from"):
-        mf.append_tokens(flow, path, sequence(7, jr.key(1)))
+        mf.flows.append_tokens(flow, path, sequence(7, jr.key(1)))
     with pytest.raises(InvalidInput, match="needs positions"):
-        mf.append_tokens(flow, path, mf.TokenCloud(sequence(7, key).points))
+        mf.flows.append_tokens(flow, path, mf.TokenCloud(sequence(7, key).points))
 
 
 def test_the_path_of_a_solve_is_refused(key):
     flow = mf.Flow(VELOCITIES["softmax"])
     path = mf.solve(flow, sequence(4, key), 1.0)
     with pytest.raises(InvalidInput, match="not from solve"):
-        mf.append_tokens(flow, path, sequence(7, key))
+        mf.flows.append_tokens(flow, path, sequence(7, key))

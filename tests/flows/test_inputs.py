@@ -160,7 +160,7 @@ TAKING_A_KEY = {
         2, key=key
     ),
     "density": lambda key: mf.FourierDensity(jnp.zeros((1, 2))).sample(2, key=key),
-    "resample": lambda key: mf.resample(reference_cloud(), 2, key=key),
+    "resample": lambda key: mf.measures.resample(reference_cloud(), 2, key=key),
     "wasserstein": lambda key: mf.wasserstein(
         reference_cloud(), reference_cloud(), method="sliced", key=key
     ),

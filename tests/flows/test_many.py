@@ -50,7 +50,7 @@ def test_the_clusters_of_a_batch_are_counted_cloud_by_cloud():
 def test_one_that_stops_early_does_not_end_the_others():
     flow = mf.Flow(mf.identity_attention("linear", 2, 1.0))
     small, large = (mf.TokenCloud(scale * TOKENS) for scale in (0.1, 3.0))
-    with pytest.warns(mf.StoppedEarly):
+    with pytest.warns(mf.errors.StoppedEarly):
         first, second = mf.solve_many(flow, [large, small], 2.0, save=3)
     assert first.depths[-1] < 2.0
     assert first.status != second.status

@@ -37,7 +37,7 @@ def test_a_step_of_the_splitting_is_the_product_of_its_partial_flows(order):
         reference_cloud(),
         step,
         save=2,
-        solver=mf.Splitting(step, order=order),
+        solver=mf.flows.Splitting(step, order=order),
     )
     expected = reference_cloud().points @ whole.T
     # The order of two of the stages makes a difference of 1e-4.

@@ -119,7 +119,7 @@ def test_splitting_attention_and_perceptron_has_its_order(order):
     flow = mf.Flow(reference_attention() + perceptron)
     exact = mf.solve(flow, reference_cloud(), 1.0, save=2, rtol=1e-12, atol=1e-13)
     slope = measured_order(
-        lambda h: mf.Splitting(float(h), order=order),
+        lambda h: mf.flows.Splitting(float(h), order=order),
         flow,
         reference_cloud(),
         np.array([1 / 8, 1 / 16, 1 / 32]),

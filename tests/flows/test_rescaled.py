@@ -165,7 +165,7 @@ def test_attention_that_becomes_boolean_ends_the_solve():
         mf.TokenCloud(TOKENS),
         15.0,
         save=31,
-        stop=mf.BooleanAttention(flow.velocity),
+        stop=mf.flows.BooleanAttention(flow.velocity),
     )
     assert bool(path.status == mf.Status.condition_met)
     assert 4 < float(path.depths[-1]) < 7
@@ -174,7 +174,7 @@ def test_attention_that_becomes_boolean_ends_the_solve():
         mf.TokenCloud(TOKENS),
         15.0,
         save=31,
-        stop=mf.BooleanAttention(plain(np.eye(2))),
+        stop=mf.flows.BooleanAttention(plain(np.eye(2))),
     )
     np.testing.assert_allclose(plain_path.depths[-1], path.depths[-1], atol=0.3)
 
@@ -182,18 +182,20 @@ def test_attention_that_becomes_boolean_ends_the_solve():
 def test_implicit_steps_take_over_where_explicit_ones_are_too_many():
     decay = mf.PointMap(lambda x: -1e4 * (x - jnp.cos(x)))
     cloud = mf.TokenCloud(np.array([[0.3], [1.2]]))
-    path = mf.solve(mf.Flow(decay), cloud, 2.0, save=3, solver=mf.Switching(budget=64))
+    path = mf.solve(
+        mf.Flow(decay), cloud, 2.0, save=3, solver=mf.flows.Switching(budget=64)
+    )
     assert bool(path.status == mf.Status.reached)
     np.testing.assert_allclose(path.points[-1], 0.7390851332151607, atol=1e-6)
     assert int(path.accepted_steps[-1]) < 1000
-    with pytest.warns(mf.StoppedEarly, match="step budget"):
-        mf.solve(mf.Flow(decay), cloud, 2.0, save=3, stop=mf.StepBudget(1000))
+    with pytest.warns(mf.errors.StoppedEarly, match="step budget"):
+        mf.solve(mf.Flow(decay), cloud, 2.0, save=3, stop=mf.flows.StepBudget(1000))
 
 
 def test_without_stiffness_switching_is_the_explicit_solver():
     flow, cloud = mf.Flow(plain(VALUE)), mf.TokenCloud(TOKENS)
     plainly = mf.solve(flow, cloud, 1.0, save=3)
-    switching = mf.solve(flow, cloud, 1.0, save=3, solver=mf.Switching())
+    switching = mf.solve(flow, cloud, 1.0, save=3, solver=mf.flows.Switching())
     np.testing.assert_array_equal(plainly.points, switching.points)
 
 
@@ -201,14 +203,16 @@ def test_without_stiffness_switching_is_the_explicit_solver():
 def test_switching_merges_too():
     flow, cloud = mf.Flow(plain(VALUE)), mf.TokenCloud(TOKENS)
     plainly = mf.solve(flow, cloud, 1.0, save=3)
-    merging = mf.solve(flow, cloud, 1.0, save=3, solver=mf.Switching(), merge=1e-6)
+    merging = mf.solve(
+        flow, cloud, 1.0, save=3, solver=mf.flows.Switching(), merge=1e-6
+    )
     np.testing.assert_allclose(merging.points, plainly.points, atol=1e-6)
 
 
 def test_a_gaussian_does_not_switch():
     gaussian = mf.Gaussian(jnp.zeros(2), jnp.eye(2))
     with pytest.raises(Unsupported, match="for tokens"):
-        mf.solve(mf.Flow(plain(-np.eye(2))), gaussian, 1.0, solver=mf.Switching())
+        mf.solve(mf.Flow(plain(-np.eye(2))), gaussian, 1.0, solver=mf.flows.Switching())
 
 
 def test_a_trajectory_knows_its_flow_where_numbers_are_known():
@@ -230,7 +234,7 @@ def test_what_does_not_rescale_is_refused():
     with pytest.raises(InvalidInput, match="holds each"):
         mf.Rescaled(mf.Schedule(layers, [0.0, 1.0], interpolate=True))
     with pytest.raises(InvalidInput, match="budget"):
-        mf.Switching(budget=0)
+        mf.flows.Switching(budget=0)
 
 
 def test_free_coordinates_grow_while_leaders_rest():

@@ -74,9 +74,11 @@ def test_a_scheduled_sum_can_be_split():
     pull = mf.PointMap(lambda x: -0.5 * x)
     schedule = mf.Schedule([turned(jnp.array(a)) + pull for a in (0.2, 0.9)])
     halves = {"save": jnp.array([0.0, 0.5, 1.0])}
-    split = final(schedule, solver=mf.Splitting(0.01), **halves)
+    split = final(schedule, solver=mf.flows.Splitting(0.01), **halves)
     np.testing.assert_allclose(split, final(schedule), atol=1e-5)
-    function = final(lambda depth: turned(depth) + pull, solver=mf.Splitting(0.01))
+    function = final(
+        lambda depth: turned(depth) + pull, solver=mf.flows.Splitting(0.01)
+    )
     np.testing.assert_allclose(
         function, final(lambda depth: turned(depth) + pull), atol=1e-5
     )

@@ -133,7 +133,7 @@ def test_between_saved_depths_the_trajectory_is_interpolated_to_fourth_order():
 @pytest.mark.parametrize("kind", [mf.Linear, mf.Unnormalised])
 def test_a_blow_up_ends_with_a_status_and_finite_tokens(kind):
     growing = kind(jnp.eye(2), jnp.eye(2), 10 * jnp.eye(2))
-    with pytest.warns(mf.StoppedEarly, match="blow-up"):
+    with pytest.warns(mf.errors.StoppedEarly, match="blow-up"):
         path = mf.solve(mf.Flow(growing), reference_cloud(), 10.0)
     assert bool(path.status == mf.Status.blow_up_suspected)
     assert np.isfinite(path.points).all()
@@ -143,7 +143,7 @@ def test_a_blow_up_ends_with_a_status_and_finite_tokens(kind):
 
 def test_the_blow_up_of_a_single_token_is_found_at_its_depth():
     # Under Q = K = V = I the token follows R(t) = (1 - 2t)^(-1/2).
-    with pytest.warns(mf.StoppedEarly):
+    with pytest.warns(mf.errors.StoppedEarly):
         path = mf.solve(
             mf.Flow(mf.identity_attention("linear", 2)),
             mf.TokenCloud([[1.0, 0.0]]),
@@ -153,9 +153,9 @@ def test_the_blow_up_of_a_single_token_is_found_at_its_depth():
 
 
 def test_tokens_that_leave_the_escape_radius_stop_the_solve():
-    with pytest.warns(mf.StoppedEarly, match="escape radius"):
+    with pytest.warns(mf.errors.StoppedEarly, match="escape radius"):
         path = mf.solve(
-            softmax_flow(), reference_cloud(), 5.0, stop=mf.EscapeRadius(3.0)
+            softmax_flow(), reference_cloud(), 5.0, stop=mf.flows.EscapeRadius(3.0)
         )
     assert bool(path.status == mf.Status.escaped)
     assert float(path.statistics["radius"][-1]) > 3.0
@@ -163,7 +163,10 @@ def test_tokens_that_leave_the_escape_radius_stop_the_solve():
 
 def test_a_steady_state_stops_the_solve_without_a_warning():
     path = mf.solve(
-        softmax_flow(), mf.TokenCloud([[0.0, 0.0]]), 5.0, stop=mf.SteadyState(1e-6)
+        softmax_flow(),
+        mf.TokenCloud([[0.0, 0.0]]),
+        5.0,
+        stop=mf.flows.SteadyState(1e-6),
     )
     assert bool(path.status == mf.Status.steady)
     assert float(path.depths[-1]) < 5.0
@@ -181,9 +184,9 @@ def test_a_condition_of_the_callers_own_stops_the_solve():
 
 
 def test_a_used_up_step_budget_is_reported_with_advice():
-    with pytest.warns(mf.StoppedEarly, match="StepBudget"):
+    with pytest.warns(mf.errors.StoppedEarly, match="StepBudget"):
         path = mf.solve(
-            softmax_flow(), reference_cloud(), 5.0, save=2, stop=mf.StepBudget(3)
+            softmax_flow(), reference_cloud(), 5.0, save=2, stop=mf.flows.StepBudget(3)
         )
     assert bool(path.status == mf.Status.step_budget)
     assert 0 < float(path.depths[-1]) < 5.0
@@ -191,7 +194,7 @@ def test_a_used_up_step_budget_is_reported_with_advice():
 
 def test_exploding_layers_keep_the_last_finite_state():
     growing = mf.Linear(jnp.eye(2), jnp.eye(2), 1e3 * jnp.eye(2))
-    with pytest.warns(mf.StoppedEarly, match="not finite"):
+    with pytest.warns(mf.errors.StoppedEarly, match="not finite"):
         path = mf.run_layers(mf.Flow(growing), reference_cloud(), 60, step=1.0)
     assert bool(path.status == mf.Status.not_finite)
     assert np.isfinite(path.points).all()
@@ -279,7 +282,7 @@ def test_a_measure_without_tokens_flows_as_nodes_and_tells_the_error(monkeypatch
     start, options = mf.Gaussian([0.5], [[0.4]]), dict(save=3, solver=mf.FixedStep(0.1))
     exact = mf.solve(flow, start, 0.3, **options)
     message = "a Mixture flows as 12 tokens.* flow of 6 nodes is up to"
-    with pytest.warns(mf.QuadratureWarning, match=message) as warned:
+    with pytest.warns(mf.errors.QuadratureWarning, match=message) as warned:
         path = mf.solve(flow, mf.Mixture([1.0], [start]), 0.3, **options)
     assert len(warned) == 1
     told = np.asarray(path.statistics["quadrature_error"])
@@ -308,8 +311,8 @@ def test_noise_ends_where_a_condition_says():
         on_the_sphere(),
     )
     options = {"save": 3, "solver": mf.FixedStep(0.25), "key": jr.key(0)}
-    with pytest.warns(mf.StoppedEarly, match="escape radius"):
-        path = mf.solve(flow, cloud, 2.0, stop=mf.EscapeRadius(1.2), **options)
+    with pytest.warns(mf.errors.StoppedEarly, match="escape radius"):
+        path = mf.solve(flow, cloud, 2.0, stop=mf.flows.EscapeRadius(1.2), **options)
     assert path.depths[-1] < 2
 
 
@@ -345,7 +348,7 @@ def test_equal_steps_are_counted_right_in_single_precision():
 
 
 def test_a_stop_without_progress_repeats_no_depth():
-    stop = mf.EscapeRadius(0.5)
+    stop = mf.flows.EscapeRadius(0.5)
     with pytest.warns(mf.errors.StoppedEarly):
         path = mf.solve(
             mf.Flow(reference_attention()), reference_cloud(), 1.0, stop=stop

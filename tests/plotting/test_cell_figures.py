@@ -27,11 +27,11 @@ def axes():
 def tied_run():
     points = [*SQUARE, (0.2, 0.1), (0.5, 0.0), (9.0, 9.0)]
     weights = np.append(np.full(6, 1 / 6), 0)
-    return mf.run_hardmax(mf.TokenCloud(points, weights), 4, alpha=0.5)
+    return mf.flows.run_hardmax(mf.TokenCloud(points, weights), 4, alpha=0.5)
 
 
 def test_cells_are_their_polygons(axes):
-    cells = mf.Cells(SQUARE)
+    cells = mf.geometry.Cells(SQUARE)
     draw_cells(cells, axes)
     for index, patch in enumerate(axes.patches):
         np.testing.assert_allclose(patch.get_xy()[:-1], cells.cell(index).corners)
@@ -42,7 +42,7 @@ def test_cells_are_their_polygons(axes):
 
 
 def test_a_vertex_that_moves_is_crossed_and_a_point_inside_is_a_dot(axes):
-    draw_cells(mf.Cells([*SHRINKING, (0.1, 0.1)]), axes, is_labelled=False)
+    draw_cells(mf.geometry.Cells([*SHRINKING, (0.1, 0.1)]), axes, is_labelled=False)
     rings, crosses, dots = axes.collections
     np.testing.assert_allclose(rings.get_offsets(), SHRINKING)
     np.testing.assert_allclose(crosses.get_offsets(), [(0.2, 0.95)])
@@ -53,13 +53,13 @@ def test_a_vertex_that_moves_is_crossed_and_a_point_inside_is_a_dot(axes):
 @pytest.mark.parametrize("count", [3, 8, 15, 22, 25, 36, 43])
 def test_cells_side_by_side_have_different_colours(count):
     angles = np.linspace(0, 2 * np.pi, count, endpoint=False)
-    cells = mf.Cells(np.stack([np.cos(angles), np.sin(angles)], axis=1))
+    cells = mf.geometry.Cells(np.stack([np.cos(angles), np.sin(angles)], axis=1))
     colours = cell_colours(cells)
     assert all(colours[k] != colours[k - 1] for k in range(count))
 
 
 def test_a_cone_is_a_polygon_with_a_name_and_an_empty_one_nothing(axes):
-    cells = mf.Cells(SQUARE)
+    cells = mf.geometry.Cells(SQUARE)
     draw_polytope(cells.cone(0, 0.5), axes, label="cone", color=style.ROSE)
     draw_polytope(cells.cone(0, 50.0), axes)
     (patch,) = axes.patches
@@ -69,7 +69,7 @@ def test_a_cone_is_a_polygon_with_a_name_and_an_empty_one_nothing(axes):
 
 
 def test_the_form_is_drawn_over_the_hull_with_its_range(axes):
-    cells = mf.Cells(SHRINKING, form=np.diag([1.0, 2.0]))
+    cells = mf.geometry.Cells(SHRINKING, form=np.diag([1.0, 2.0]))
     draw_form(cells, axes, resolution=50)
     bar = axes.figure.axes[-1]
     assert bar.get_xlabel() == r"$\frac{1}{2}\,\langle Bx, x\rangle$"
@@ -104,9 +104,11 @@ def test_leaders_over_cells_have_one_colour_and_no_hull(axes):
 
 
 def test_two_leaders_have_a_segment_and_none_nothing(axes):
-    draw_leaders(mf.run_hardmax(mf.TokenCloud([(1.0, 0), (-1, 0)]), 1, step=0.5), axes)
+    draw_leaders(
+        mf.flows.run_hardmax(mf.TokenCloud([(1.0, 0), (-1, 0)]), 1, step=0.5), axes
+    )
     assert len(axes.patches) == 1
-    turned = mf.run_hardmax(mf.TokenCloud(SQUARE), 1, step=0.3, score=-np.eye(2))
+    turned = mf.flows.run_hardmax(mf.TokenCloud(SQUARE), 1, step=0.3, score=-np.eye(2))
     draw_leaders(turned, axes)
 
 
@@ -115,10 +117,10 @@ def test_figures_of_other_dimensions_and_steps_are_refused(axes):
     message = "the dimension is 3; this figure is flat"
     for draw in (draw_cells, draw_form):
         with pytest.raises(mf.InvalidInput, match=message):
-            draw(mf.Cells(corners), axes)
+            draw(mf.geometry.Cells(corners), axes)
     with pytest.raises(mf.InvalidInput, match=message):
-        draw_polytope(mf.Cells(corners).cell(0), axes)
+        draw_polytope(mf.geometry.Cells(corners).cell(0), axes)
     with pytest.raises(mf.InvalidInput, match="step is 9; the run has steps 0 to 4"):
         draw_leaders(tied_run(), axes, step=9)
     with pytest.raises(mf.InvalidInput, match="opacity is 2; it must be between"):
-        draw_cells(mf.Cells(SQUARE), axes, opacity=2)
+        draw_cells(mf.geometry.Cells(SQUARE), axes, opacity=2)

@@ -72,15 +72,15 @@ step_budget = 50
     )
     masked, perceptron = run.flow.velocity.gamma.maps
     assert isinstance(masked, mf.Masked)
-    assert isinstance(masked.mask, mf.Window)
+    assert isinstance(masked.mask, mf.attention.Window)
     assert [type(head) for head in masked.attention.heads] == [mf.L2, mf.Sigmoid]
     assert masked.attention.heads[0].half
     assert perceptron.activation is jnp.tanh
     assert run.cloud.positions is not None
     assert isinstance(run.options["solver"], mf.FixedStep)
     assert [type(stop) for stop in run.options["stop"]] == [
-        mf.EscapeRadius,
-        mf.StepBudget,
+        mf.flows.EscapeRadius,
+        mf.flows.StepBudget,
     ]
     assert run.options["key"] is not None
 
@@ -202,18 +202,18 @@ def test_a_flow_can_be_rescaled_and_switch_to_implicit_steps(tmp_path):
     solver = BASE.replace("depth = 1.0", 'depth = 1.0\nsolver = "switching"')
     run = run_of(solver + "[flow]\nrescaled = true\n", tmp_path)
     assert isinstance(run.flow.velocity, mf.Rescaled)
-    assert isinstance(run.options["solver"], mf.Switching)
+    assert isinstance(run.options["solver"], mf.flows.Switching)
 
 
 @pytest.mark.parametrize(
     ("words", "scheme"),
     [
-        ('"post"', mf.PostNorm()),
-        ('"pre"', mf.PreNorm()),
-        ('"peri"', mf.PeriNorm()),
-        ('"ngpt"\nalpha = 0.5', mf.NGPT(0.5)),
-        ('"mix"\nswitch = 2.0', mf.MixNorm(2.0)),
-        ('"sqrt"', mf.SqrtScaling()),
+        ('"post"', mf.flows.PostNorm()),
+        ('"pre"', mf.flows.PreNorm()),
+        ('"peri"', mf.flows.PeriNorm()),
+        ('"ngpt"\nalpha = 0.5', mf.flows.NGPT(0.5)),
+        ('"mix"\nswitch = 2.0', mf.flows.MixNorm(2.0)),
+        ('"sqrt"', mf.flows.SqrtScaling()),
     ],
 )
 def test_a_flow_can_be_normalised_in_six_ways(words, scheme, tmp_path):

@@ -266,7 +266,7 @@ def test_the_attributes_of_a_run_tell_its_parameters(whole, tmp_path):
     assert attributes["solver"] == {"kind": "FixedStep", "step": 0.1}
     cloud = mf.TokenCloud(jnp.zeros((50, 2)).at[0, 0].set(1.0))
     flow = mf.Flow(lambda depth: reference_attention(beta=jnp.exp(depth)))
-    mf.solve(flow, cloud, 1.0, save=2, stop=mf.EscapeRadius(9.0),
+    mf.solve(flow, cloud, 1.0, save=2, stop=mf.flows.EscapeRadius(9.0),
              solver=mf.FixedStep(0.5), store=RunStore(tmp_path))  # fmt: skip
     attributes = xarray.open_zarr(tmp_path / TRAJECTORY).attrs["parameters"]
     assert attributes["tokens"][0] == "float64 (50, 2)"

@@ -72,7 +72,7 @@ OTHERS = {
     "another step": ("solver", {"integrator": mf.FixedStep(0.05)}),
     "a relative tolerance": ("tolerances", {"rtol": jnp.asarray(1e-5)}),
     "an absolute tolerance": ("tolerances", {"atol": jnp.asarray(1e-8)}),
-    "a condition": ("stop conditions", {"stops": (mf.SteadyState(),)}),
+    "a condition": ("stop conditions", {"stops": (mf.flows.SteadyState(),)}),
     "a step budget": ("stop conditions", {"max_steps": 101}),
     "a key": ("key", {"key": jr.key(1)}),
     "merging": ("merging", {"merge": Merge(1e-3)}),

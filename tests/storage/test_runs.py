@@ -133,9 +133,9 @@ def test_a_run_with_noise_is_continued_bit_for_bit(tmp_path):
 def test_a_run_that_stopped_is_not_taken_further(tmp_path):
     growing = mf.Flow(mf.identity_attention("linear", 2))
     cloud = mf.TokenCloud([[1.0, 0.0]])
-    with pytest.warns(mf.StoppedEarly):
+    with pytest.warns(mf.errors.StoppedEarly):
         first = mf.solve(growing, cloud, 1.0, store=RunStore(tmp_path))
-    with pytest.warns(mf.StoppedEarly):
+    with pytest.warns(mf.errors.StoppedEarly):
         second = mf.solve(growing, cloud, 1.0, store=RunStore(tmp_path))
     np.testing.assert_array_equal(first.points, second.points)
     assert bool(mf.open_run(tmp_path).status == mf.Status.blow_up_suspected)
@@ -156,7 +156,7 @@ OTHERS = {
     "probes": {"probes": [[0.0, 1.0]]},
     "solver": {"solver": mf.FixedStep(0.05)},
     "tolerances": {"rtol": 1e-3},
-    "stop conditions": {"stop": mf.EscapeRadius(9.0)},
+    "stop conditions": {"stop": mf.flows.EscapeRadius(9.0)},
 }
 
 
@@ -221,9 +221,9 @@ def test_a_row_that_the_disk_lost_is_told_and_computed_again(
     if is_cut:
         lost.touch()
     told = f"from number {left} on, of 6, are missing"
-    with pytest.warns(mf.LostDepths, match=told):
+    with pytest.warns(mf.errors.LostDepths, match=told):
         assert_opened(tmp_path, whole, left)
-    with pytest.warns(mf.LostDepths, match=told):
+    with pytest.warns(mf.errors.LostDepths, match=told):
         np.testing.assert_array_equal(solve_into(tmp_path).points, whole.points)
     np.testing.assert_array_equal(mf.open_run(tmp_path).points, whole.points)
 

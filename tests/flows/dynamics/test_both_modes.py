@@ -165,7 +165,7 @@ def test_second_derivatives_are_those_of_the_first(outer, inner):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "solver",
-    [mf.Stiff(), mf.Switching(), mf.FixedStep(0.1), mf.Splitting(0.1)],
+    [mf.Stiff(), mf.flows.Switching(), mf.FixedStep(0.1), mf.flows.Splitting(0.1)],
     ids=lambda solver: type(solver).__name__,
 )
 def test_every_solver_has_both_derivatives(solver):

@@ -200,7 +200,13 @@ def test_noise_agrees_between_explicit_and_other_steps(integrator, error):
 def test_fokker_planck_conserves_mass_and_comes_to_rest():
     flow = flow_of("unnormalised", 2.0, noise=1.5)
     path = mf.solve(
-        flow, skew(), 200.0, save=3, stop=mf.SteadyState(1e-10), rtol=1e-9, atol=1e-11
+        flow,
+        skew(),
+        200.0,
+        save=3,
+        stop=mf.flows.SteadyState(1e-10),
+        rtol=1e-9,
+        atol=1e-11,
     )
     assert bool(path.status == Status.steady)
     np.testing.assert_allclose(path.statistics["mass"], 1, rtol=0, atol=1e-12)
@@ -267,7 +273,7 @@ def test_a_trajectory_of_densities_can_be_saved(path, tmp_path):
         ({"probes": [[1.0, 0.0]]}, "gamma\\(density, points\\)"),
         ({"key": jax.random.key(0)}, "as diffusion"),
         ({"solver": mf.LongDepth()}, "is for tokens"),
-        ({"solver": mf.Splitting(0.1)}, "is for tokens"),
+        ({"solver": mf.flows.Splitting(0.1)}, "is for tokens"),
     ],
 )
 def test_options_for_tokens_are_refused(options, message):

@@ -606,7 +606,7 @@ def test_splitting_has_its_order(order):
     mean, spread, _ = integrated(closure, MEAN, COVARIANCE, [0.0, 1.0])[-1]
     errors = []
     for step in (1 / 8, 1 / 16, 1 / 32):
-        solver = mf.Splitting(step, order=order)
+        solver = mf.flows.Splitting(step, order=order)
         path = mf.solve(flow, gaussian(), 1.0, save=2, solver=solver)
         wrong = [
             np.abs(path.means[-1] - mean),
@@ -677,8 +677,8 @@ def test_a_trajectory_is_labelled_saved_and_read_again(tmp_path):
 
 # One program serves the three conditions: each flow below meets one of them.
 STOPS = (
-    mf.EscapeRadius(5.0),
-    mf.SteadyState(0.02),
+    mf.flows.EscapeRadius(5.0),
+    mf.flows.SteadyState(0.02),
     mf.StopWhen(lambda depth, mu: (depth > 0.3) & (mu.covariance()[0, 0] > 1.1)),
 )
 STOPPED = {
@@ -919,7 +919,7 @@ def test_what_a_gaussian_cannot_do_is_refused_with_the_reason(name, untyped):
 
 
 def test_a_store_is_refused_with_the_reason(tmp_path):
-    store = mf.RunStore(tmp_path / "run")
+    store = mf.storage.RunStore(tmp_path / "run")
     with pytest.raises(InvalidInput, match=r"use trajectory\.save"):
         mf.solve(flow_of("softmax"), gaussian(), 1.0, store=store)
 

@@ -19,7 +19,7 @@ THIRD = Fraction(1, 3)
 
 def run(points, count=60, *, weights=None, **options):
     options = options or {"alpha": 0.5}
-    return mf.run_hardmax(
+    return mf.flows.run_hardmax(
         mf.TokenCloud(np.array(points, float), weights), count, **options
     )
 
@@ -299,7 +299,7 @@ def test_clouds_and_trajectories_keep_type_weights_and_positions():
     cloud = mf.TokenCloud(
         jnp.asarray(EIGHT, jnp.float32), positions=jnp.linspace(0.0, 1.0, 8)
     )
-    path = mf.run_hardmax(cloud, 3, alpha=0.5)
+    path = mf.flows.run_hardmax(cloud, 3, alpha=0.5)
     assert path.points.dtype == np.float64
     assert path.cloud(2).points.dtype == jnp.float32
     np.testing.assert_array_equal(path.cloud(1).positions, cloud.positions)
@@ -311,7 +311,7 @@ def test_clouds_and_trajectories_keep_type_weights_and_positions():
 def test_steps_are_layers_of_the_hardmax_flow():
     cloud = mf.TokenCloud(SQUARE + EXTRA)
     layers = mf.run_layers(hardmax_flow(2), cloud, 12, step=0.3)
-    ours = mf.run_hardmax(cloud, 12, step=0.3).to_trajectory()
+    ours = mf.flows.run_hardmax(cloud, 12, step=0.3).to_trajectory()
     np.testing.assert_allclose(ours.points, layers.points, atol=1e-14)
     np.testing.assert_allclose(ours.velocities, layers.velocities, atol=1e-14)
     np.testing.assert_allclose(ours.depths, layers.depths, atol=1e-14)
@@ -382,17 +382,19 @@ def test_softmax_at_low_temperature_takes_the_same_step():
 )
 def test_wrong_options_are_refused(options, message):
     with pytest.raises(mf.InvalidInput, match=message):
-        mf.run_hardmax(mf.TokenCloud(EIGHT), 2, **options)
+        mf.flows.run_hardmax(mf.TokenCloud(EIGHT), 2, **options)
 
 
 def test_wrong_clouds_are_refused(untyped):
     with pytest.raises(mf.InvalidInput, match="it must be a TokenCloud"):
-        mf.run_hardmax(EIGHT, 2, alpha=0.5)
+        mf.flows.run_hardmax(EIGHT, 2, alpha=0.5)
     with pytest.raises(mf.InvalidInput, match="count is -1; it must be 0 or more"):
-        mf.run_hardmax(mf.TokenCloud(EIGHT), -1, alpha=0.5)
+        mf.flows.run_hardmax(mf.TokenCloud(EIGHT), -1, alpha=0.5)
 
     def last(points):
-        return mf.run_hardmax(mf.TokenCloud(points), 1, alpha=0.5).points[-1].sum()
+        return (
+            mf.flows.run_hardmax(mf.TokenCloud(points), 1, alpha=0.5).points[-1].sum()
+        )
 
     with pytest.raises(mf.InvalidInput, match="runs under jit or grad"):
         jax.grad(last)(jnp.asarray(EIGHT))

@@ -18,12 +18,12 @@ from meanformer.flows import (
 )
 
 SCHEMES = {
-    "post": (mf.PostNorm(), 0.9987033043, 0.07384015),
-    "pre": (mf.PreNorm(), 0.4219170507, 0.07384015),
-    "peri": (mf.PeriNorm(), 0.5602673761, 0.09872135),
-    "ngpt": (mf.NGPT(), 0.9997645242, 0.09872135),
-    "mix": (mf.MixNorm(2.0), 0.9169127290, 0.07384015),
-    "sqrt": (mf.SqrtScaling(), 0.7861427632, 0.07384015),
+    "post": (mf.flows.PostNorm(), 0.9987033043, 0.07384015),
+    "pre": (mf.flows.PreNorm(), 0.4219170507, 0.07384015),
+    "peri": (mf.flows.PeriNorm(), 0.5602673761, 0.09872135),
+    "ngpt": (mf.flows.NGPT(), 0.9997645242, 0.09872135),
+    "mix": (mf.flows.MixNorm(2.0), 0.9169127290, 0.07384015),
+    "sqrt": (mf.flows.SqrtScaling(), 0.7861427632, 0.07384015),
 }
 EIGHT = mf.TokenCloud(jnp.eye(8))
 ATTENTION = mf.identity_attention("softmax", 8, 3.0)
@@ -48,7 +48,7 @@ def general_attention(key, dimension=3):
 
 
 def velocity_at(scheme, attention, cloud, depth=0.5):
-    return mf.normalised_flow(attention, scheme).field(
+    return mf.flows.normalised_flow(attention, scheme).field(
         jnp.asarray(depth), cloud, cloud.points
     )
 
@@ -57,7 +57,7 @@ def velocity_at(scheme, attention, cloud, depth=0.5):
 @every_scheme
 def test_eight_orthonormal_tokens_have_the_tabulated_inner_product_at_depth_six(name):
     scheme, expected, _ = SCHEMES[name]
-    flow = mf.normalised_flow(ATTENTION, scheme)
+    flow = mf.flows.normalised_flow(ATTENTION, scheme)
     path = mf.solve(flow, EIGHT, 6.0, save=2, rtol=1e-10, atol=1e-12)
     np.testing.assert_allclose(cosines(path.points[-1]), expected, atol=2e-10)
 
@@ -106,7 +106,7 @@ def test_general_tokens_follow_the_equations_of_directions_and_radii(name, key):
         )
         flat = exact.y[:, -1]
     expected = flat[:9].reshape(3, 3) * flat[9:, None]
-    flow = mf.normalised_flow(attention, SCHEMES[name][0])
+    flow = mf.flows.normalised_flow(attention, SCHEMES[name][0])
     path = mf.solve(flow, mf.TokenCloud(start), 3.0, save=2, rtol=1e-10, atol=1e-12)
     np.testing.assert_allclose(path.points[-1], expected, atol=2e-8)
 
@@ -117,11 +117,11 @@ def test_pre_norm_is_attention_on_directions_in_the_whole_space(key):
     directions = points / jnp.linalg.norm(points, axis=1, keepdims=True)
     expected = attention(mf.TokenCloud(directions), directions)
     np.testing.assert_allclose(
-        velocity_at(mf.PreNorm(), attention, cloud), expected, atol=1e-13
+        velocity_at(mf.flows.PreNorm(), attention, cloud), expected, atol=1e-13
     )
     unit = expected / jnp.linalg.norm(expected, axis=1, keepdims=True)
     np.testing.assert_allclose(
-        velocity_at(mf.PeriNorm(), attention, cloud), unit, atol=1e-13
+        velocity_at(mf.flows.PeriNorm(), attention, cloud), unit, atol=1e-13
     )
 
 
@@ -150,7 +150,7 @@ def test_the_layers_are_the_compositions_of_the_table(key):
 
 @every_scheme
 def test_a_network_is_its_layers_one_after_another(name, key):
-    scheme = mf.MixNorm(0.5) if name == "mix" else SCHEMES[name][0]
+    scheme = mf.flows.MixNorm(0.5) if name == "mix" else SCHEMES[name][0]
     cloud, attention = mf.TokenCloud(three_tokens(key)), general_attention(jr.key(1))
     path = run_normalised_layers(attention, scheme, cloud, 3, step=0.3)
     assert len(path) == 4
@@ -173,14 +173,18 @@ def test_networks_tend_to_the_flow_at_first_order(name):
 
 
 def test_the_usual_step_is_one_over_the_number_of_layers():
-    path = run_normalised_layers(ATTENTION, mf.PostNorm(), EIGHT, 4)
+    path = run_normalised_layers(ATTENTION, mf.flows.PostNorm(), EIGHT, 4)
     np.testing.assert_allclose(path.depths, [0, 0.25, 0.5, 0.75, 1])
 
 
 @pytest.mark.slow
 def test_a_rate_of_two_is_a_network_at_twice_the_depth():
     fast = mf.solve(
-        mf.normalised_flow(ATTENTION, mf.NGPT(2.0)), EIGHT, 3.0, save=2, rtol=1e-10
+        mf.flows.normalised_flow(ATTENTION, mf.flows.NGPT(2.0)),
+        EIGHT,
+        3.0,
+        save=2,
+        rtol=1e-10,
     )
     np.testing.assert_allclose(cosines(fast.points[-1]), SCHEMES["ngpt"][1], atol=1e-8)
 
@@ -209,7 +213,7 @@ def test_a_jump_of_your_own_scheme_is_given_to_the_solver():
         lambda depth, radius, radial, norm: jnp.where(depth < 2, 0.0, radial),
         jumps=[2.0],
     )
-    flow = mf.normalised_flow(ATTENTION, own)
+    flow = mf.flows.normalised_flow(ATTENTION, own)
     path = mf.solve(flow, EIGHT, 6.0, save=2, rtol=1e-10, atol=1e-12)
     np.testing.assert_allclose(cosines(path.points[-1]), SCHEMES["mix"][1], atol=2e-10)
 
@@ -275,15 +279,17 @@ def test_a_padded_token_at_the_origin_does_not_end_a_solve(key):
     points = jnp.concatenate([three_tokens(key), jnp.zeros((1, 3))])
     attention = mf.identity_attention("softmax", 3, 2.0)
     cloud = mf.TokenCloud(points, jnp.array([0.5, 0.3, 0.2, 0.0]))
-    path = mf.solve(mf.normalised_flow(attention, mf.PreNorm()), cloud, 1.0, save=2)
+    path = mf.solve(
+        mf.flows.normalised_flow(attention, mf.flows.PreNorm()), cloud, 1.0, save=2
+    )
     assert bool(path.status == mf.Status.reached)
     assert np.isfinite(path.points).all()
 
 
 def test_under_repulsion_a_token_reaches_the_origin_and_the_solve_says_so():
     cloud = mf.TokenCloud(jnp.array([[1.0, 0.2], [0.3, 1.0], [0.5, 0.5]]))
-    flow = mf.normalised_flow(REPULSIVE, mf.PreNorm())
-    with pytest.warns(mf.StoppedEarly, match="has no direction"):
+    flow = mf.flows.normalised_flow(REPULSIVE, mf.flows.PreNorm())
+    with pytest.warns(mf.errors.StoppedEarly, match="has no direction"):
         path = mf.solve(flow, cloud, 6.0)
     assert bool(path.status == mf.Status.undefined)
     assert status.status_name(path.status) == "undefined"
@@ -293,16 +299,18 @@ def test_under_repulsion_a_token_reaches_the_origin_and_the_solve_says_so():
 
 
 def test_a_lone_token_under_repulsion_reaches_the_origin_at_its_radius():
-    flow = mf.normalised_flow(REPULSIVE, mf.PreNorm())
-    with pytest.warns(mf.StoppedEarly, match="has no direction"):
+    flow = mf.flows.normalised_flow(REPULSIVE, mf.flows.PreNorm())
+    with pytest.warns(mf.errors.StoppedEarly, match="has no direction"):
         path = mf.solve(flow, mf.TokenCloud(jnp.array([[0.6, 0.8]])), 3.0)
     np.testing.assert_allclose(path.depths[-1], 1.0, atol=1e-6)
 
 
-@pytest.mark.parametrize("scheme", [mf.PeriNorm(), mf.NGPT()], ids=["peri", "ngpt"])
+@pytest.mark.parametrize(
+    "scheme", [mf.flows.PeriNorm(), mf.flows.NGPT()], ids=["peri", "ngpt"]
+)
 def test_vanishing_attention_is_refused_if_known_and_ends_the_solve_if_not(scheme):
     opposite = mf.TokenCloud(jnp.array([[1.0, 0.0], [-1.0, 0.0]]))
-    flow = mf.normalised_flow(mf.identity_attention("softmax", 2, 0.0), scheme)
+    flow = mf.flows.normalised_flow(mf.identity_attention("softmax", 2, 0.0), scheme)
     with pytest.raises(mf.InvalidInput, match="no meaning at token 0"):
         mf.solve(flow, opposite, 1.0)
     path = eqx.filter_jit(lambda cloud: mf.solve(flow, cloud, 1.0, save=2))(opposite)
@@ -313,16 +321,16 @@ def test_vanishing_attention_is_refused_if_known_and_ends_the_solve_if_not(schem
 
 def test_a_simplex_at_positive_beta_rests_and_has_a_meaning():
     opposite = mf.TokenCloud(jnp.array([[1.0, 0.0], [-1.0, 0.0]]))
-    for scheme in (mf.PeriNorm(), mf.NGPT()):
+    for scheme in (mf.flows.PeriNorm(), mf.flows.NGPT()):
         velocity = velocity_at(scheme, PLANE, opposite)
-        growth = 1.0 if isinstance(scheme, mf.PeriNorm) else 0.0
+        growth = 1.0 if isinstance(scheme, mf.flows.PeriNorm) else 0.0
         np.testing.assert_allclose(velocity, growth * opposite.points, atol=1e-15)
 
 
 def test_a_layer_that_sends_a_token_to_the_origin_ends_the_run():
     lone = mf.TokenCloud(jnp.array([[1.0, 0.0]]))
-    with pytest.warns(mf.StoppedEarly, match="finite"):
-        path = run_normalised_layers(REPULSIVE, mf.PostNorm(), lone, 3, step=1.0)
+    with pytest.warns(mf.errors.StoppedEarly, match="finite"):
+        path = run_normalised_layers(REPULSIVE, mf.flows.PostNorm(), lone, 3, step=1.0)
     np.testing.assert_array_equal(path.points, [[[1.0, 0.0]]])
     assert np.isfinite(path.velocities).all()
 
@@ -330,47 +338,57 @@ def test_a_layer_that_sends_a_token_to_the_origin_ends_the_run():
 def test_a_token_at_the_origin_is_refused():
     cloud = mf.TokenCloud(jnp.array([[1.0, 0.0], [0.0, 0.0]]))
     with pytest.raises(mf.InvalidInput, match="token 1 is at the origin"):
-        mf.solve(mf.normalised_flow(PLANE, mf.PreNorm()), cloud, 1.0)
+        mf.solve(mf.flows.normalised_flow(PLANE, mf.flows.PreNorm()), cloud, 1.0)
     with pytest.raises(mf.InvalidInput, match="token 1 is at the origin"):
-        run_normalised_layers(PLANE, mf.PreNorm(), cloud, 2)
+        run_normalised_layers(PLANE, mf.flows.PreNorm(), cloud, 2)
 
 
 def test_tokens_off_the_sphere_are_refused_where_the_radius_is_one():
     cloud = mf.TokenCloud(jnp.array([[2.0, 0.0], [0.0, 1.0]]))
-    for scheme in (mf.PostNorm(), mf.NGPT(), mf.SqrtScaling(), mf.MixNorm(1.0)):
+    for scheme in (
+        mf.flows.PostNorm(),
+        mf.flows.NGPT(),
+        mf.flows.SqrtScaling(),
+        mf.flows.MixNorm(1.0),
+    ):
         with pytest.raises(mf.InvalidInput, match="norm 2"):
-            mf.solve(mf.normalised_flow(PLANE, scheme), cloud, 1.0)
-    path = mf.solve(mf.normalised_flow(PLANE, mf.PreNorm()), cloud, 0.1, save=2)
+            mf.solve(mf.flows.normalised_flow(PLANE, scheme), cloud, 1.0)
+    path = mf.solve(
+        mf.flows.normalised_flow(PLANE, mf.flows.PreNorm()), cloud, 0.1, save=2
+    )
     assert bool(path.status == mf.Status.reached)
 
 
 def test_a_larger_radius_slows_directions_down():
     cloud = mf.TokenCloud(jnp.array([[4.0, 0.0], [0.0, 4.0]]))
-    tangent = velocity_at(mf.PreNorm(), PLANE, cloud)[0, 1] / 4
+    tangent = velocity_at(mf.flows.PreNorm(), PLANE, cloud)[0, 1] / 4
     unit = mf.TokenCloud(cloud.points / 4)
     assert float(tangent) == pytest.approx(
-        float(velocity_at(mf.PostNorm(), PLANE, unit)[0, 1]) / 4
+        float(velocity_at(mf.flows.PostNorm(), PLANE, unit)[0, 1]) / 4
     )
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: mf.NGPT(0.0), "alpha is 0.0"),
-        (lambda: mf.MixNorm(0.0), "switch is 0.0"),
+        (lambda: mf.flows.NGPT(0.0), "alpha is 0.0"),
+        (lambda: mf.flows.MixNorm(0.0), "switch is 0.0"),
         (lambda: CustomScheme(3.0), "slowness is 3.0"),
         (lambda: CustomScheme(jnp.ones_like, 3.0), "growth is 3.0"),
-        (lambda: mf.normalised_flow(PLANE, "pre"), "scheme is 'pre'"),
-        (lambda: mf.normalised_flow(3.0, mf.PreNorm()), "attention is a float"),
+        (lambda: mf.flows.normalised_flow(PLANE, "pre"), "scheme is 'pre'"),
+        (
+            lambda: mf.flows.normalised_flow(3.0, mf.flows.PreNorm()),
+            "attention is a float",
+        ),
         (
             lambda: run_normalised_layers(
-                PLANE, mf.PreNorm(), mf.TokenCloud(jnp.eye(2)), 0
+                PLANE, mf.flows.PreNorm(), mf.TokenCloud(jnp.eye(2)), 0
             ),
             "count is 0",
         ),
         (
             lambda: run_normalised_layers(
-                PLANE, mf.PreNorm(), mf.TokenCloud(jnp.eye(2)), 2, step=-1.0
+                PLANE, mf.flows.PreNorm(), mf.TokenCloud(jnp.eye(2)), 2, step=-1.0
             ),
             "step is -1.0",
         ),
@@ -382,12 +400,12 @@ def test_mistakes_are_told(make, message, untyped):
 
 
 def test_a_measure_that_is_no_cloud_is_refused(untyped):
-    flow = mf.normalised_flow(PLANE, mf.PreNorm())
+    flow = mf.flows.normalised_flow(PLANE, mf.flows.PreNorm())
     with pytest.raises(mf.InvalidInput):
         mf.solve(flow, mf.Gaussian(jnp.zeros(2), jnp.eye(2)), 1.0)
     with pytest.raises(mf.InvalidInput, match="TokenCloud"):
         run_normalised_layers(
-            PLANE, mf.PreNorm(), mf.Gaussian(jnp.zeros(2), jnp.eye(2)), 2
+            PLANE, mf.flows.PreNorm(), mf.Gaussian(jnp.zeros(2), jnp.eye(2)), 2
         )
 
 
@@ -410,7 +428,9 @@ def test_masked_attention_heads_and_batches_have_schemes_too(key):
 
     def end(points):
         cloud = mf.TokenCloud(points, positions=jnp.array([0.0, 0.5, 1.0]))
-        return run_normalised_layers(attention, mf.PeriNorm(), cloud, 2).points[-1]
+        return run_normalised_layers(attention, mf.flows.PeriNorm(), cloud, 2).points[
+            -1
+        ]
 
     both = jax.vmap(end)(clouds)
     np.testing.assert_allclose(both[1], end(clouds[1]), atol=1e-14)
@@ -419,12 +439,12 @@ def test_masked_attention_heads_and_batches_have_schemes_too(key):
 
 
 def test_before_depth_minus_one_the_root_has_no_meaning_and_the_run_says_so():
-    flow = mf.normalised_flow(PLANE, mf.SqrtScaling())
+    flow = mf.flows.normalised_flow(PLANE, mf.flows.SqrtScaling())
     cloud = mf.TokenCloud(jnp.array([[1.0, 0.0], [0.6, 0.8]]))
-    with pytest.warns(mf.StoppedEarly, match="At depth -1"):
+    with pytest.warns(mf.errors.StoppedEarly, match="At depth -1"):
         path = mf.solve(flow, cloud, -2.0, save=2)
     assert bool(path.status == mf.Status.undefined)
-    with pytest.warns(mf.StoppedEarly):
+    with pytest.warns(mf.errors.StoppedEarly):
         path = mf.run_layers(flow, cloud, 8, step=-0.25)
     assert bool(path.status == mf.Status.undefined)
     np.testing.assert_allclose(path.depths[-1], -1.0)
@@ -445,7 +465,9 @@ def test_the_rule_changes_at_the_layer_whose_depth_is_the_switch_to_rounding():
     assert radii[1] > 1.001
 
 
-@pytest.mark.parametrize("scheme", [mf.PeriNorm(), mf.NGPT()], ids=["peri", "ngpt"])
+@pytest.mark.parametrize(
+    "scheme", [mf.flows.PeriNorm(), mf.flows.NGPT()], ids=["peri", "ngpt"]
+)
 def test_the_size_of_the_values_does_not_matter_where_attention_is_normalised(scheme):
     identity, cloud = jnp.eye(2), mf.TokenCloud(jnp.array([[1.0, 0.0], [0.6, 0.8]]))
     tiny = mf.Softmax(identity, identity, 1e-18 * identity)
@@ -471,5 +493,5 @@ def test_every_layer_takes_the_same_step_in_single_precision():
 def test_a_step_that_is_no_number_is_refused(untyped):
     with pytest.raises(mf.InvalidInput, match="step is 'a'"):
         run_normalised_layers(
-            PLANE, mf.PreNorm(), mf.TokenCloud(jnp.eye(2)), 2, step="a"
+            PLANE, mf.flows.PreNorm(), mf.TokenCloud(jnp.eye(2)), 2, step="a"
         )

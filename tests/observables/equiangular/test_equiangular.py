@@ -28,12 +28,12 @@ TIMES = [
     (128, 9, 82.5933575020, 1.2125342032),
 ]
 SCHEMES = {
-    "post": (mf.PostNorm(), 0.9987033043, 0.07384015),
-    "pre": (mf.PreNorm(), 0.4219170507, 0.07384015),
-    "peri": (mf.PeriNorm(), 0.5602673761, 0.09872135),
-    "ngpt": (mf.NGPT(), 0.9997645242, 0.09872135),
-    "mix": (mf.MixNorm(2.0), 0.9169127290, 0.07384015),
-    "sqrt": (mf.SqrtScaling(), 0.7861427632, 0.07384015),
+    "post": (mf.flows.PostNorm(), 0.9987033043, 0.07384015),
+    "pre": (mf.flows.PreNorm(), 0.4219170507, 0.07384015),
+    "peri": (mf.flows.PeriNorm(), 0.5602673761, 0.09872135),
+    "ngpt": (mf.flows.NGPT(), 0.9997645242, 0.09872135),
+    "mix": (mf.flows.MixNorm(2.0), 0.9169127290, 0.07384015),
+    "sqrt": (mf.flows.SqrtScaling(), 0.7861427632, 0.07384015),
 }
 every_scheme = pytest.mark.parametrize("name", SCHEMES)
 
@@ -117,9 +117,9 @@ def test_the_times_of_other_schemes_are_integrals_too(alpha):
         scipy.integrate.quad(slowness, 0, level, args=(flag,), **options)[0]
         for flag in (False, True)
     )
-    model = Equiangular(count, beta, scheme=mf.NGPT(alpha))
+    model = Equiangular(count, beta, scheme=mf.flows.NGPT(alpha))
     np.testing.assert_allclose(model.time_to(level), length / alpha, rtol=1e-11)
-    model = Equiangular(count, beta, scheme=mf.SqrtScaling())
+    model = Equiangular(count, beta, scheme=mf.flows.SqrtScaling())
     np.testing.assert_allclose(
         model.time_to(level), (1 + sphere / 2) ** 2 - 1, rtol=1e-11
     )
@@ -309,7 +309,7 @@ def test_single_precision_is_solved_in_single_precision():
         (lambda: Equiangular(5, 1.0).solve([2.0, 1.0]), "must increase"),
         (lambda: Equiangular(5, 1.0).solve([-1.0]), "must increase"),
         (
-            lambda: Equiangular(5, 0.0, start=-0.25, scheme=mf.NGPT()),
+            lambda: Equiangular(5, 0.0, start=-0.25, scheme=mf.flows.NGPT()),
             "NGPT has no meaning",
         ),
         (lambda: phase_curve(5, [-1.0]), "positive"),
@@ -321,7 +321,9 @@ def test_mistakes_are_told(make, message, untyped):
         make()
 
 
-@pytest.mark.parametrize("scheme", [mf.PostNorm(), mf.NGPT(), mf.PreNorm()])
+@pytest.mark.parametrize(
+    "scheme", [mf.flows.PostNorm(), mf.flows.NGPT(), mf.flows.PreNorm()]
+)
 @pytest.mark.parametrize("level", [1e-14, 1e-300])
 def test_a_short_way_takes_its_length_over_the_speed(scheme, level):
     model = Equiangular(8, 1.0, scheme=scheme)
@@ -347,12 +349,12 @@ def test_radii_that_grow_make_the_logarithm_of_the_time_exponential_in_beta():
         log_radius = scipy.integrate.quad(
             growth, 0, length, args=(beta,), points=[0.1, 1.0], epsrel=1e-12
         )[0]
-        for scheme in (mf.PreNorm(), mf.PeriNorm()):
+        for scheme in (mf.flows.PreNorm(), mf.flows.PeriNorm()):
             found = Equiangular(8, beta, scheme=scheme).log_time_to()
             # In the end dr/dt is one to two per cent.
             np.testing.assert_allclose(found, log_radius, rtol=1e-9, atol=0.02)
     with pytest.raises(mf.Overflow, match="even the logarithm"):
-        Equiangular(8, 800.0, scheme=mf.PreNorm()).log_time_to()
+        Equiangular(8, 800.0, scheme=mf.flows.PreNorm()).log_time_to()
 
 
 def test_numbers_beyond_all_numbers_are_refused():

@@ -133,8 +133,8 @@ def splitting_errors(attention, counts, progress) -> dict[str, list[float]]:
     flow, cloud = mf.Flow(attention + perceptron), lab.reference_cloud()
     exact = mf.solve(flow, cloud, 1.0, save=2, rtol=1e-13, atol=1e-14)
     solvers = {
-        "Lie splitting": lambda step: mf.Splitting(step, order=1),
-        "Strang splitting": lambda step: mf.Splitting(step, order=2),
+        "Lie splitting": lambda step: mf.flows.Splitting(step, order=1),
+        "Strang splitting": lambda step: mf.flows.Splitting(step, order=2),
         "Runge-Kutta": mf.FixedStep,
     }
     return {

@@ -75,7 +75,7 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
     counts = 4 ** np.arange(1, parameters.sizes + 1)
     adversarial, random = [], []
     for count in progress.over(map(int, counts), 0.7):
-        cloud = mf.adversarial_cloud(gamma, count, parameters.radius)
+        cloud = mf.attention.adversarial_cloud(gamma, count, parameters.radius)
         adversarial.append(float(mf.local_lipschitz(gamma, cloud)))
         random.append(random_constants(gamma, count, parameters))
     bounds = [mf.lipschitz_bounds(gamma, parameters.radius, int(n)) for n in counts]
@@ -128,13 +128,13 @@ def random_constants(gamma, count: int, parameters: Parameters) -> np.ndarray:
 def maximise(gamma, parameters: Parameters, progress):
     """The largest constant found by ascent, for sixteen tokens."""
     for _ in progress.over(range(1), 0.3):
-        best = mf.maximise_lipschitz(
+        best = mf.attention.maximise_lipschitz(
             gamma,
             16,
             parameters.radius,
             key=jr.key(parameters.seed),
             steps=parameters.ascent,
-            start=mf.adversarial_cloud(gamma, 16, parameters.radius),
+            start=mf.attention.adversarial_cloud(gamma, 16, parameters.radius),
         )
     return best
 
@@ -182,7 +182,11 @@ def root_finding():
     """The exponent of the adversarial constants far below saturation."""
     gamma, counts = repelling(), np.array([4, 16, 64, 256])
     constants = [
-        float(mf.local_lipschitz(gamma, mf.adversarial_cloud(gamma, int(n), 3.0)))
+        float(
+            mf.local_lipschitz(
+                gamma, mf.attention.adversarial_cloud(gamma, int(n), 3.0)
+            )
+        )
         for n in counts
     ]
     slope = np.polyfit(np.log(counts), np.log(constants), 1)[0]

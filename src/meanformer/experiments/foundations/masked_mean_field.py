@@ -253,8 +253,8 @@ def first_move(count: int, order: int) -> float:
     after = before.moved(before.points.at[0].add(1e-3))
     images = [mf.push_forward(running_mean(), cloud) for cloud in (before, after)]
     return float(
-        mf.conditional_wasserstein(*images, order=order)
-        / mf.conditional_wasserstein(before, after, order=order)
+        mf.measures.conditional_wasserstein(*images, order=order)
+        / mf.measures.conditional_wasserstein(before, after, order=order)
     )
 
 

@@ -111,13 +111,13 @@ def reference_findings():
     flow, first, second = reference_pair(1.0)
     clouds = first.cloud(0), second.cloud(0)
     start = float(mf.wasserstein(*clouds))
-    observed = float(mf.observed_growth(first, second)[-1])
+    observed = float(mf.flows.observed_growth(first, second)[-1])
     before = best_match(*(np.asarray(cloud.points) for cloud in clouds))
     after = best_match(
         *(lab.dense_flow(lab.reference_attention(), cloud, 1.0) for cloud in clouds)
     )
     radius = max(float(path.statistics["radius"][0]) for path in (first, second))
-    constant = float(mf.stability_bound(flow, radius, 1.0))
+    constant = float(mf.flows.stability_bound(flow, radius, 1.0))
     return (
         OBSERVED.close_to(
             [start, observed, round(start, 4), round(observed, 3)],
@@ -174,9 +174,9 @@ def random_trial(parameters: Parameters, trial: int) -> list:
         mf.solve(flow, mf.TokenCloud(x), parameters.depth, **options)
         for x in (points, moved)
     )
-    growth = mf.growth_factor(flow, first, second)
+    growth = mf.flows.growth_factor(flow, first, second)
     radius = max(float(path.statistics["radius"][0]) for path in (first, second))
-    a_priori = mf.stability_bound(flow, radius, np.asarray(first.depths[1:]))
+    a_priori = mf.flows.stability_bound(flow, radius, np.asarray(first.depths[1:]))
     observed = np.asarray(growth.observed)
     along = np.asarray(growth.log_factors)[
         :: (len(growth.depths) - 1) // (len(first) - 1)
@@ -217,7 +217,7 @@ def sharpness():
 def draw(flow: mf.Flow, first: mf.Trajectory, second: mf.Trajectory) -> lab.Picture:
     """Observed growth and both bounds along depth."""
     figure, (left, right) = style.canvas(2)
-    growth = mf.growth_factor(flow, first, second)
+    growth = mf.flows.growth_factor(flow, first, second)
     left.plot(first.depths, growth.observed, "o-", label="observed")
     left.plot(growth.depths, np.exp(growth.log_factors), "--", color=style.ORANGE,
               label="bound along the path")  # fmt: skip
@@ -225,7 +225,7 @@ def draw(flow: mf.Flow, first: mf.Trajectory, second: mf.Trajectory) -> lab.Pict
     left.legend()
     radius = max(float(path.statistics["radius"][0]) for path in (first, second))
     depths = np.asarray(first.depths[1:])
-    a_priori = np.asarray(mf.stability_bound(flow, radius, depths))
+    a_priori = np.asarray(mf.flows.stability_bound(flow, radius, depths))
     right.semilogy(depths, a_priori, color=style.GREY, label="bound known beforehand")
     right.semilogy(growth.depths[1:], growth.log_factors[1:], "--", color=style.ORANGE,
                    label="bound along the path")  # fmt: skip

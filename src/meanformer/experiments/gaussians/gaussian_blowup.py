@@ -221,7 +221,7 @@ def explicit_time() -> float:
     return 1 / scipy.linalg.eigh(symmetric, np.linalg.inv(COVARIANCE))[0][-1]
 
 
-def approached(layer, blow_up: float) -> mf.GaussianTrajectory:
+def approached(layer, blow_up: float) -> mf.flows.GaussianTrajectory:
     """The flow into its blow-up, saved ever closer to it; the last depth is found."""
     depths = np.append(blow_up * (1 - LEFT), 2 * blow_up)
     return blown_up(layer, COVARIANCE, depths)
@@ -234,7 +234,9 @@ def found_depth(layer, spread: np.ndarray) -> float:
     return float(blown_up(layer, spread, depths).depths[-1])
 
 
-def blown_up(layer, spread: np.ndarray, depths: np.ndarray) -> mf.GaussianTrajectory:
+def blown_up(
+    layer, spread: np.ndarray, depths: np.ndarray
+) -> mf.flows.GaussianTrajectory:
     """The flow in a clock that resolves the blow-up."""
     path = quiet_solve(
         layer,
@@ -250,7 +252,7 @@ def blown_up(layer, spread: np.ndarray, depths: np.ndarray) -> mf.GaussianTrajec
     return path
 
 
-def explicit_finding(path: mf.GaussianTrajectory):
+def explicit_finding(path: mf.flows.GaussianTrajectory):
     """The traces against the explicit law, relative."""
     depths = explicit_time() * (1 - LEFT)
     symmetric = EXPLICIT_SCORE + EXPLICIT_SCORE.T
@@ -286,7 +288,7 @@ def bounds(score, value, spread) -> tuple[float, float]:
     return 1 / float(2 * size), len(value) / float(2 * slowest * least**2 * trace)
 
 
-def line_path(kind, depth: float) -> mf.GaussianTrajectory:
+def line_path(kind, depth: float) -> mf.flows.GaussianTrajectory:
     """The flow in one dimension."""
     query, key, value = (jnp.array([[LINE[n]]]) for n in ("query", "key", "value"))
     layer = kind(query, key, value, beta=LINE["beta"])
@@ -309,13 +311,15 @@ def clock_and_rate(name: str, variance, mean=0.0):
     return u - 1 / np.tanh(u / 2), 2 * LINE["value"]
 
 
-def numbers(path: mf.GaussianTrajectory) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def numbers(
+    path: mf.flows.GaussianTrajectory,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Depths, means and variances of a flow in one dimension."""
     means, variances = np.asarray(path.means)[:, 0], np.asarray(path.covariances)
     return np.asarray(path.depths), means, variances[:, 0, 0]
 
 
-def clocks_finding(line: dict[str, mf.GaussianTrajectory]):
+def clocks_finding(line: dict[str, mf.flows.GaussianTrajectory]):
     """The clocks at the saved depths against straight lines."""
     found, expected = [], []
     for name, path in line.items():
@@ -332,7 +336,7 @@ def clocks_finding(line: dict[str, mf.GaussianTrajectory]):
     )
 
 
-def means_finding(line: dict[str, mf.GaussianTrajectory]):
+def means_finding(line: dict[str, mf.flows.GaussianTrajectory]):
     """The means at the saved depths against their closed forms."""
     score, value, start = LINE["key"] * LINE["query"], LINE["value"], START["variance"]
     found, expected = [], []
@@ -361,7 +365,7 @@ def late_rate(kind) -> float:
     return 2 * float(line_path(kind, 12.0).slopes[-1, 0, 0])
 
 
-def singular_finding(path: mf.GaussianTrajectory):
+def singular_finding(path: mf.flows.GaussianTrajectory):
     """The covariances on the way to the blow-up against their law."""
     growth = 1 / LEFT
     expected = np.stack([np.ones_like(growth), growth, growth**2], axis=1)

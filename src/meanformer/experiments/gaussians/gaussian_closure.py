@@ -291,7 +291,7 @@ def sinkhorn_potential(nodes: np.ndarray, weights: np.ndarray) -> np.ndarray:
     return columns
 
 
-def flow_finding(paths: dict[str, mf.GaussianTrajectory]):
+def flow_finding(paths: dict[str, mf.flows.GaussianTrajectory]):
     """Means and covariances along depth against SciPy."""
     found, expected = [], []
     for name, path in paths.items():
@@ -332,7 +332,7 @@ def independent_flow(name: str, depths: np.ndarray) -> np.ndarray:
     return solution.y.T
 
 
-def reference_finding(paths: dict[str, mf.GaussianTrajectory]):
+def reference_finding(paths: dict[str, mf.flows.GaussianTrajectory]):
     """Means and covariances against the tabulated values."""
     found = []
     for path in paths.values():
@@ -346,7 +346,7 @@ def reference_finding(paths: dict[str, mf.GaussianTrajectory]):
     )
 
 
-def layers_of_all(mu: mf.Gaussian) -> dict[str, mf.GaussianTrajectory]:
+def layers_of_all(mu: mf.Gaussian) -> dict[str, mf.flows.GaussianTrajectory]:
     """Ten residual layers of each kind."""
     return {
         name: mf.run_layers(
@@ -356,7 +356,7 @@ def layers_of_all(mu: mf.Gaussian) -> dict[str, mf.GaussianTrajectory]:
     }
 
 
-def layers_finding(layers: dict[str, mf.GaussianTrajectory]):
+def layers_finding(layers: dict[str, mf.flows.GaussianTrajectory]):
     """Every layer against the update written out."""
     found, expected = [], []
     for name, path in layers.items():

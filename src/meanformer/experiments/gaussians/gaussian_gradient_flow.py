@@ -306,7 +306,7 @@ def energy_finding(listed: dict[str, Row]):
     )
 
 
-def differences(row: Row, path: mf.GaussianTrajectory) -> np.ndarray:
+def differences(row: Row, path: mf.flows.GaussianTrajectory) -> np.ndarray:
     """The derivative of the written energy in depth, by sixth-order differences."""
     energies = np.array([row.energy(spread) for spread in np.asarray(path.covariances)])
     step = float(path.depths[1] - path.depths[0])

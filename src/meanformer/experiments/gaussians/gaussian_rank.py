@@ -217,14 +217,16 @@ def drawn_cases(
     return cases
 
 
-def follow(kind, case: Case, parameters: Parameters) -> mf.GaussianTrajectory:
+def follow(kind, case: Case, parameters: Parameters) -> mf.flows.GaussianTrajectory:
     """The flow of a case over many decades of depth."""
     layer = kind(*map(jnp.asarray, (case.root, -case.root, case.value)))
     depths = np.append(0.0, np.geomspace(1e-2, parameters.depth, SAVED))
     return long_flow(layer, case.start, depths)
 
 
-def long_flow(layer, start: np.ndarray, depths: np.ndarray) -> mf.GaussianTrajectory:
+def long_flow(
+    layer, start: np.ndarray, depths: np.ndarray
+) -> mf.flows.GaussianTrajectory:
     """The flow in a clock of its own, with factors that keep small eigenvalues."""
     last, solver = float(depths[-1]), mf.LongDepth()
     return quiet_solve(
@@ -232,7 +234,7 @@ def long_flow(layer, start: np.ndarray, depths: np.ndarray) -> mf.GaussianTrajec
     )
 
 
-def limit_rank(path: mf.GaussianTrajectory) -> int:
+def limit_rank(path: mf.flows.GaussianTrajectory) -> int:
     """How many eigenvalues do not decay like a power of depth."""
     return mf.gaussian.growth_along(path).rank
 
@@ -336,7 +338,7 @@ def isotropic_motion(signs: tuple[int, ...], parameters: Parameters) -> float:
     return float(np.linalg.norm(change + change.T) / size)
 
 
-def leftover(case: Case, path: mf.GaussianTrajectory) -> float:
+def leftover(case: Case, path: mf.flows.GaussianTrajectory) -> float:
     """What is left of AS at the last depth."""
     size = np.linalg.norm(case.score, 2) * np.linalg.norm(case.start, 2)
     return float(
@@ -359,7 +361,7 @@ def falling_finding(cases, runs):
     )
 
 
-def planar_flows() -> list[mf.GaussianTrajectory]:
+def planar_flows() -> list[mf.flows.GaussianTrajectory]:
     """Covariances of the plane under scores of three kinds, from four starts."""
     direction = np.array([2.0, 1.0]) / np.sqrt(5)
     scores = (
@@ -380,7 +382,7 @@ def planar_flows() -> list[mf.GaussianTrajectory]:
     ]
 
 
-def outcome_in_words(path: mf.GaussianTrajectory) -> str:
+def outcome_in_words(path: mf.flows.GaussianTrajectory) -> str:
     """What becomes of a covariance of the plane."""
     if path.blow_up is not None:
         return "blows up"
@@ -452,7 +454,7 @@ def draw_decay(runs, falls, parameters: Parameters) -> lab.Picture:
     )
 
 
-def draw_planar(planar: list[mf.GaussianTrajectory]) -> lab.Picture:
+def draw_planar(planar: list[mf.flows.GaussianTrajectory]) -> lab.Picture:
     """Covariances of the plane in their cone."""
     figure, axes = style.canvas(panel=(5.8, 4.6), subplot_kw={"projection": "3d"})
     draw_cone(

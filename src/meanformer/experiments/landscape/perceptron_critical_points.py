@@ -332,7 +332,7 @@ def _last_points(flow, starts, depth):
             save=2,
             rtol=1e-5,
             atol=1e-7,
-            stop=mf.SteadyState(1e-5),
+            stop=mf.flows.SteadyState(1e-5),
         )
         return path.points[-1]
 

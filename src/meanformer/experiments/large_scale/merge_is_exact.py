@@ -146,7 +146,7 @@ def merged(parameters: Parameters, distance: float, depths) -> mf.Trajectory:
         mf.TokenCloud.from_angles(ANGLES, WEIGHTS),
         depths[-1],
         save=depths,
-        merge=mf.Merge(float(distance)),
+        merge=mf.flows.Merge(float(distance)),
         rtol=1e-10,
         atol=1e-12,
     )

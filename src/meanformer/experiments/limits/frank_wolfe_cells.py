@@ -133,7 +133,7 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Cells of all settings, then tokens that move over them."""
     chosen = {name: cells_of(*name) for name in SETTINGS[: parameters.settings]}
     generator = np.random.default_rng(SEED)
-    own = [mf.Cells(cells.vertices) for cells in chosen.values()]
+    own = [mf.geometry.Cells(cells.vertices) for cells in chosen.values()]
     paths = [
         walk(cells, generator, parameters.tokens)
         for cells in progress.over(own, 0.5)
@@ -161,7 +161,7 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
     )
 
 
-def cells_movie(cells: Cells, path: mf.HardmaxRun) -> lab.Movie:
+def cells_movie(cells: Cells, path: mf.flows.HardmaxRun) -> lab.Movie:
     """Tokens on their way over the cells."""
     shown = path.to_trajectory()
     count = shown.points.shape[1]
@@ -182,7 +182,7 @@ def draw_vertices(k: int, norms: str, hull: str) -> np.ndarray:
         angles = generator.uniform(0, 2 * np.pi, k)
         lengths = generator.uniform(0.4, 1.0, k) if norms == "var" else np.ones(k)
         points = lengths[:, None] * np.stack([np.cos(angles), np.sin(angles)], axis=1)
-        corners = mf.Cells(points).hull.frame
+        corners = mf.geometry.Cells(points).hull.frame
         if hull == "free":
             return corners
         if len(corners) == k:
@@ -192,7 +192,7 @@ def draw_vertices(k: int, norms: str, hull: str) -> np.ndarray:
 
 def cells_of(k: int, norms: str, hull: str, scores: str) -> Cells:
     """The cells of a published setting."""
-    return mf.Cells(draw_vertices(k, norms, hull), scores=scores)
+    return mf.geometry.Cells(draw_vertices(k, norms, hull), scores=scores)
 
 
 def uniform_in(cells: Cells, generator, count: int) -> np.ndarray:
@@ -202,18 +202,18 @@ def uniform_in(cells: Cells, generator, count: int) -> np.ndarray:
     return points[cells.hull.contains(points)][:count]
 
 
-def walk(cells: Cells, generator, count: int) -> tuple[Cells, mf.HardmaxRun]:
+def walk(cells: Cells, generator, count: int) -> tuple[Cells, mf.flows.HardmaxRun]:
     """Tokens of no weight that start anywhere in the hull, and its vertices."""
     tokens = uniform_in(cells, generator, count)
     weights = np.append(np.full(len(cells), 1 / len(cells)), np.zeros(len(tokens)))
     cloud = mf.TokenCloud(np.concatenate([cells.vertices, tokens]), weights)
-    return cells, mf.run_hardmax(cloud, 30, step=STEP)
+    return cells, mf.flows.run_hardmax(cloud, 30, step=STEP)
 
 
 def area_findings(chosen, progress):
     """Areas against the table, against the hull, and against Qhull."""
     six = [cells_of(6, "var", "bij", scores) for scores in AREAS]
-    solid = mf.Cells(np.random.default_rng(SEED).normal(size=(12, 3)))
+    solid = mf.geometry.Cells(np.random.default_rng(SEED).normal(size=(12, 3)))
     spaces = [*chosen.values(), solid]
     clipped, met = [], []
     for cells in progress.over(chosen.values(), 0.5):
@@ -289,7 +289,7 @@ def path_findings(paths):
 
 def shrinking_finding():
     """Limits and areas of the hull that loses a vertex."""
-    path = mf.run_hardmax(mf.TokenCloud(SHRINKING), 60, step=STEP)
+    path = mf.flows.run_hardmax(mf.TokenCloud(SHRINKING), 60, step=STEP)
     last = area_of_hull(path.limits)
     return SHRINKS.close_to(
         [*path.limits[3], area_of_hull(SHRINKING), last],
@@ -299,10 +299,10 @@ def shrinking_finding():
     )
 
 
-def contracted() -> mf.HardmaxRun:
+def contracted() -> mf.flows.HardmaxRun:
     """The square and four more tokens under a negative form."""
     cloud = mf.TokenCloud(SQUARE + EXTRA)
-    return mf.run_hardmax(cloud, 40, step=STEP, score=-np.eye(2))
+    return mf.flows.run_hardmax(cloud, 40, step=STEP, score=-np.eye(2))
 
 
 def contraction_finding():
@@ -320,7 +320,7 @@ def contraction_finding():
 def counterexample_finding():
     """Two tokens on the line."""
     cloud = mf.TokenCloud([[-1.0], [2.0]])
-    path = mf.run_hardmax(cloud, 100, step=STEP, score=-np.eye(1))
+    path = mf.flows.run_hardmax(cloud, 100, step=STEP, score=-np.eye(1))
     return NOT_ZERO.close_to(
         path.points[-1],
         0.26,
@@ -331,7 +331,9 @@ def counterexample_finding():
 
 def dominant(k: int) -> tuple[Cells, Polytope]:
     """Cells of equal norms, in the order around the hull, and the cone of the third."""
-    cells = mf.Cells(mf.Cells(draw_vertices(k, "eq", "bij")).hull.frame)
+    cells = mf.geometry.Cells(
+        mf.geometry.Cells(draw_vertices(k, "eq", "bij")).hull.frame
+    )
     return cells, cells.cone(TARGET, MARGIN)
 
 
@@ -426,14 +428,14 @@ def picture_of_paths(paths) -> lab.Picture:
 def picture_of_moving_hulls() -> lab.Picture:
     """A hull that loses a vertex, a collapse to zero, and one to another point."""
     figure, (left, middle, right) = style.canvas(3, panel=(3.5, 3.3))
-    draw_cells(mf.Cells(SHRINKING), left)
-    path = mf.run_hardmax(mf.TokenCloud(SHRINKING), 60, step=STEP)
+    draw_cells(mf.geometry.Cells(SHRINKING), left)
+    path = mf.flows.run_hardmax(mf.TokenCloud(SHRINKING), 60, step=STEP)
     draw_leaders(path, left, color=style.INK)
     left.set_title("$B = I$: a vertex leaves")
     draw_leaders(contracted(), middle, color=style.BLUE, step=12)
     middle.plot(*contracted().points[0].T, "o", color=style.GREY, markersize=3)
     middle.set_title("$B = -I$: collapse to 0")
-    line = mf.run_hardmax(
+    line = mf.flows.run_hardmax(
         mf.TokenCloud([[-1.0], [2.0]]), 14, step=STEP, score=-np.eye(1)
     )
     for token, colour in enumerate((style.BLUE, style.ORANGE)):
@@ -474,7 +476,7 @@ def picture_of_forms() -> lab.Picture:
     figure, axes = style.canvas(3, panel=(3.2, 3.7))
     for k, panel in zip((5, 7, 10), axes, strict=True):
         form, name = (np.eye(2), "I") if k < 10 else (np.diag([1.0, 2.0]), DIAGONAL)
-        draw_form(mf.Cells(draw_vertices(k, "eq", "bij"), form=form), panel)
+        draw_form(mf.geometry.Cells(draw_vertices(k, "eq", "bij"), form=form), panel)
         panel.set_title(f"{k} vertices, $B = {name}$")
     return lab.Picture(
         figure,

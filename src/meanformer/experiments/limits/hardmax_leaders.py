@@ -164,10 +164,12 @@ def four_cases() -> dict[str, list]:
     }
 
 
-def as_run(points, count: int = STEPS, **options) -> mf.HardmaxRun:
+def as_run(points, count: int = STEPS, **options) -> mf.flows.HardmaxRun:
     """Steps of the library, with the published share of the way by default."""
     options = options or {"alpha": float(ALPHA)}
-    return mf.run_hardmax(mf.TokenCloud(np.array(points, float)), count, **options)
+    return mf.flows.run_hardmax(
+        mf.TokenCloud(np.array(points, float)), count, **options
+    )
 
 
 def exact_run(points, count: int, step: Fraction, weights=None):
@@ -241,7 +243,7 @@ def case_findings(cases):
     )
 
 
-def error_of(path: mf.HardmaxRun, exact) -> float:
+def error_of(path: mf.flows.HardmaxRun, exact) -> float:
     """Largest difference of tokens; one if leaders differ."""
     points = np.array([np.array(tokens, float) for tokens, _ in exact])
     is_same = (path.is_leader == np.array([leads for _, leads in exact])).all()
@@ -312,14 +314,14 @@ def continuous_finding():
     )
 
 
-def random_run(seed: int, count: int) -> mf.HardmaxRun:
+def random_run(seed: int, count: int) -> mf.flows.HardmaxRun:
     """Random tokens under a random positive definite form."""
     generator = np.random.default_rng(seed)
     dimension = 2 + seed % 3
     root = generator.normal(size=(dimension, dimension))
     cloud = mf.TokenCloud(generator.normal(size=(count, dimension)))
     score = root @ root.T + 0.1 * np.eye(dimension)
-    return mf.run_hardmax(cloud, 60, alpha=float(ALPHA), score=score)
+    return mf.flows.run_hardmax(cloud, 60, alpha=float(ALPHA), score=score)
 
 
 def random_findings(randoms):

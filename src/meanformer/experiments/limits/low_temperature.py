@@ -342,7 +342,7 @@ def picture_of_paths(parameters: Parameters) -> lab.Picture:
     cloud = square_cloud(parameters.seed)
     paths = compared(cloud, [10.0, 100.0, 300.0], DEPTHS / 3)
     start = np.asarray(cloud.points)
-    leads = mf.run_hardmax(cloud, 0, step=1.0).is_leader[0]
+    leads = mf.flows.run_hardmax(cloud, 0, step=1.0).is_leader[0]
     cells = Cells(start[leads])
     for panel, beta, soft in zip(axes, paths.betas, paths.points, strict=True):
         draw_cells(cells, panel, opacity=0.25, is_labelled=False)

@@ -290,7 +290,7 @@ def euler_time(step: float) -> float:
     count = round(6 / min(EULER))
     attention = mf.identity_attention("softmax", 32, 1.0)
     path = run_normalised_layers(
-        attention, mf.PostNorm(), mf.TokenCloud(jnp.eye(32)), count, step=step
+        attention, mf.flows.PostNorm(), mf.TokenCloud(jnp.eye(32)), count, step=step
     )
     cosines = np.einsum("td,td->t", path.points[:, 0], path.points[:, 1])
     # Between two layers the level is passed; the later one counts.

@@ -27,12 +27,12 @@ from meanformer.plotting import draw_rate, mark_sizes, style
 
 COUNT, BETA, SWITCH, DEPTH = 8, 3.0, 2.0, 6.0
 SCHEMES = {
-    "Post": mf.PostNorm(),
-    "Pre": mf.PreNorm(),
-    "Peri": mf.PeriNorm(),
-    "nGPT": mf.NGPT(),
-    "Mix": mf.MixNorm(SWITCH),
-    "sqrt": mf.SqrtScaling(),
+    "Post": mf.flows.PostNorm(),
+    "Pre": mf.flows.PreNorm(),
+    "Peri": mf.flows.PeriNorm(),
+    "nGPT": mf.flows.NGPT(),
+    "Mix": mf.flows.MixNorm(SWITCH),
+    "sqrt": mf.flows.SqrtScaling(),
 }
 TABULATED = (
     0.9987033043,
@@ -181,7 +181,7 @@ def flow_cosines(scheme) -> np.ndarray:
     """Inner product of the first two of eight tokens under the full flow."""
     attention = mf.identity_attention("softmax", COUNT, BETA)
     path = mf.solve(
-        mf.normalised_flow(attention, scheme),
+        mf.flows.normalised_flow(attention, scheme),
         mf.TokenCloud(jnp.eye(COUNT)),
         DEPTH,
         save=SAVED,
@@ -343,7 +343,7 @@ def _random_cosines(index, keys, parameters: Parameters):
     dimension = parameters.dimension
     beta = jnp.sqrt(jnp.asarray(dimension, float))
     # Mix changes after a quarter of the layers.
-    schemes = SCHEMES | {"Mix": mf.MixNorm(parameters.layers / 4)}
+    schemes = SCHEMES | {"Mix": mf.flows.MixNorm(parameters.layers / 4)}
 
     def layer(points, inputs):
         depth, key = inputs

@@ -166,7 +166,7 @@ def _last_points(flow, starts, weights, depth):
             save=2,
             rtol=1e-7,
             atol=1e-9,
-            stop=mf.SteadyState(1e-8),
+            stop=mf.flows.SteadyState(1e-8),
         )
         return path.points[-1]
 
