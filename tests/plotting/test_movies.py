@@ -26,7 +26,7 @@ from meanformer.plotting import (
 )
 from meanformer.plotting.frames import usual_frames
 from meanformer.plotting.movies import Film
-from meanformer.plotting.strips import Strip, strip_of
+from meanformer.plotting.token_paths import TokenPaths, paths_of
 
 FAKE_FFMPEG = """#!{python}
 import sys
@@ -126,71 +126,71 @@ def test_the_same_movie_is_the_same_file(flat, tmp_path):
     ],
 )
 def test_frames_suit_the_tokens(dimension, is_round, kind):
-    strip = strip_of(walk(dimension, is_round=is_round))
-    assert type(usual_frames(strip)) is kind
+    paths = paths_of(walk(dimension, is_round=is_round))
+    assert type(usual_frames(paths)) is kind
     figure = Figure()
-    usual_frames(strip)(figure, Frame(strip, 2))
+    usual_frames(paths)(figure, Frame(paths, 2))
     (axes,) = figure.axes
     discs = axes.collections[-1]
     if dimension == 2:
-        np.testing.assert_allclose(discs.get_offsets(), strip.points[2])
+        np.testing.assert_allclose(discs.get_offsets(), paths.points[2])
     else:
         assert axes.name == "3d"
     assert figure.texts[0].get_text() == "depth $t = 0.5$"
 
 
 def test_the_plane_shows_tails_hull_lines_and_what_is_added():
-    strip = strip_of(walk(2))
+    paths = paths_of(walk(2))
     seen = []
     frames = PlaneFrames(
         tail=2,
         hull=True,
-        hyperplanes=([1.0, 0.0], [float(strip.points[..., 0].mean())]),
+        hyperplanes=([1.0, 0.0], [float(paths.points[..., 0].mean())]),
         decorate=lambda axes, frame: seen.append(frame.index),
     )
     figure = Figure()
-    frames(figure, Frame(strip, 3))
+    frames(figure, Frame(paths, 3))
     (axes,) = figure.axes
     tails, discs, hull = axes.collections
     assert len(tails.get_segments()) == 2 * 5
-    np.testing.assert_allclose(discs.get_offsets(), strip.points[3])
+    np.testing.assert_allclose(discs.get_offsets(), paths.points[3])
     corners = hull.get_paths()[0].vertices
-    assert np.isin(corners.round(9), strip.points[3].round(9)).all()
+    assert np.isin(corners.round(9), paths.points[3].round(9)).all()
     assert len(axes.lines) == 1
     assert seen == [3]
 
 
 @pytest.mark.parametrize("kind", [PlaneFrames, SpaceFrames])
 def test_axes_stand_still_or_follow_the_tokens(kind):
-    strip = strip_of(walk(2 if kind is PlaneFrames else 3))
+    paths = paths_of(walk(2 if kind is PlaneFrames else 3))
 
     def limits(frames, index):
         figure = Figure()
-        frames(figure, Frame(strip, index))
+        frames(figure, Frame(paths, index))
         return figure.axes[0].get_xlim()
 
     assert limits(kind(), 0) == limits(kind(), 4)
     assert limits(kind(follows=True), 0) != limits(kind(follows=True), 4)
     low, high = limits(kind(), 0)
-    assert low < strip.points[..., 0].min() < strip.points[..., 0].max() < high
+    assert low < paths.points[..., 0].min() < paths.points[..., 0].max() < high
 
 
 @pytest.mark.parametrize("kind", [SpaceFrames, SphereFrames])
 def test_the_eye_turns_slowly(kind):
-    strip = strip_of(walk(3, is_round=kind is SphereFrames))
+    paths = paths_of(walk(3, is_round=kind is SphereFrames))
     turns = []
     for index in range(5):
         figure = Figure()
-        kind(view=(10.0, 20.0), turn=40.0)(figure, Frame(strip, index))
+        kind(view=(10.0, 20.0), turn=40.0)(figure, Frame(paths, index))
         turns.append((figure.axes[0].elev, figure.axes[0].azim))
     np.testing.assert_allclose(turns, [(10, 20 + 10 * index) for index in range(5)])
 
 
 def test_space_has_planes_and_a_hull():
-    strip = strip_of(walk(3))
+    paths = paths_of(walk(3))
     figure = Figure()
     SpaceFrames(hull=True, hyperplanes=([0.0, 0, 1], [0.0]), tail=1)(
-        figure, Frame(strip, 1)
+        figure, Frame(paths, 1)
     )
     names = [type(one).__name__ for one in figure.axes[0].collections]
     assert sorted(names) == [
@@ -318,7 +318,7 @@ def test_tokens_between_few_saved_depths_stay_on_the_sphere():
     assert np.linalg.norm(path.at(0.75).points) < 0.99, "it leaves the sphere"
     film = Film(path, None, 21, None, 25, (4, 4), 50)
     assert isinstance(film.draw, SphereFrames)
-    np.testing.assert_allclose(np.linalg.norm(film.strip.points, axis=2), 1.0)
+    np.testing.assert_allclose(np.linalg.norm(film.paths.points, axis=2), 1.0)
 
 
 @pytest.mark.slow
@@ -330,7 +330,7 @@ def test_movies_of_default_solves_are_round():
     assert between.min() < 0.999, "the interpolation leaves the sphere"
     film = Film(path, None, 21, None, 25, (4, 4), 50)
     assert isinstance(film.draw, SphereFrames)
-    np.testing.assert_allclose(np.linalg.norm(film.strip.points, axis=2), 1.0)
+    np.testing.assert_allclose(np.linalg.norm(film.paths.points, axis=2), 1.0)
 
 
 def test_tokens_that_leave_the_sphere_are_drawn_in_space():
@@ -355,11 +355,17 @@ def test_tokens_that_leave_the_sphere_are_drawn_in_space():
     ],
 )
 def test_small_depths_keep_their_digits(depths, texts):
-    strip = Strip(np.array(depths), np.ones((len(depths), 1, 2)), np.ones(1))
+    paths = TokenPaths(np.array(depths), np.ones((len(depths), 1, 2)), np.ones(1))
     for index, text in enumerate(texts):
         figure = Figure()
-        PlaneFrames()(figure, Frame(strip, index))
+        PlaneFrames()(figure, Frame(paths, index))
         assert figure.texts[0].get_text() == f"depth $t = {text}$"
+
+
+def test_the_old_name_of_the_paths_of_a_frame_warns():
+    frame = Frame(paths_of(walk(2)), 0)
+    with pytest.warns(DeprecationWarning, match="Frame.paths"):
+        assert frame.strip is frame.paths
 
 
 def test_more_dimensions_than_three_need_a_function(tmp_path):

@@ -26,7 +26,7 @@ from meanformer.plotting import (
 from meanformer.plotting.hulls import hull_facets
 from meanformer.plotting.matrices import leaders_of
 from meanformer.plotting.space import cross_section
-from meanformer.plotting.strips import choose_coordinates, resample, strip_of
+from meanformer.plotting.token_paths import choose_coordinates, paths_of, resample
 
 CUBE = np.array(np.meshgrid([0, 1], [0, 1], [0, 1])).reshape(3, -1).T.astype(float)
 
@@ -320,8 +320,8 @@ def test_tails_on_the_circle_lean_inwards_with_age(axes):
 def test_angles_do_not_jump_where_a_token_passes_zero(axes):
     angles = np.linspace(0.3, -0.4, 8)
     points = np.stack([np.cos(angles), np.sin(angles)], axis=1)[:, None]
-    strip = strip_of(points[0])
-    turning = type(strip)(np.arange(8.0), points, np.ones(1))
+    paths = paths_of(points[0])
+    turning = type(paths)(np.arange(8.0), points, np.ones(1))
     draw_angles(turning, axes)
     (line,) = axes.collections[0].get_segments()
     np.testing.assert_allclose(line, np.stack([np.arange(8), angles], 1), atol=1e-12)
@@ -442,13 +442,13 @@ def test_arrows_go_from_queries_to_tokens_and_are_as_wide_as_heavy(axes):
         draw_leader_graph(points[:2], matrix, axes)
 
 
-def test_a_strip_at_other_depths_is_what_the_trajectory_gives():
+def test_paths_at_other_depths_is_what_the_trajectory_gives():
     path = walk(random_points(4, 3), jnp.array([0.5, 0.5, 0.0, 0.0]))
     depths = [0.0, 0.3, 1.0]
-    strip = resample(path, depths)
+    paths = resample(path, depths)
     for index, depth in enumerate(depths):
-        np.testing.assert_allclose(strip.points[index], path.at(depth).points[:2])
-    assert [strip.share(index) for index in (0, 1, -1)] == [0.0, 0.3, 1.0]
+        np.testing.assert_allclose(paths.points[index], path.at(depth).points[:2])
+    assert [paths.share(index) for index in (0, 1, -1)] == [0.0, 0.3, 1.0]
     with pytest.raises(mf.InvalidInput, match="depth is 1.5"):
         resample(path, [0.0, 1.5])
     with pytest.raises(mf.InvalidInput, match="TokenCloud has no tokens along depth"):

@@ -66,7 +66,7 @@ def movie(
 def _tokens(folder: Path, coordinates: str | None) -> Any:
     from meanformer.errors import InvalidInput
     from meanformer.flows import GaussianTrajectory
-    from meanformer.plotting.strips import choose_coordinates
+    from meanformer.plotting.token_paths import choose_coordinates
     from meanformer.storage import open_run
 
     trajectory = open_run(folder)

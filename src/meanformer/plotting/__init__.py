@@ -14,6 +14,7 @@ from meanformer.plotting.clouds import draw_paths as draw_paths
 from meanformer.plotting.clouds import draw_tokens as draw_tokens
 from meanformer.plotting.curves import draw_curves as draw_curves
 from meanformer.plotting.curves import mark_values as mark_values
+from meanformer.plotting.discs import cluster_colours as cluster_colours
 from meanformer.plotting.frames import CircleFrames as CircleFrames
 from meanformer.plotting.frames import Frame as Frame
 from meanformer.plotting.frames import PlaneFrames as PlaneFrames
@@ -35,7 +36,6 @@ from meanformer.plotting.rates import draw_rate as draw_rate
 from meanformer.plotting.rates import draw_slope as draw_slope
 from meanformer.plotting.rates import mark_sizes as mark_sizes
 from meanformer.plotting.saddles import draw_saddles as draw_saddles
-from meanformer.plotting.space import cluster_colours as cluster_colours
 from meanformer.plotting.space import draw_clusters as draw_clusters
 from meanformer.plotting.space import draw_direction as draw_direction
 from meanformer.plotting.space import draw_hyperplanes as draw_hyperplanes

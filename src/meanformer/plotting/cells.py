@@ -8,6 +8,7 @@ from meanformer.errors import InvalidInput, check
 from meanformer.flows import HardmaxRun
 from meanformer.geometry import Cells, Polytope
 from meanformer.plotting import style
+from meanformer.plotting.limits import check_planar
 
 # Names of vertices stand so far outside of the hull, as a share of its size.
 NAME_OFFSET = 0.09
@@ -38,7 +39,7 @@ def draw_cells(
     Returns:
         The axes.
     """
-    _check_planar(cells.dimension)
+    check_planar("the dimension is", cells.dimension)
     check(0 <= opacity <= 1, f"opacity is {opacity}; it must be between 0 and 1.")
     for index, own in enumerate(cell_colours(cells)):
         draw_polytope(
@@ -76,7 +77,7 @@ def draw_polytope(
     """
     from matplotlib.colors import to_rgba
 
-    _check_planar(polytope.dimension)
+    check_planar("the dimension is", polytope.dimension)
     corners = polytope.corners
     if len(corners) > 0:
         axes.fill(
@@ -102,7 +103,7 @@ def draw_form(cells: Cells, axes: Any, *, resolution: int = 240) -> Any:
     """
     from matplotlib.patches import Polygon
 
-    _check_planar(cells.dimension)
+    check_planar("the dimension is", cells.dimension)
     corners = cells.hull.corners
     sides = np.linspace(corners.min(0), corners.max(0), resolution).T
     grid = np.stack(np.meshgrid(*sides), axis=-1)
@@ -157,7 +158,7 @@ def draw_leaders(
         The axes.
     """
     count, _, dimension = run.points.shape
-    _check_planar(dimension)
+    check_planar("the dimension is", dimension)
     if not -count <= step < count:
         raise InvalidInput(f"step is {step}; the run has steps 0 to {count - 1}.")
     now = step % count
@@ -251,7 +252,3 @@ def _bare(axes: Any) -> None:
     axes.use_sticky_edges = False
     axes.margins(0.06)
     axes.autoscale_view()
-
-
-def _check_planar(dimension: int) -> None:
-    check(dimension == 2, f"the dimension is {dimension}; this figure is flat.")

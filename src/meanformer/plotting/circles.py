@@ -5,13 +5,14 @@ from typing import Any
 import numpy as np
 
 from meanformer.plotting import style
-from meanformer.plotting.spheres import on_sphere, token_colours
-from meanformer.plotting.strips import (
-    disc_areas,
-    faded,
-    fading_pieces,
-    strip_of,
+from meanformer.plotting.discs import (
+    add_lines,
+    draw_tails,
+    scatter_discs,
+    token_colours,
 )
+from meanformer.plotting.spheres import on_sphere
+from meanformer.plotting.token_paths import paths_of
 
 INWARD = 0.3  # how far the end of a tail leans towards the centre
 
@@ -37,21 +38,16 @@ def draw_circle(
     Returns:
         The axes.
     """
-    from matplotlib.collections import LineCollection
-
-    strip = on_sphere(strip_of(subject), 2)
+    paths = on_sphere(paths_of(subject), 2)
     turn = np.linspace(0, 2 * np.pi, 181)
-    ring = {"color": style.GREY, "linewidth": 0.9, "alpha": 0.7, "zorder": 1}
-    axes.plot(np.cos(turn), np.sin(turn), **ring)
-    colours = token_colours(strip, index, labels)
-    tails = strip.tail(index, tail)
+    outline = {"color": style.GREY, "linewidth": 0.9, "alpha": 0.7, "zorder": 1}
+    axes.plot(np.cos(turn), np.sin(turn), **outline)
+    colours = token_colours(paths, index, labels)
+    tails = paths.tail(index, tail)
     age = np.arange(len(tails))[::-1] / max(tail, 1)
-    pieces, youth = fading_pieces(tails * (1 - INWARD * age)[:, None, None])
-    shades = faded(np.tile(colours, (len(pieces) // len(colours), 1)), youth)
-    lines = LineCollection(pieces, colors=shades, linewidths=0.5 + 1.6 * youth)
-    axes.add_collection(lines, autolim=False)
-    areas = disc_areas(strip.weights, 44.0)
-    axes.scatter(*strip.points[index].T, s=areas, c=colours, linewidths=0, zorder=3)
+    leaning = tails * (1 - INWARD * age)[:, None, None]
+    draw_tails(leaning, colours, axes)
+    scatter_discs(paths.points[index], paths.weights, axes, c=colours, largest=44)
     axes.set(aspect="equal", xlim=(-1.12, 1.12), ylim=(-1.12, 1.12))
     axes.set_axis_off()
     return axes
@@ -69,18 +65,16 @@ def draw_angles(trajectory: Any, axes: Any, *, labels: Any = None) -> Any:
     Returns:
         The axes.
     """
-    from matplotlib.collections import LineCollection
-
-    strip = on_sphere(strip_of(trajectory), 2)
-    angles = np.arctan2(strip.points[..., 1], strip.points[..., 0])
+    paths = on_sphere(paths_of(trajectory), 2)
+    angles = np.arctan2(paths.points[..., 1], paths.points[..., 0])
     angles = np.unwrap(angles % (2 * np.pi), axis=0)
-    lines = [np.stack([strip.depths, one], axis=1) for one in angles.T]
+    lines = [np.stack([paths.depths, one], axis=1) for one in angles.T]
     if labels is None:
         colours = style.depth_colours()(angles[0] / (2 * np.pi))
     else:
-        colours = token_colours(strip, -1, labels)
-    widths = 0.7 + 1.1 * strip.weights / strip.weights.max()
-    axes.add_collection(LineCollection(lines, colors=colours, linewidths=widths))
+        colours = token_colours(paths, -1, labels)
+    widths = 0.7 + 1.1 * paths.weights / paths.weights.max()
+    add_lines(axes, lines, autolim=True, colors=colours, linewidths=widths)
     axes.autoscale_view()
     quarter = np.arange(np.ceil(2 * angles.min() / np.pi), 2 * angles.max() / np.pi + 1)
     axes.set_yticks(quarter * np.pi / 2, [_multiple_of_pi(k) for k in quarter])

@@ -6,10 +6,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from meanformer.attention import AbstractInContextMap
-from meanformer.errors import check
 from meanformer.flows import Trajectory
 from meanformer.measures import TokenCloud
 from meanformer.plotting import style
+from meanformer.plotting.discs import disc_areas, draw_coloured_paths
+from meanformer.plotting.limits import check_planar
+from meanformer.plotting.token_paths import paths_of
 
 
 def draw_tokens(
@@ -26,9 +28,8 @@ def draw_tokens(
     Returns:
         The axes.
     """
-    _check_planar(cloud.dimension)
-    weights = np.asarray(cloud.weights)
-    sizes = 90 * weights / weights.max()
+    check_planar("the tokens have dimension", cloud.dimension)
+    sizes = disc_areas(np.asarray(cloud.weights), 90)
     axes.scatter(*np.asarray(cloud.points).T, s=sizes, color=color, zorder=3, **options)
     return axes
 
@@ -44,21 +45,12 @@ def draw_paths(trajectory: Trajectory, axes: Any, *, is_labelled: bool = True) -
     Returns:
         The axes.
     """
-    from matplotlib.collections import LineCollection
-
-    points, depths = np.asarray(trajectory.points), np.asarray(trajectory.depths)
-    _check_planar(points.shape[2])
-    pieces = np.stack([points[:-1], points[1:]], axis=2).reshape(-1, 2, 2)
-    middles = np.repeat((depths[:-1] + depths[1:]) / 2, points.shape[1])
-    lines = LineCollection(pieces, cmap=style.depth_colours(), linewidths=1.6)
-    lines.set_array(middles)
-    axes.add_collection(lines)
-    draw_tokens(trajectory.cloud(0), axes, color=style.BLUE)
-    draw_tokens(trajectory.cloud(-1), axes, color=style.GOLD)
+    paths = paths_of(trajectory)
+    check_planar("the tokens have dimension", paths.dimension)
+    bar = {"shrink": 0.8} if is_labelled else {}
+    draw_coloured_paths(paths, axes, linewidth=1.6, largest=110, **bar)
     axes.autoscale_view()
     axes.set(aspect="equal", xlabel="$x_1$", ylabel="$x_2$")
-    if is_labelled:
-        axes.figure.colorbar(lines, ax=axes, label="depth $t$", shrink=0.8)
     return axes
 
 
@@ -76,7 +68,7 @@ def draw_field(
     Returns:
         The axes.
     """
-    _check_planar(cloud.dimension)
+    check_planar("the tokens have dimension", cloud.dimension)
     reach = 1.35 * float(cloud.radius())
     side = np.linspace(-reach, reach, resolution)
     grid = np.stack(np.meshgrid(side, side), axis=-1).reshape(-1, 2)
@@ -96,9 +88,3 @@ def draw_field(
     draw_tokens(cloud, axes, color=style.BLUE)
     axes.set(aspect="equal", xlim=(-reach, reach), ylim=(-reach, reach))
     return axes
-
-
-def _check_planar(dimension: int) -> None:
-    check(
-        dimension == 2, f"the tokens have dimension {dimension}; this figure is flat."
-    )

@@ -9,8 +9,9 @@ from meanformer.errors import check
 from meanformer.flows import GaussianTrajectory
 from meanformer.measures import Gaussian
 from meanformer.plotting import style
+from meanformer.plotting.discs import add_lines
+from meanformer.plotting.limits import check_axes, check_planar, remove_walls
 from meanformer.plotting.rates import draw_slope
-from meanformer.plotting.room import check_axes
 
 # A guide lies so much below the smallest eigenvalue, which it would hide otherwise.
 GUIDE_OFFSET = 3.0
@@ -39,7 +40,7 @@ def draw_ellipse(
     Returns:
         The axes.
     """
-    _check_planar(gaussian.dimension)
+    check_planar("the Gaussian has dimension", gaussian.dimension)
     curve = _ellipse(gaussian.mean(), gaussian.covariance(), deviations)
     axes.plot(*curve.T, color=color, **options)
     return axes
@@ -65,17 +66,15 @@ def draw_ellipses(
     Returns:
         The axes.
     """
-    from matplotlib.collections import LineCollection
-
     means, depths = np.asarray(trajectory.means), np.asarray(trajectory.depths)
-    _check_planar(means.shape[1])
+    check_planar("the Gaussian has dimension", means.shape[1])
     covariances = np.asarray(trajectory.covariances)
     chosen = np.unique(np.linspace(0, len(depths) - 1, count).round().astype(int))
     curves = [_ellipse(means[i], covariances[i], deviations) for i in chosen]
-    lines = LineCollection(curves, cmap=style.depth_colours(), linewidths=1.6)
+    options = {"cmap": style.depth_colours(), "linewidths": 1.6}
+    lines = add_lines(axes, curves, autolim=True, **options)
     lines.set_array(depths[chosen])
     lines.set_clim(depths.min(), depths.max())
-    axes.add_collection(lines)
     axes.plot(*means.T, color=style.INK, linewidth=0.9)
     axes.plot(*means[-1], "o", color=style.INK, markersize=3)
     axes.autoscale_view()
@@ -252,15 +251,7 @@ def _finish_cone(axes: Any, top: float) -> None:
     )
     axes.set_box_aspect((1, 1, 0.8), zoom=1.0)
     axes.grid(visible=False)
-    for axis in (axes.xaxis, axes.yaxis, axes.zaxis):
-        axis.set_pane_color((0, 0, 0, 0))
-        axis.set_major_locator(_few_ticks())
-
-
-def _few_ticks() -> Any:
-    from matplotlib.ticker import MaxNLocator
-
-    return MaxNLocator(4, prune="both")
+    remove_walls(axes)
 
 
 def _ellipse(mean: Any, covariance: Any, deviations: float) -> np.ndarray:
@@ -269,10 +260,3 @@ def _ellipse(mean: Any, covariance: Any, deviations: float) -> np.ndarray:
     angles = np.linspace(0, 2 * np.pi, 129)
     circle = np.stack([np.cos(angles), np.sin(angles)], axis=1)
     return np.asarray(mean, float) + deviations * circle @ root.T
-
-
-def _check_planar(dimension: int) -> None:
-    check(
-        dimension == 2,
-        f"the Gaussian has dimension {dimension}; this figure is flat.",
-    )

@@ -10,7 +10,7 @@ from meanformer.errors import check
 from meanformer.plotting import style
 
 COLOURS = 256
-DEPTH_COLOURS = 32
+EXACT = 16  # the most common colours, which are kept as they are
 SAMPLES = 7  # frames that a palette is taken from
 SMALLEST = 0.5  # of the size drawn
 FASTEST = 50  # frames a second; viewers slow down what is faster
@@ -22,10 +22,7 @@ def check_rate(fps: float) -> None:
 
 
 def choose_palette(pictures: Sequence[np.ndarray]) -> np.ndarray:
-    """At most 256 colours for pictures, pure white the first of them.
-
-    Our own colours are among them, whatever few pixels they have; the others suit the
-    pictures, where rare colours count almost as much as common ones.
+    """Choose 256 colours: the most common, those of our figures, and a cover of all.
 
     Args:
         pictures: arrays of bytes, (height, width, 3).
@@ -33,24 +30,17 @@ def choose_palette(pictures: Sequence[np.ndarray]) -> np.ndarray:
     Returns:
         The colours, one in each row.
     """
+    from matplotlib.colors import to_rgb
     from PIL import Image
 
-    packed = np.concatenate([_packed(picture).ravel() for picture in pictures])
-    found, counts = np.unique(packed, return_counts=True)
-    repeated = np.repeat(found, 1 + np.log2(counts).astype(int))
-    own, mixed = _own_colours(), Image.fromarray(_unpacked(repeated)[None])
-    few = mixed.quantize(COLOURS - len(own), dither=0)
-    chosen = np.array(few.getpalette(), np.uint8).reshape(-1, 3)
-    return np.concatenate([own, chosen])[:COLOURS]
-
-
-def _own_colours() -> np.ndarray:
-    """White, ink, the palette of our figures and the colours of depths."""
-    from matplotlib.colors import to_rgb
-
-    along = style.depth_colours()(np.linspace(0, 1, DEPTH_COLOURS))[:, :3]
-    plain = [to_rgb(colour) for colour in ("white", style.INK, *style.PALETTE)]
-    return np.round(255 * np.concatenate([plain, along])).astype(np.uint8)
+    mosaic = Image.fromarray(np.concatenate(pictures))
+    counted = sorted(mosaic.getcolors(mosaic.width * mosaic.height), reverse=True)
+    common = [colour for _, colour in counted[:EXACT]]
+    own = 255 * np.array([to_rgb(colour) for colour in (style.INK, *style.PALETTE)])
+    kept = np.concatenate([common, np.round(own)]).astype(np.uint8)
+    rest = mosaic.quantize(COLOURS - len(kept), method=Image.Quantize.MAXCOVERAGE)
+    others = np.array(rest.getpalette(), np.uint8).reshape(-1, 3)
+    return np.concatenate([kept, others])[:COLOURS]
 
 
 def index_picture(picture: np.ndarray, palette: np.ndarray) -> Any:
@@ -58,8 +48,11 @@ def index_picture(picture: np.ndarray, palette: np.ndarray) -> Any:
     from PIL import Image
     from scipy.spatial import KDTree
 
-    found, places = np.unique(_packed(picture), return_inverse=True)
-    nearest = np.asarray(KDTree(palette).query(_unpacked(found))[1], np.uint8)
+    # Four bytes are one whole number, which sorts fast.
+    pixels = np.asarray(Image.fromarray(picture).convert("RGBA")).view(np.uint32)
+    found, places = np.unique(pixels[..., 0], return_inverse=True)
+    colours = found.view(np.uint8).reshape(-1, 4)[:, :3]
+    nearest = np.asarray(KDTree(palette).query(colours)[1], np.uint8)
     image = Image.fromarray(nearest[places].reshape(picture.shape[:2]))
     image.putpalette(palette.tobytes())
     return image
@@ -90,6 +83,8 @@ def small_gif(
     is left out instead. The size of a file grows with the area, which gives the next
     guess.
     """
+    from PIL import Image
+
     scale, stride = 1.0, 1
     while True:
         shown = [_shrunk(one, scale) for one in pictures[::-stride]][::-1]
@@ -97,7 +92,9 @@ def small_gif(
         images = [index_picture(one, palette) for one in shown]
         gif = encode_gif(images, fps / stride)
         if len(gif) <= largest or len(shown) == 1:
-            return gif, _png(shown[-1])
+            still = io.BytesIO()
+            Image.fromarray(shown[-1]).save(still, format="png", optimize=True)
+            return gif, still.getvalue()
         scale *= min(0.95 * np.sqrt(largest / len(gif)), 0.9)
         if scale < SMALLEST:
             scale, stride = SMALLEST, 2 * stride
@@ -113,22 +110,3 @@ def _shrunk(picture: np.ndarray, scale: float) -> np.ndarray:
 
     height, width = (max(round(scale * side), 1) for side in picture.shape[:2])
     return np.asarray(Image.fromarray(picture).resize((width, height)))
-
-
-def _png(picture: np.ndarray) -> bytes:
-    from PIL import Image
-
-    buffer = io.BytesIO()
-    Image.fromarray(picture).save(buffer, format="png", optimize=True)
-    return buffer.getvalue()
-
-
-def _packed(picture: np.ndarray) -> np.ndarray:
-    """Each colour as one whole number."""
-    red, green, blue = np.moveaxis(picture.astype(np.uint32), -1, 0)
-    return red << 16 | green << 8 | blue
-
-
-def _unpacked(colours: np.ndarray) -> np.ndarray:
-    channels = [colours >> 16, colours >> 8 & 255, colours & 255]
-    return np.stack(channels, axis=-1).astype(np.uint8)

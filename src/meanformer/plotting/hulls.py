@@ -6,8 +6,8 @@ import numpy as np
 
 from meanformer.errors import check
 from meanformer.plotting import style
-from meanformer.plotting.room import check_axes, furnish
-from meanformer.plotting.strips import check_dimension, strip_of
+from meanformer.plotting.limits import check_axes, set_box
+from meanformer.plotting.token_paths import check_dimension, paths_of
 
 FLAT = 1e-9  # of the extent of the points: below it they have none
 ROUNDING = 10 * np.finfo(float).eps  # of the points: an extent below it is no extent
@@ -38,19 +38,19 @@ def draw_hull(
     Returns:
         The axes.
     """
-    strip = strip_of(points)
-    check_dimension(strip, 2, 3)
+    paths = paths_of(points)
+    check_dimension(paths, 2, 3)
     check(0 <= opacity <= 1, f"opacity is {opacity}; it must be between 0 and 1.")
-    check_axes(axes, strip.dimension)
-    facets = hull_facets(strip.points[-1])
-    pieces = _facets_3d if strip.dimension == 3 else _facets_2d
-    if strip.dimension == 3 and not axes.has_data():
-        furnish(axes, strip.points[-1])
+    check_axes(axes, paths.dimension)
+    facets = hull_facets(paths.points[-1])
+    pieces = _facets_3d if paths.dimension == 3 else _facets_2d
+    if paths.dimension == 3 and not axes.has_data():
+        set_box(axes, paths.points[-1])
     axes.add_collection(pieces(facets, color, opacity, **options))
     if vertices:
         corners = np.unique(np.concatenate(facets), axis=0)
         axes.scatter(*corners.T, s=16, color=color, zorder=options.get("zorder", 2.5))
-    if strip.dimension == 2:
+    if paths.dimension == 2:
         axes.autoscale_view()
     return axes
 

@@ -7,7 +7,8 @@ from jaxtyping import Array, Float
 
 from meanformer.errors import as_integer, check, check_choice
 from meanformer.plotting import style
-from meanformer.plotting.strips import check_dimension, strip_of
+from meanformer.plotting.limits import set_square
+from meanformer.plotting.token_paths import check_dimension, paths_of
 from meanformer.typing import ArrayLike
 
 ROOM_FOR_TICKS, ROOM_FOR_COLUMNS = 20, 12
@@ -141,9 +142,9 @@ def draw_leader_graph(
     Returns:
         The axes.
     """
-    strip, entries = strip_of(points), np.asarray(matrix)
-    check_dimension(strip, 2)
-    tokens, count = strip.points[-1], len(strip.weights)
+    paths, entries = paths_of(points), np.asarray(matrix)
+    check_dimension(paths, 2)
+    tokens, count = paths.points[-1], len(paths.weights)
     check(
         entries.shape == (count, count),
         f"the matrix has shape {entries.shape} for {count} tokens; it must be square, "
@@ -151,7 +152,7 @@ def draw_leader_graph(
     )
     chosen = _chosen(entries, leaders)
     widest = WIDEST_ARROW * min(1.0, float(np.sqrt(ROOM_FOR_ARROWS / count)))
-    _set_room(axes, tokens)
+    set_square(axes, tokens, margin=0.08)
     for query, token in np.argwhere((entries >= least) & ~np.eye(count, dtype=bool)):
         if np.any(tokens[query] != tokens[token]):
             weight = entries[query, token]
@@ -230,18 +231,6 @@ def _legible(columns: np.ndarray, count: int) -> list[str]:
         labels.append(str(column + 1) if has_room else "")
         last = column if has_room else last
     return labels
-
-
-def _set_room(axes: Any, tokens: np.ndarray) -> None:
-    low, high = tokens.min(axis=0), tokens.max(axis=0)
-    margin = 0.08 * max(float((high - low).max()), 1e-9)
-    axes.set(
-        aspect="equal",
-        xlim=(low[0] - margin, high[0] + margin),
-        ylim=(low[1] - margin, high[1] + margin),
-        xlabel="$x_1$",
-        ylabel="$x_2$",
-    )
 
 
 def _add_arrow(axes: Any, start, end, weight: float, widest: float) -> None:

@@ -15,7 +15,7 @@ from meanformer.flows import AbstractProgress, Trajectory
 from meanformer.flows.dynamics.recorder import NoProgress, ProgressBar
 from meanformer.plotting import gifs, style
 from meanformer.plotting.frames import Frame, usual_frames
-from meanformer.plotting.strips import check_trajectory, resample, strip_of
+from meanformer.plotting.token_paths import check_trajectory, paths_of, resample
 
 SIZE = (4.8, 4.8)  # inches
 SUFFIXES = (".gif", ".mp4")
@@ -112,13 +112,13 @@ class Film:
             is_possible = 0 < as_number(name, value) < float("inf")
             check(is_possible, f"{name} is {value}; it must be positive and finite.")
         _check_size(size, dpi)
-        self.strip = resample(trajectory, _frame_depths(trajectory, frames, depths))
+        self.paths = resample(trajectory, _frame_depths(trajectory, frames, depths))
         # Frames are few and between: the saved tokens tell whether they are round.
-        self.draw = usual_frames(strip_of(trajectory)) if draw is None else draw
+        self.draw = usual_frames(paths_of(trajectory)) if draw is None else draw
         self.fps, self.size, self.dpi = fps, size, dpi
 
     def __len__(self) -> int:
-        return len(self.strip.depths)
+        return len(self.paths.depths)
 
     @contextmanager
     def figure(self) -> Iterator[Any]:
@@ -137,7 +137,7 @@ class Film:
     def expose(self, figure: Any, index: int) -> None:
         """Draw one frame."""
         figure.clear()
-        self.draw(figure, Frame(self.strip, index))
+        self.draw(figure, Frame(self.paths, index))
 
     def pictures(self, indices: Iterable[int], progress: AbstractProgress) -> Iterator:
         """Frames one after the other, as arrays of bytes, (height, width, 3)."""

@@ -49,7 +49,7 @@ def draw_phase_diagram(
         _edges(diagram.depths),
         _edges(diagram.betas),
         shown,
-        cmap=phase_colours(),
+        cmap=style.density_colours(),
         norm=_norm(diagram, shown, colours),
         rasterized=True,
     )
@@ -64,14 +64,6 @@ def draw_phase_diagram(
         label = LABELS[diagram.quantity].replace("{level:g}", f"{diagram.level:g}")
         axes.figure.colorbar(mesh, ax=axes, label=label)
     return axes
-
-
-def phase_colours() -> Any:
-    """Colours from nothing in common to one cluster."""
-    from matplotlib.colors import LinearSegmentedColormap
-
-    steps = ("#10203c", style.BLUE, "#e8e6e1", style.ORANGE, "#6d1f12")
-    return LinearSegmentedColormap.from_list("phases", steps)
 
 
 def _norm(diagram: PhaseDiagram, shown: np.ndarray, colours: str) -> Any:
@@ -97,14 +89,9 @@ def _add_curve(curve: PhaseCurve | tuple[Any, Any], axes: Any) -> None:
 
 
 def _edges(centres: np.ndarray) -> np.ndarray:
-    """Ends of cells around points of the grid."""
+    """Ends of cells around points of the grid; a single one has width one."""
     if len(centres) == 1:
         return centres[0] + np.array([-0.5, 0.5])
-    middles = (centres[1:] + centres[:-1]) / 2
-    return np.concatenate(
-        [
-            [1.5 * centres[0] - 0.5 * centres[1]],
-            middles,
-            [1.5 * centres[-1] - 0.5 * centres[-2]],
-        ]
-    )
+    halves = np.diff(centres) / 2
+    first, last = centres[0] - halves[0], centres[-1] + halves[-1]
+    return np.array([first, *(centres[:-1] + halves), last])

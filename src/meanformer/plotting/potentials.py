@@ -11,7 +11,7 @@ from meanformer.measures import TokenCloud
 from meanformer.observables import first_variation
 from meanformer.observables.energy.structure import terms_of
 from meanformer.plotting import style
-from meanformer.plotting.strips import disc_areas
+from meanformer.plotting.discs import disc_areas
 
 NODES = 721
 QUARTERS = (r"$-\pi$", r"$-\pi/2$", "0", r"$\pi/2$", r"$\pi$", r"$3\pi/2$", r"$2\pi$")

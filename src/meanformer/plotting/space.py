@@ -8,11 +8,15 @@ import numpy as np
 from meanformer.errors import check
 from meanformer.measures import TokenCloud
 from meanformer.plotting import style
+from meanformer.plotting.discs import (
+    UNCLUSTERED,
+    cluster_colours,
+    draw_coloured_paths,
+    scatter_discs,
+)
 from meanformer.plotting.hulls import around
-from meanformer.plotting.room import check_axes, furnish
-from meanformer.plotting.strips import check_dimension, disc_areas, strip_of
-
-UNCLUSTERED = -1
+from meanformer.plotting.limits import check_axes, set_box
+from meanformer.plotting.token_paths import check_dimension, paths_of
 
 
 def draw_paths_3d(trajectory: Any, axes: Any, *, is_labelled: bool = True) -> Any:
@@ -26,21 +30,12 @@ def draw_paths_3d(trajectory: Any, axes: Any, *, is_labelled: bool = True) -> An
     Returns:
         The axes.
     """
-    from mpl_toolkits.mplot3d.art3d import Line3DCollection
-
-    strip = strip_of(trajectory)
-    check_dimension(strip, 3)
+    paths = paths_of(trajectory)
+    check_dimension(paths, 3)
     check_axes(axes, 3)
-    points, depths = strip.points, strip.depths
-    pieces = np.stack([points[:-1], points[1:]], axis=2).reshape(-1, 2, 3)
-    lines = Line3DCollection(pieces, cmap=style.depth_colours(), linewidths=1.3)
-    lines.set_array(np.repeat((depths[:-1] + depths[1:]) / 2, points.shape[1]))
-    furnish(axes, points.reshape(-1, 3))
-    axes.add_collection(lines, autolim=False)
-    for index, color in ((0, style.BLUE), (-1, style.GOLD)):
-        scatter_discs(points[index], strip.weights, axes, color=color)
-    if is_labelled:
-        axes.figure.colorbar(lines, ax=axes, label="depth $t$", shrink=0.65, pad=0.1)
+    set_box(axes, paths.points.reshape(-1, 3))
+    bar = {"shrink": 0.65, "pad": 0.1} if is_labelled else {}
+    draw_coloured_paths(paths, axes, linewidth=1.3, largest=36, **bar)
     return axes
 
 
@@ -56,41 +51,32 @@ def draw_clusters(points: Any, labels: Any, axes: Any, *, legend: bool = False) 
     Returns:
         The axes.
     """
-    strip, clusters = strip_of(points), np.asarray(labels)
-    check_dimension(strip, 2, 3)
-    check_axes(axes, strip.dimension)
-    count = points.count if isinstance(points, TokenCloud) else len(strip.weights)
+    paths, clusters = paths_of(points), np.asarray(labels)
+    check_dimension(paths, 2, 3)
+    check_axes(axes, paths.dimension)
+    count = points.count if isinstance(points, TokenCloud) else len(paths.weights)
     check(
         clusters.shape == (count,),
         f"there are {clusters.size} labels for {count} tokens; give one for each.",
     )
     if isinstance(points, TokenCloud):
         clusters = clusters[np.asarray(points.weights) > 0]
-    if strip.dimension == 3:
-        furnish(axes, strip.points[-1])
+    if paths.dimension == 3:
+        set_box(axes, paths.points[-1])
     for label in np.unique(clusters):
         mine = clusters == label
         name = "no cluster" if label == UNCLUSTERED else f"cluster {label + 1}"
         scatter_discs(
-            strip.points[-1, mine],
-            strip.weights[mine],
+            paths.points[-1, mine],
+            paths.weights[mine],
             axes,
             color=cluster_colours([label])[0],
             label=f"{name}: {mine.sum()}",
-            largest=36 * strip.weights[mine].max() / strip.weights.max(),
+            largest=36 * paths.weights[mine].max() / paths.weights.max(),
         )
     if legend:
         axes.legend(loc="upper left")
     return axes
-
-
-def cluster_colours(labels: Any) -> list[str]:
-    """A colour for each label, the same for the same label; grey for -1."""
-    colours = style.PALETTE[:-1]
-    return [
-        style.GREY if label == UNCLUSTERED else colours[int(label) % len(colours)]
-        for label in labels
-    ]
 
 
 def draw_hyperplanes(
@@ -178,20 +164,6 @@ def draw_direction(
     if label is not None:
         axes.text(*(foot + 1.08 * vector), label, color=color, ha="center", zorder=6)
     return axes
-
-
-def scatter_discs(
-    points: np.ndarray,
-    weights: np.ndarray,
-    axes: Any,
-    *,
-    largest: float = 36.0,
-    **options: Any,
-) -> None:
-    """Discs whose area is their weight, in the plane or in space."""
-    flat = {"depthshade": False} if points.shape[1] == 3 else {}
-    areas = disc_areas(weights, largest)
-    axes.scatter(*points.T, s=areas, zorder=3, linewidths=0, **flat, **options)
 
 
 def cross_section(normal: np.ndarray, offset: float, limits: np.ndarray) -> np.ndarray:

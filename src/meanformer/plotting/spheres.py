@@ -7,17 +7,14 @@ import numpy as np
 from meanformer.errors import as_integer, check
 from meanformer.measures import TokenCloud
 from meanformer.plotting import style
-from meanformer.plotting.room import check_axes
-from meanformer.plotting.space import cluster_colours
-from meanformer.plotting.strips import (
-    Strip,
-    check_dimension,
-    colour_at,
+from meanformer.plotting.discs import (
+    add_lines,
     disc_areas,
-    faded,
-    fading_pieces,
-    strip_of,
+    draw_tails,
+    token_colours,
 )
+from meanformer.plotting.limits import check_axes
+from meanformer.plotting.token_paths import TokenPaths, check_dimension, paths_of
 
 LARGEST_CONTRAST = 100.0
 HIDDEN = 0.28  # opacity of what lies behind the sphere, relative to what is in front
@@ -50,55 +47,40 @@ def draw_sphere(
     Returns:
         The axes.
     """
-    from mpl_toolkits.mplot3d.art3d import Line3DCollection
-
     check_axes(axes, 3)
-    strip = on_sphere(strip_of(subject), 3)
+    paths = on_sphere(paths_of(subject), 3)
     eye = _look(axes, view)
     _draw_globe(axes, eye)
-    colours = token_colours(strip, index, labels)
-    pieces, youth = fading_pieces(strip.tail(index, tail))
-    opacity = np.where(pieces.mean(axis=1) @ eye >= 0, 1.0, HIDDEN)
-    shades = faded(np.tile(colours, (len(pieces) // len(colours), 1)), youth, opacity)
-    for is_front, order in ((False, 2), (True, 5)):
-        mine = (opacity == 1) == is_front
-        lines = Line3DCollection(
-            pieces[mine],
-            colors=shades[mine],
-            linewidths=0.5 + 1.6 * youth[mine],
+    colours = token_colours(paths, index, labels)
+    for is_front, opacity, order in ((False, HIDDEN, 2), (True, 1.0, 5)):
+        draw_tails(
+            paths.tail(index, tail),
+            colours,
+            axes,
+            is_seen=lambda middles, side=is_front: (middles @ eye >= 0) == side,
+            opacity=opacity,
             zorder=order,
         )
-        axes.add_collection(lines, autolim=False)
-    _draw_discs(strip, index, colours, eye, axes)
+    points, areas = paths.points[index], disc_areas(paths.weights, 34.0)
+    is_front = points @ eye >= 0
+    options = {"linewidths": 0, "depthshade": False}
+    for mine, opacity, order in ((~is_front, HIDDEN, 2.5), (is_front, 1.0, 6)):
+        options |= {"s": areas[mine], "c": colours[mine], "alpha": opacity}
+        axes.scatter(*points[mine].T, zorder=order, **options)
     return axes
 
 
-def on_sphere(strip: Strip, *dimensions: int) -> Strip:
+def on_sphere(paths: TokenPaths, *dimensions: int) -> TokenPaths:
     """Tokens put exactly on the unit sphere; raise if they are far from it."""
-    check_dimension(strip, *dimensions)
-    norms = np.linalg.norm(strip.points, axis=2, keepdims=True)
+    check_dimension(paths, *dimensions)
+    norms = np.linalg.norm(paths.points, axis=2, keepdims=True)
     gap = float(np.abs(norms - 1).max())
     check(
         gap <= FAR_FROM_ONE,
         f"a token is {gap:.2g} away from the unit sphere; this figure is of tokens on "
         "it.",
     )
-    return Strip(strip.depths, strip.points / norms, strip.weights)
-
-
-def token_colours(strip: Strip, index: int, labels: Any) -> np.ndarray:
-    """A colour for each token: that of the depth, or that of its cluster."""
-    from matplotlib.colors import to_rgb
-
-    count = len(strip.weights)
-    if labels is None:
-        return np.tile(colour_at(strip, index)[:3], (count, 1))
-    check(
-        len(labels) == count,
-        f"there are {len(labels)} labels for {count} tokens of positive weight; give "
-        "one for each.",
-    )
-    return np.array([to_rgb(colour) for colour in cluster_colours(labels)])
+    return TokenPaths(paths.depths, paths.points / norms, paths.weights)
 
 
 def _look(axes: Any, view: tuple[float, float]) -> np.ndarray:
@@ -117,7 +99,7 @@ def _look(axes: Any, view: tuple[float, float]) -> np.ndarray:
 def _draw_globe(axes: Any, eye: np.ndarray) -> None:
     """A translucent ball: its outline, and a net of meridians and parallels."""
     from matplotlib.colors import to_rgba
-    from mpl_toolkits.mplot3d.art3d import Line3DCollection, Poly3DCollection
+    from mpl_toolkits.mplot3d.art3d import Poly3DCollection
 
     turn = np.linspace(0, 2 * np.pi, 121)
     across = np.cross(eye, [0.0, 0.0, 1.0] if abs(eye[2]) < 0.9 else [1.0, 0.0, 0.0])
@@ -135,8 +117,7 @@ def _draw_globe(axes: Any, eye: np.ndarray) -> None:
     for is_front, opacity, order in ((False, 0.13, 1), (True, 0.4, 4)):
         pieces = [p for curve in _net() for p in _seen(curve, eye, is_front)]
         shade = to_rgba(style.GREY, opacity)
-        net = Line3DCollection(pieces, colors=shade, linewidths=0.45, zorder=order)
-        axes.add_collection(net, autolim=False)
+        add_lines(axes, pieces, colors=shade, linewidths=0.45, zorder=order)
 
 
 def _net() -> list[np.ndarray]:
@@ -164,23 +145,6 @@ def _seen(curve: np.ndarray, eye: np.ndarray, is_front: bool) -> list[np.ndarray
     return [curve[part[0] : part[-1] + 2] for part in parts if mine[part[0]]]
 
 
-def _draw_discs(
-    strip: Strip, index: int, colours: np.ndarray, eye: np.ndarray, axes: Any
-) -> None:
-    points, areas = strip.points[index], disc_areas(strip.weights, 34.0)
-    is_front = points @ eye >= 0
-    for mine, opacity, order in ((~is_front, HIDDEN, 2.5), (is_front, 1.0, 6)):
-        axes.scatter(
-            *points[mine].T,
-            s=areas[mine],
-            c=colours[mine],
-            alpha=opacity,
-            zorder=order,
-            linewidths=0,
-            depthshade=False,
-        )
-
-
 def draw_sphere_density(cloud: TokenCloud, axes: Any, *, cells: int = 72) -> Any:
     """Draw the density of tokens on the unit sphere, relative to the uniform law.
 
@@ -194,16 +158,16 @@ def draw_sphere_density(cloud: TokenCloud, axes: Any, *, cells: int = 72) -> Any
     """
     from matplotlib.colors import LogNorm
 
-    strip = on_sphere(strip_of(cloud), 3)
+    paths = on_sphere(paths_of(cloud), 3)
     cells = as_integer("cells", cells, least=2)
-    x, y, z = strip.points[0].T
+    x, y, z = paths.points[0].T
     longitudes = np.linspace(-np.pi, np.pi, cells + 1)
     heights = np.linspace(-1, 1, cells // 2 + 1)
     masses, _, _ = np.histogram2d(
         np.arctan2(y, x),
         np.clip(z, -1, 1),
         bins=(longitudes, heights),
-        weights=strip.weights,
+        weights=paths.weights,
     )
     density = masses * masses.size
     mesh = axes.pcolormesh(

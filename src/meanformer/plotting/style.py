@@ -96,7 +96,7 @@ def shades(count: int) -> Any:
 
 
 def density_colours() -> Any:
-    """Colours for densities below and above the mean, which is in the middle."""
+    """Colours from dark blue to dark red, with what is in the middle pale."""
     from matplotlib.colors import LinearSegmentedColormap
 
     steps = ("#10203c", BLUE, "#e8e6e1", ORANGE, "#6d1f12")

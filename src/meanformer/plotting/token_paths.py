@@ -12,14 +12,12 @@ from meanformer.errors import InvalidInput, as_integer, check
 from meanformer.flows import Trajectory
 from meanformer.flows.trajectories.interpolation import check_in_range
 from meanformer.measures import TokenCloud
-from meanformer.plotting import style
 
-FAINTEST = 0.05  # opacity at the end of a tail
 ON_THE_SPHERE = 1e-3
 
 
 @dataclasses.dataclass(frozen=True)
-class Strip:
+class TokenPaths:
     """Tokens at several depths, without those of weight zero.
 
     Args:
@@ -64,9 +62,9 @@ class Strip:
         return self.points[max(0, last - length) : last + 1]
 
 
-def strip_of(subject: Any) -> Strip:
+def paths_of(subject: Any) -> TokenPaths:
     """Tokens along depth, from a trajectory, a cloud or an array of points."""
-    if isinstance(subject, Strip):
+    if isinstance(subject, TokenPaths):
         return subject
     if isinstance(subject, Trajectory):
         return _present(subject.depths, subject.points, subject.weights)
@@ -77,11 +75,11 @@ def strip_of(subject: Any) -> Strip:
         points.ndim == 2 and len(points) > 0,
         f"the points have shape {points.shape}; give one row for each token.",
     )
-    return Strip(np.zeros(1), points[None], np.full(len(points), 1 / len(points)))
+    return TokenPaths(np.zeros(1), points[None], np.full(len(points), 1 / len(points)))
 
 
-def resample(subject: Any, depths: Any) -> Strip:
-    """The strip of a trajectory at other depths in its range.
+def resample(subject: Any, depths: Any) -> TokenPaths:
+    """The paths of a trajectory at other depths in its range.
 
     If all saved tokens lie on the unit sphere, those between are put onto it.
     """
@@ -90,8 +88,8 @@ def resample(subject: Any, depths: Any) -> Strip:
     for end in (depths.min(), depths.max()):
         check_in_range(subject.depths, end)
     points = jax.vmap(lambda depth: subject.at(depth).points)(depths)
-    strip = _present(depths, points, subject.weights)
-    return _rounded(strip) if strip_of(subject).is_round else strip
+    paths = _present(depths, points, subject.weights)
+    return _rounded(paths) if paths_of(subject).is_round else paths
 
 
 def check_trajectory(subject: Any) -> None:
@@ -116,63 +114,35 @@ def choose_coordinates(trajectory: Trajectory, places: Sequence[int]) -> Traject
         "once.",
     )
     chosen = np.asarray(places, int)
-    return Trajectory(
-        trajectory.depths,
-        trajectory.points[..., chosen],
-        trajectory.velocities[..., chosen],
-        trajectory.weights,
-        trajectory.positions,
-        None,
-        trajectory.status,
-        trajectory.accepted_steps,
-        trajectory.rejected_steps,
+    return dataclasses.replace(
+        trajectory,
+        points=trajectory.points[..., chosen],
+        velocities=trajectory.velocities[..., chosen],
+        probes=None,
+        flow=None,
     )
 
 
-def _present(depths: Any, points: Any, weights: Any) -> Strip:
+def _present(depths: Any, points: Any, weights: Any) -> TokenPaths:
     weights = np.asarray(weights)
     is_there = weights > 0
-    return Strip(np.asarray(depths), np.asarray(points)[:, is_there], weights[is_there])
+    return TokenPaths(
+        np.asarray(depths), np.asarray(points)[:, is_there], weights[is_there]
+    )
 
 
-def _rounded(strip: Strip) -> Strip:
+def _rounded(paths: TokenPaths) -> TokenPaths:
     """Tokens moved to the unit sphere along their directions."""
-    norms = np.linalg.norm(strip.points, axis=2, keepdims=True)
-    points = strip.points / np.where(norms > 0, norms, 1)
-    return Strip(strip.depths, points, strip.weights)
+    norms = np.linalg.norm(paths.points, axis=2, keepdims=True)
+    points = paths.points / np.where(norms > 0, norms, 1)
+    return TokenPaths(paths.depths, points, paths.weights)
 
 
-def check_dimension(strip: Strip, *allowed: int) -> None:
+def check_dimension(paths: TokenPaths, *allowed: int) -> None:
     """Raise unless the tokens have one of these dimensions."""
     listed = " or ".join(map(str, allowed))
     check(
-        strip.dimension in allowed,
-        f"the tokens have dimension {strip.dimension}; this figure is of dimension "
+        paths.dimension in allowed,
+        f"the tokens have dimension {paths.dimension}; this figure is of dimension "
         f"{listed}.",
     )
-
-
-def disc_areas(weights: np.ndarray, largest: float = 60.0) -> np.ndarray:
-    """Areas of discs in proportion to masses."""
-    return largest * weights / weights.max()
-
-
-def fading_pieces(tails: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Segments of tails `(s, n, d)`, and how young each is, from zero to one."""
-    stages, count, dimension = tails.shape
-    pieces = np.stack([tails[:-1], tails[1:]], axis=2).reshape(-1, 2, dimension)
-    youth = np.arange(1, stages) / max(stages - 1, 1)
-    return pieces, np.repeat(youth, count)
-
-
-def faded(colours: Any, youth: np.ndarray, opacity: Any = 1.0) -> np.ndarray:
-    """A colour for each segment of a tail, the fainter the older it is."""
-    shades = np.empty((len(youth), 4))
-    shades[:, :3] = colours
-    shades[:, 3] = opacity * (FAINTEST + (1 - FAINTEST) * youth**1.5)
-    return shades
-
-
-def colour_at(strip: Strip, index: int) -> Any:
-    """The colour of a depth, from blue at the first to gold at the last."""
-    return style.depth_colours()(strip.share(index))
