@@ -57,10 +57,10 @@ def count_modes(
     of bandwidth $\beta^{-1/2}$. A mode needs $f'' \le 0$, hence a token within one
     bandwidth (on the circle within the angle $a$ with $\beta\sin^2 a = \cos a$); so
     only cells around tokens are looked at, and between them $f$ is convex. On each
-    cell $f'$ is a polynomial up to a bounded error, and the coefficients in Bernstein's
-    basis prove how often it changes its sign: the count does not depend on a grid, nor
-    on the order of tokens or how one is split. On the line it never exceeds the number
-    of tokens and never decreases with $\beta$ (a theorem for Gaussians on the line).
+    cell $f'$ is a polynomial up to a bounded error, and cells are halved until its
+    coefficients prove how often it changes its sign: the count does not depend on a
+    grid, nor on the order of tokens or how one is split. On the line it never exceeds
+    the number of tokens and never decreases with $\beta$ (a theorem for Gaussians).
 
     Args:
         cloud: the tokens, of dimension one, or unit vectors of the plane on `Sphere()`;

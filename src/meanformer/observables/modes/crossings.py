@@ -5,14 +5,13 @@ from typing import NamedTuple
 import numpy as np
 
 from meanformer.errors import check
-from meanformer.observables.modes.bernstein import Cells, Leaves, from_powers, isolate
 from meanformer.observables.modes.kernels import AbstractBump
 
 _EPSILON = float(np.finfo(np.float64).eps)
-_DEGREE = 22
-_HALF_WIDTH = 0.5  # of a cell, in units of the bump
-_CAUCHY = 10.0  # radius, in half widths, where the tails of series are bounded
-_FINEST = 10  # halvings of cells on which the series says too little
+_DEGREE = 8
+_HALF_WIDTH = 0.4  # of a cell, in units of the bump
+_CAUCHY = 1.2  # radius, in units of the bump, where the tails of series are bounded
+_DEEPEST = 45  # halvings of a cell after which what is left is undecided
 _LOSS = 10.0  # of digits to the width of a cell, beyond which it is halved
 _COARSEST = 0.1  # rounding of places, in units of the bump
 _PAIRS = 60_000  # of cells and tokens at a time
@@ -59,6 +58,34 @@ def sites_of(places: np.ndarray, weights: np.ndarray, bump: AbstractBump) -> Sit
         around = np.append(around, np.inf)
     ratio = np.log(masses.sum() / masses.min())
     return Sites(places, np.log(masses / masses.max()), bump, around, float(ratio))
+
+
+class Leaves(NamedTuple):
+    """Intervals on which the behaviour of a function is known, in order.
+
+    Attributes:
+        low: left ends.
+        high: right ends.
+        sign: the sign all over it, zero if it changes or is not known.
+        trend: 1 if the function increases all over it, -1 if it decreases, else 0.
+        ends: signs at the two ends, zero where they are not known.
+    """
+
+    low: np.ndarray
+    high: np.ndarray
+    sign: np.ndarray
+    trend: np.ndarray
+    ends: np.ndarray
+
+    def chosen(self, where: np.ndarray) -> "Leaves":
+        """Some of the leaves."""
+        return Leaves(*(part[where] for part in self))
+
+    def joined(self, *others: "Leaves") -> "Leaves":
+        """These and others, from left to right."""
+        parts = zip(self, *others, strict=True)
+        whole = Leaves(*(np.concatenate(part) for part in parts))
+        return whole.chosen(np.argsort(whole.low, kind="stable"))
 
 
 class Crossings(NamedTuple):
@@ -131,28 +158,19 @@ def _stretches(sites: Sites) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _leaves(sites: Sites, low: np.ndarray, high: np.ndarray) -> Leaves:
-    """Cut the stretches into cells, and those finer where a series says too little.
-
-    That happens next to a light token on which heavy ones far away weigh more: they
-    make the sum grow by large factors along a cell.
-    """
+    """Cut the stretches until each cell has one sign, one trend, or only rounding."""
     low, high = _cut(sites, low, high)
     found = []
-    for halvings in range(_FINEST + 1):
-        cells, is_coarse = _cells(sites, low, high)
-        leaves = isolate(cells)
-        owner = np.searchsorted(low, leaves.low, side="right") - 1
-        is_open = (leaves.sign == 0) & (leaves.trend == 0)
-        is_coarse &= np.bincount(owner, is_open, len(low)) > 0
-        if halvings == _FINEST:
-            is_coarse[:] = False
-        found.append(leaves.chosen(~is_coarse[owner]))
-        if not is_coarse.any():
+    for halvings in range(_DEEPEST + 1):
+        leaves, is_open = _known(sites, low, high)
+        if halvings == _DEEPEST:
+            is_open[:] = False
+        found.append(leaves.chosen(~is_open))
+        low, high = low[is_open], high[is_open]
+        if len(low) == 0:
             break
-        low, high = low[is_coarse], high[is_coarse]
         middle = 0.5 * (low + high)
-        low = np.stack([low, middle], axis=1).ravel()
-        high = np.stack([middle, high], axis=1).ravel()
+        low, high = np.append(low, middle), np.append(middle, high)
     return found[0].joined(*found[1:])
 
 
@@ -171,8 +189,35 @@ def _cut(
     return left, right
 
 
-def _cells(sites: Sites, low: np.ndarray, high: np.ndarray) -> tuple[Cells, np.ndarray]:
-    """A polynomial on each cell, and whether narrower cells would tell much more."""
+def _known(
+    sites: Sites, low: np.ndarray, high: np.ndarray
+) -> tuple[Leaves, np.ndarray]:
+    """What series prove on each cell, and which cells to halve."""
+    rows, errors, least = _series(sites, low, high)
+    # What the other terms, and those of the derivative, can add up to at most.
+    sizes, powers = np.abs(rows), np.arange(_DEGREE + 1)
+    rest = sizes[:, 1:].sum(axis=1) + errors
+    bend = sizes[:, 2:] @ powers[2:] + _DEGREE * errors
+    ends = np.stack([rows @ (-1.0) ** powers, rows.sum(axis=1)], axis=1)
+    sign, trend = _certain(rows[:, 0], rest), _certain(rows[:, 1], bend)
+    leaves = Leaves(low, high, sign, trend, _certain(ends, errors[:, None]))
+    # Where all is rounding, and narrower cells would tell no more.
+    is_noise = (sizes.sum(axis=1) <= 4 * errors) & (errors <= _LOSS * least)
+    return leaves, (sign == 0) & (trend == 0) & ~is_noise
+
+
+def _certain(values: np.ndarray, errors: np.ndarray) -> np.ndarray:
+    """Signs of values that exceed their errors; zero for others."""
+    return np.where(np.abs(values) > errors, np.sign(values), 0).astype(np.int64)
+
+
+def _series(
+    sites: Sites, low: np.ndarray, high: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Coefficients of the derivative in half widths of each cell, and their errors.
+
+    Also the errors that the narrowest cells would have.
+    """
     unit = sites.bump.unit
     centres = 0.5 * (low + high)
     # Ends are rounded: neighbours overlap by that much.
@@ -197,8 +242,7 @@ def _cells(sites: Sites, low: np.ndarray, high: np.ndarray) -> tuple[Cells, np.n
             sites.bump, gaps, exponents, rounding, radii[index][cell], starts
         )
     powers = np.arange(_DEGREE + 1)
-    rows *= (powers + 1) * radii[:, None] ** powers
-    return Cells(low, high, from_powers(rows), errors), errors > _LOSS * least
+    return rows * (powers + 1) * radii[:, None] ** powers, errors, least
 
 
 def _errors(
@@ -215,10 +259,11 @@ def _errors(
     majorant at a radius, over the power $k$ of the radius.
     """
     log_near, slope = bump.majorant(gaps, radii)
-    log_far, far_slope = bump.majorant(gaps, _CAUCHY * radii)
+    log_far, far_slope = bump.majorant(gaps, np.full_like(radii, _CAUCHY))
     sizes = _EPSILON * rounding * slope
     # The same bound, over the degree, for the derivative of the tail.
-    tail = (_DEGREE + 1) / _DEGREE / _CAUCHY ** (_DEGREE + 1) / (1 - 1 / _CAUCHY) ** 2
+    ratio = radii / _CAUCHY
+    tail = (_DEGREE + 1) / _DEGREE * ratio ** (_DEGREE + 1) / (1 - ratio) ** 2
     every = sizes * np.exp(log_near - exponents)
     every += tail * far_slope * np.exp(log_far - exponents)
     least = np.add.reduceat(sizes * np.exp(-exponents), starts)
