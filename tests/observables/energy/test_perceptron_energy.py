@@ -31,7 +31,7 @@ from meanformer.observables import (
     perceptron_flow,
     stationary_report,
 )
-from meanformer.observables.linearised.growth import linearised
+from meanformer.observables.linearised.rates import linearised
 from meanformer.observables.linearised.velocity_terms import tangent_basis
 
 ROWS = np.array([[1.0, 0.2, -0.3], [0.1, -0.8, 0.5], [0.4, 0.4, 1.1]])

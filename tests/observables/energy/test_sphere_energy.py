@@ -30,7 +30,7 @@ from meanformer.observables import (
     perturbed,
     stationary_report,
 )
-from meanformer.observables.linearised.growth import linearised, tangent_basis
+from meanformer.observables.linearised.rates import linearised, tangent_basis
 
 TOKENS = TokenCloud([[1, 0, 0], [0, 1, 0], [0, 0, 1], [0.6, 0.8, 0]])
 ZERO = jnp.zeros(())

@@ -28,8 +28,8 @@ from meanformer.observables.critical.newton import (
     described,
     moved,
 )
-from meanformer.observables.critical.scaled import rates_of
 from meanformer.observables.energy.sphere import checked_map
+from meanformer.observables.linearised.rates import rates_of
 from meanformer.observables.linearised.velocity_terms import tangent_basis
 from meanformer.typing import ArrayLike, Key
 

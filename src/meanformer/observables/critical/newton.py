@@ -16,16 +16,15 @@ from meanformer.errors import (
 from meanformer.flows import Flow
 from meanformer.geometry import AbstractSpace, Euclidean, Sphere
 from meanformer.measures import TokenCloud
-from meanformer.observables.critical.scaled import (
-    Rates,
+from meanformer.observables.energy.energies import energy
+from meanformer.observables.energy.sphere import check_fits, checked_map, present
+from meanformer.observables.energy.structure import is_gradient_flow, terms_of
+from meanformer.observables.linearised.rates import (
     Scaled,
     rates_of,
     scaled,
     splitting_rates,
 )
-from meanformer.observables.energy.energies import energy
-from meanformer.observables.energy.sphere import check_fits, checked_map, present
-from meanformer.observables.energy.structure import is_gradient_flow, terms_of
 from meanformer.observables.linearised.symmetry import rotations
 from meanformer.observables.linearised.velocity_terms import kinks_of, tangent_basis
 
@@ -234,14 +233,14 @@ def described(
     distance = float(jnp.max(flow.space.distance(start.points, atoms.points)))
     rates = rates_of(flow, layer, atoms)
     free, kinks = rotations(layer, atoms), kinks_of(terms_of(layer), atoms)
-    index, nullity = _counts(rates)
+    index, nullity = rates.counts(rates.resolution)
     both = (index, index)
     if kinks and is_converged:
-        sides = [_counts(rates_of(flow, layer, atoms, side=side)) for side in (-1, 1)]
+        ends = [rates_of(flow, layer, atoms, side=side) for side in (-1, 1)]
+        sides = [found.counts(found.resolution) for found in ends]
         both = sides[0][0], sides[1][0]
         nullity = max(nullity, sides[0][1], sides[1][1])
     is_open = nullity > free or both[0] != both[1]
-    direction = _direction(flow, atoms, rates)
     return CriticalPoint(
         atoms,
         is_converged,
@@ -254,18 +253,13 @@ def described(
         free,
         jnp.asarray(rates.values, dtype),
         rates.log_unit,
-        jnp.asarray(direction, dtype),
+        jnp.asarray(rates.direction(flow.space, atoms), dtype),
         jnp.asarray(splitting_rates(flow, layer, atoms), dtype),
         kinks,
         distance,
         float(np.abs(state.velocity).max(initial=0)),
         steps,
     )
-
-
-def _counts(rates: Rates) -> tuple[int, int]:
-    index = int(np.sum(rates.values > rates.resolution))
-    return index, int(np.sum(np.abs(rates.values) <= rates.resolution))
 
 
 def _kind(
@@ -293,15 +287,3 @@ def _energy(layer: AbstractInContextMap, atoms: TokenCloud) -> float | None:
         return float(energy(layer, atoms))
     except (InvalidInput, Overflow):
         return None
-
-
-def _direction(flow: Flow, atoms: TokenCloud, rates: Rates) -> np.ndarray:
-    """Return the fastest motion of the atoms, the longest vector of length one."""
-    basis = tangent_basis(flow.space, np.asarray(atoms.points, np.float64))
-    if rates.columns.size == 0:
-        return np.zeros(atoms.points.shape)
-    logs = -rates.log_masses / 2
-    column = rates.columns[:, 0].reshape(len(basis), -1)
-    column = column * np.exp(logs - logs.max())[:, None]
-    vectors = np.einsum("nda,na->nd", basis, column)
-    return vectors / max(np.linalg.norm(vectors, axis=1).max(), 1e-300)

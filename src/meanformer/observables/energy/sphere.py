@@ -33,9 +33,12 @@ from meanformer.numerics.multiples import agree
 from meanformer.observables.energy.energies import check_sum, log_kernel_mass
 from meanformer.observables.energy.potentials import units_of
 from meanformer.observables.energy.structure import alone, factor_in_sum, terms_of
-from meanformer.observables.linearised.growth import Growth, growth, linearised
+from meanformer.observables.linearised.rates import linearised, rates_of
 from meanformer.observables.linearised.symmetry import rotations
-from meanformer.observables.linearised.velocity_terms import kinks_of
+from meanformer.observables.linearised.velocity_terms import (
+    kinks_of,
+    largest_length,
+)
 from meanformer.typing import ArrayLike, Key
 
 
@@ -153,7 +156,8 @@ def energy_hessian(
     cloud = present(cloud)
     ascent = _ascent(layer)
     log_masses = np.log(np.asarray(cloud.weights, np.float64))
-    matrix = linearised(Flow(ascent, space=space), ascent, cloud, log_masses).matrix
+    found = linearised(Flow(ascent, space=space), ascent, cloud, log_masses)
+    matrix = found.matrix * _unit(cloud, found.log_unit, found.matrix)
     return jnp.asarray((matrix + matrix.T) / 2, cloud.points.dtype)
 
 
@@ -221,36 +225,46 @@ def stationary_report(
     check_fits(layer, cloud)
     flow.space.check(cloud.points)
     kept, tokens = _indices(cloud), present(cloud)
-    found = growth(flow, layer, tokens)
+    found = rates_of(flow, layer, tokens)
+    unit = _unit(tokens, found.log_unit, np.append(found.values, found.size))
+    speed = unit * found.speed
+    vectors = layer(tokens, tokens.points, positions=tokens.positions)
     empty, still = jnp.zeros(0, cloud.points.dtype), jnp.zeros_like(cloud.points)
-    if found.speed > given * found.size:
-        verdict = f"not stationary: a token moves with speed {found.speed:.6g}"
-        return StationaryReport(verdict, False, found.speed, None, None, empty, still)
-    index, nullity = _counts(found)
+    if speed > given * max(largest_length(vectors), unit * found.size):
+        verdict = f"not stationary: a token moves with speed {speed:.6g}"
+        return StationaryReport(verdict, False, speed, None, None, empty, still)
+    index, nullity = found.counts(found.resolution + found.drift)
     verdict, is_decided = _verdict(index, nullity - rotations(layer, tokens))
     if is_decided and kinks_of(terms_of(layer), tokens):
-        sides = [_counts(growth(flow, layer, tokens, side=side)) for side in (-1, 1)]
-        if sides[0][0] != sides[1][0]:
+        ends = [rates_of(flow, layer, tokens, side=side) for side in (-1, 1)]
+        sides = [one.counts(one.resolution + one.drift)[0] for one in ends]
+        if sides[0] != sides[1]:
             is_decided = False
             verdict = (
                 "undecided: a token sits on a kink of a perceptron, index "
-                f"{sides[0][0]} to {sides[1][0]}"
+                f"{sides[0]} to {sides[1]}"
             )
+    direction = found.direction(flow.space, tokens)
     return StationaryReport(
         verdict,
         True,
-        found.speed,
+        speed,
         index if is_decided else None,
         nullity,
-        jnp.asarray(found.rates, cloud.points.dtype),
-        still.at[kept].set(jnp.asarray(found.direction, still.dtype)),
+        jnp.asarray(unit * found.values, cloud.points.dtype),
+        still.at[kept].set(jnp.asarray(direction, still.dtype)),
     )
 
 
-def _counts(found: Growth) -> tuple[int, int]:
-    """Return how many rates are positive, and how many have no sign."""
-    index = int(np.sum(found.rates > found.resolution))
-    return index, int(np.sum(np.abs(found.rates) <= found.resolution))
+def _unit(cloud: TokenCloud, log_unit: float, found: np.ndarray) -> float:
+    """Return the unit of what was found, or raise if this would overflow."""
+    log_largest = log_unit + float(np.log(max(np.abs(found).max(initial=0), 1e-300)))
+    if log_largest > float(np.log(float(jnp.finfo(cloud.points.dtype).max))):
+        raise Overflow(
+            f"rates of growth overflow: their logarithm is about {log_largest:.6g}; "
+            "lower beta, or give Unnormalised a shift."
+        )
+    return float(np.exp(log_unit))
 
 
 def _verdict(index: int, unknown: int) -> tuple[str, bool]:

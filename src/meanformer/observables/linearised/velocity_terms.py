@@ -21,7 +21,6 @@ from meanformer.attention import (
     Unnormalised,
 )
 from meanformer.attention.pointwise import AbstractPointwise
-from meanformer.errors import Overflow
 from meanformer.geometry import AbstractSpace, Euclidean, Sphere
 from meanformer.measures import TokenCloud
 from meanformer.observables.energy.potentials import kink_sides
@@ -30,18 +29,10 @@ STEP = 1e-6  # how far to its side the slope is read
 
 
 class Part(NamedTuple):
-    """What one term of a map does, in a basis of the tangent spaces.
-
-    `size` is that of the vectors before projection; `rounding` says how far entries of
-    the matrix may be off, in units of the relative rounding of the points, and
-    `steepness` by how much of their speed, where tokens move.
-    """
+    """Velocities of one term of a map and their derivative, in tangent bases."""
 
     velocity: np.ndarray
     matrix: np.ndarray
-    size: float
-    rounding: float
-    steepness: float
 
 
 def has_parts(space: AbstractSpace, terms: tuple[AbstractInContextMap, ...]) -> bool:
@@ -61,42 +52,29 @@ def is_plain(layer: AbstractInContextMap) -> bool:
 def attention_part(
     layer: Softmax | Unnormalised,
     cloud: TokenCloud,
-    log_masses: np.ndarray,
+    log_rows: np.ndarray,
     *,
     is_exact: bool,
-    log_rows: np.ndarray | None = None,
 ) -> Part:
     """Linearise attention on the sphere, with the pull of a token on itself apart.
 
-    Without `is_exact` the derivative of the normalisation of softmax is left out; it is
-    of the order of the velocity. Rows may be divided by given exponentials.
+    Rows are divided by given exponentials. Without `is_exact` the derivative of the
+    normalisation of softmax is left out; it is of the order of the velocity.
     """
     points = unit_rows(cloud)
     pairs = Pairs.of(layer, points)
-    logs = log_shares(layer, cloud)
-    if log_rows is not None:
-        logs = logs - log_rows[:, None]
-        np.fill_diagonal(logs, logs.diagonal() if pairs.own.any() else -np.inf)
-    scores = points @ pairs.score.T @ points.T
-    # What the exponentials are multiplied with must have a place too.
-    factor = points.size * (1 + np.abs(scores).max()) * (1 + np.abs(pairs.value).max())
-    ceiling = float(np.log(float(jnp.finfo(cloud.points.dtype).max)) - np.log(factor))
-    shares = _exponential(logs, ceiling)
+    logs = log_shares(layer, cloud) - log_rows[:, None]
+    if not pairs.own.any():
+        np.fill_diagonal(logs, -np.inf)
+    shares = np.exp(logs)
     pulls = pairs.pulls()
     velocity = np.einsum("ij,ija->ia", shares, pulls)
-    linked = _exponential(logs + halves(log_masses), ceiling)
-    blocks = pairs.blocks(pulls) * linked[:, None, :, None]
+    blocks = pairs.blocks(pulls) * shares[:, None, :, None]
     every = np.arange(len(points))
     blocks[every, :, every, :] = pairs.own_blocks(pulls, shares)
     if is_exact and isinstance(layer, Softmax):
-        blocks -= pairs.normalisation(velocity, layer, cloud, log_masses)
-    matrix = flat(blocks)
-    scale = norm(matrix)
-    if pairs.own.any():
-        scale = scale + shares.diagonal().max() * np.abs(pairs.value).max()
-    steepness = 10 * (1 + np.abs(scores).max())
-    size = largest_length(shares @ points @ pairs.value.T)
-    return Part(velocity, matrix, size, float(steepness * scale), float(steepness))
+        blocks -= pairs.normalisation(velocity, layer, cloud)
+    return Part(velocity, flat(blocks))
 
 
 def pointwise_part(
@@ -118,12 +96,10 @@ def pointwise_part(
     count, width = len(points), basis.shape[2]
     matrix = np.zeros((count, width, count, width))
     matrix[np.arange(count), :, np.arange(count), :] = blocks
-    size = largest_length(vectors)
     velocity = np.einsum("ida,id->ia", basis, vectors)
     if isinstance(layer, Perceptron):
         velocity, matrix = (_without_noise(layer, part) for part in (velocity, matrix))
-    rounding = 10 * (norm(blocks.reshape(-1, width)) / max(count, 1) + size)
-    return Part(velocity, flat(matrix), size, float(rounding), 10.0)
+    return Part(velocity, flat(matrix))
 
 
 class Pairs(NamedTuple):
@@ -182,16 +158,11 @@ class Pairs(NamedTuple):
         )
 
     def normalisation(
-        self,
-        velocity: np.ndarray,
-        layer: Softmax,
-        cloud: TokenCloud,
-        log_masses: np.ndarray,
+        self, velocity: np.ndarray, layer: Softmax, cloud: TokenCloud
     ) -> np.ndarray:
         """Return velocities times the derivatives of the logarithms of the masses."""
         shares = np.exp(log_shares(layer, cloud))
-        linked = shares * np.exp(np.minimum(halves(log_masses), 700))
-        changes = linked[:, :, None] * self.slopes()
+        changes = shares[:, :, None] * self.slopes()
         every = np.arange(len(self.points))
         changes[every, every] = np.einsum("ij,ijb->ib", shares, self.own_slopes())
         return velocity[:, :, None, None] * changes[:, None]
@@ -354,12 +325,3 @@ def _jumps(layer: Perceptron, points: np.ndarray, side: int) -> np.ndarray:
 def _unit_slopes(layer: Perceptron, arguments: np.ndarray) -> np.ndarray:
     typed = jnp.asarray(arguments, layer.weights_in.dtype)
     return np.asarray(_activated(layer.activation, typed)[1], np.float64)
-
-
-def _exponential(logs: np.ndarray, ceiling: float) -> np.ndarray:
-    if logs.max() > ceiling:
-        raise Overflow(
-            f"rates of growth overflow: their logarithm is about {logs.max():.6g}; "
-            "lower beta, or give Unnormalised a shift."
-        )
-    return np.exp(logs)
