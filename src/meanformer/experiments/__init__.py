@@ -30,6 +30,7 @@ from meanformer.experiments.framework.registry import find as find
 from meanformer.experiments.framework.settings import Movies as Movies
 from meanformer.experiments.framework.settings import movie_setting as movie_setting
 from meanformer.experiments.framework.settings import setting as setting
+from meanformer.experiments.helpers.dense import by_scipy as by_scipy
 from meanformer.experiments.helpers.dense import dense_flow as dense_flow
 from meanformer.experiments.helpers.dense import (
     dense_rescaled_flow as dense_rescaled_flow,

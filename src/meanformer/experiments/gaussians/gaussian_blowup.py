@@ -22,7 +22,7 @@ import meanformer as mf
 import meanformer.experiments as lab
 from meanformer.gaussian import centred
 from meanformer.gaussian.without_warnings import quiet_solve
-from meanformer.plotting import draw_eigenvalues, draw_slope, style
+from meanformer.plotting import draw_eigenvalues, draw_slope, mark_values, style
 
 COVARIANCE = np.array([[1.0, 0.3], [0.3, 0.6]])
 EXPLICIT_SCORE = np.array([[1.0, 0.3], [0.0, -0.5]])
@@ -144,7 +144,7 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
         name: line_path(kind, parameters.depth)
         for name, kind in progress.over(KINDS.items(), 0.3)
     }
-    rates = [late_rate(kind) for kind in (mf.L2, mf.Sinkhorn)]
+    late = [line_path(kind, 12.0) for kind in (mf.L2, mf.Sinkhorn)]
     ratios = {
         kind: [
             trace_ratios(kind, case, parameters.horizon)
@@ -155,6 +155,7 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
     cases = [(POSITIVE_SCORE, POSITIVE_VALUE, COVARIANCE), *positive_cases(parameters)]
     times = np.array([positive, *bounded])
     low, high = np.array([bounds(*case) for case in cases]).T
+    over_bound = lab.closed_form("measured depth over the bound")
     return lab.Outcome(
         findings=[
             EXPLICIT.close_to(
@@ -164,20 +165,11 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
                 source=lab.closed_form("the generalised eigenvalue, by SciPy"),
             ),
             explicit_finding(explicit),
-            LOWER.at_least(
-                times / low,
-                1.0,
-                source=lab.closed_form("measured depth over the bound"),
-            ),
-            UPPER.at_most(
-                times / high,
-                1.0,
-                source=lab.closed_form("measured depth over the bound"),
-            ),
-            clocks_finding(line),
-            means_finding(line),
+            LOWER.at_least(times / low, 1.0, source=over_bound),
+            UPPER.at_most(times / high, 1.0, source=over_bound),
+            *line_findings(line),
             GROWTH.close_to(
-                rates,
+                [2 * float(path.slopes[-1, 0, 0]) for path in late],
                 [2 * LINE["value"] * LINE["query"] / LINE["key"], 2 * LINE["value"]],
                 tolerance=1e-4,
                 source=lab.closed_form(
@@ -223,8 +215,7 @@ def explicit_time() -> float:
 
 def approached(layer, blow_up: float) -> mf.flows.GaussianTrajectory:
     """The flow into its blow-up, saved ever closer to it; the last depth is found."""
-    depths = np.append(blow_up * (1 - LEFT), 2 * blow_up)
-    return blown_up(layer, COVARIANCE, depths)
+    return blown_up(layer, COVARIANCE, np.append(blow_up * (1 - LEFT), 2 * blow_up))
 
 
 def found_depth(layer, spread: np.ndarray) -> float:
@@ -291,9 +282,9 @@ def bounds(score, value, spread) -> tuple[float, float]:
 def line_path(kind, depth: float) -> mf.flows.GaussianTrajectory:
     """The flow in one dimension."""
     query, key, value = (jnp.array([[LINE[n]]]) for n in ("query", "key", "value"))
-    layer = kind(query, key, value, beta=LINE["beta"])
+    flow = mf.Flow(kind(query, key, value, beta=LINE["beta"]))
     mu = mf.Gaussian(jnp.array([START["mean"]]), jnp.array([[START["variance"]]]))
-    return mf.solve(mf.Flow(layer), mu, depth, rtol=1e-12, atol=1e-13)
+    return mf.solve(flow, mu, depth, rtol=1e-12, atol=1e-13)
 
 
 def clock_and_rate(name: str, variance, mean=0.0):
@@ -319,50 +310,30 @@ def numbers(
     return np.asarray(path.depths), means, variances[:, 0, 0]
 
 
-def clocks_finding(line: dict[str, mf.flows.GaussianTrajectory]):
-    """The clocks at the saved depths against straight lines."""
-    found, expected = [], []
+def line_findings(line: dict[str, mf.flows.GaussianTrajectory]):
+    """Clocks and means at the saved depths against the integrated equations."""
+    score, value, start = LINE["key"] * LINE["query"], LINE["value"], START["variance"]
+    clocks, lines, found, expected = [], [], [], []
     for name, path in line.items():
         depths, means, variances = numbers(path)
         clock, rate = clock_and_rate(name, variances, means)
-        found.append(clock)
-        start, _ = clock_and_rate(name, START["variance"], START["mean"])
-        expected.append(start + rate * depths)
-    return LINE_CLOCKS.close_to(
-        found,
-        expected,
-        tolerance=1e-9,
-        source=lab.closed_form("the integrated equations"),
-    )
-
-
-def means_finding(line: dict[str, mf.flows.GaussianTrajectory]):
-    """The means at the saved depths against their closed forms."""
-    score, value, start = LINE["key"] * LINE["query"], LINE["value"], START["variance"]
-    found, expected = [], []
-    for name, path in line.items():
-        depths, means, variances = numbers(path)
+        clocks.append(clock)
+        lines.append(clock_and_rate(name, start, START["mean"])[0] + rate * depths)
         spread = np.sqrt(variances / start)
+        eased = (1 / start - 1 / variances) / (4 * LINE["beta"] * score)
         growth = {
             "softmax": np.exp(value * depths) * spread,
-            "L2": np.exp((1 / start - 1 / variances) / (4 * LINE["beta"] * score))
-            * spread,
+            "L2": np.exp(eased) * spread,
             "Sinkhorn": np.exp(value * depths),
             "linear": spread,
         }
         found.append(means)
         expected.append(START["mean"] * growth[name])
-    return LINE_MEANS.close_to(
-        found,
-        expected,
-        tolerance=1e-9,
-        source=lab.closed_form("the integrated equations"),
+    source = lab.closed_form("the integrated equations")
+    return (
+        LINE_CLOCKS.close_to(clocks, lines, tolerance=1e-9, source=source),
+        LINE_MEANS.close_to(found, expected, tolerance=1e-9, source=source),
     )
-
-
-def late_rate(kind) -> float:
-    """The rate at which the variance grows at a large depth, in one dimension."""
-    return 2 * float(line_path(kind, 12.0).slopes[-1, 0, 0])
 
 
 def singular_finding(path: mf.flows.GaussianTrajectory):
@@ -418,10 +389,9 @@ def bound_finding(claim: lab.Claim, ratios: list[np.ndarray]):
 
 def times_table(times: np.ndarray, low: np.ndarray, high: np.ndarray) -> lab.Table:
     """Blow-ups with both bounds: one fixed case and a few random ones."""
-    rows = [list(row) for row in zip(low, times, high, strict=True)][:6]
     return lab.Table(
         ["lower bound", "blow-up $t^*$", "upper bound"],
-        rows,
+        np.stack([low, times, high], axis=1)[:6].tolist(),
         "Softmax attention with $V$ and $A_s$ positive definite: the first case is "
         r"$V = \left(\begin{smallmatrix}2 & 0.5\\ 0.5 & 1\end{smallmatrix}\right)$, "
         r"$A = \left(\begin{smallmatrix}1 & 0.4\\ -0.6 & 0.5\end{smallmatrix}\right)$, "
@@ -433,55 +403,33 @@ def draw_blow_ups(explicit, singular) -> lab.Picture:
     """Traces up to the blow-up, and eigenvalues against the depth that is left."""
     figure, (left, right) = style.canvas(2)
     runs = {
-        "softmax, $V = I$": (explicit, explicit_time(), style.BLUE),
-        "L2, $K$ of rank one": (singular, 5.0, style.ORANGE),
+        "softmax, $V = I$": (explicit, explicit_time(), style.BLUE, -1),
+        "L2, $K$ of rank one": (singular, 5.0, style.ORANGE, -2),
     }
-    for label, (path, blow_up, colour) in runs.items():
-        depths = np.asarray(path.depths)[1 : len(LEFT)]
-        traces = np.asarray(path.statistics["trace"])[1 : len(LEFT)]
-        left.plot(depths, traces, "o-", markersize=2.5, color=colour, label=label)
+    for label, (path, blow_up, colour, power) in runs.items():
+        depths, statistics = np.asarray(path.depths), path.statistics
+        traces = np.asarray(statistics["trace"])[: len(LEFT)]
+        left.plot(depths[1 : len(LEFT)], traces[1:], "o-", markersize=2.5, color=colour)
         left.axvline(blow_up, color=colour, linestyle=":", linewidth=1)
-        values = np.asarray(path.statistics["eigenvalues"])[: len(LEFT)]
-        draw_eigenvalues(
-            blow_up * LEFT, values, right, label=label, color=colour, slope=None
+        values, rest = (
+            np.asarray(statistics["eigenvalues"])[: len(LEFT)],
+            blow_up * LEFT,
         )
-    for kind, colour in ((mf.L2, style.GREEN), (mf.Sinkhorn, style.ROSE)):
-        depths, traces = global_traces(kind)
-        label = f"{kind.__name__}, $K = I$"
-        left.plot(depths, traces, color=colour, label=label)
-    left.set(
-        xscale="log",
-        yscale="log",
-        ylim=(0.9, 1e6),
-        xlabel="depth $t$",
-        ylabel=r"$\mathrm{tr}\,S(t)$",
-        title="traces, up to the blow-up",
-    )
-    left.legend(loc="upper left")
-    largest = np.asarray(explicit.statistics["eigenvalues"])[: len(LEFT), 0]
-    first = explicit_time() * LEFT[1:]
-    draw_slope(first, 2 * largest[-1], -1, right, label="$(t^*-t)^{-1}$")
-    largest = np.asarray(singular.statistics["eigenvalues"])[: len(LEFT), 0]
-    draw_slope(5 * LEFT[1:], 2 * largest[-1], -2, right, label="$(t^*-t)^{-2}$")
-    right.set(xlabel="depth left, $t^* - t$", title="eigenvalues on the way there")
+        draw_eigenvalues(rest, values, right, label=label, color=colour, slope=None)
+        name = f"$(t^*-t)^{{{power}}}$"
+        draw_slope(rest[1:], 2 * values[-1, 0], power, right, label=name)
+    left.set(xscale="log", yscale="log", ylim=(0.9, 1e6))
+    left.set(xlabel="depth $t$", ylabel=r"$\mathrm{tr}\,S(t)$")
+    right.set(xlabel="depth left, $t^* - t$")
     right.invert_xaxis()
     right.legend(loc="upper left")
     return lab.Picture(
         figure,
         "Left: trace of the covariance from the same start; dotted: the depth of the "
-        "blow-up. With $K = I$ neither L2 nor Sinkhorn attention blows up. Right: both "
-        "eigenvalues against the depth that is left; one stays bounded, the other "
-        "grows like $(t^* - t)^{-1}$ under softmax and like $(t^* - t)^{-2}$ under L2 "
-        "attention (dashed).",
+        "blow-up. Right: both eigenvalues against the depth that is left; one stays "
+        "bounded, the other grows like $(t^* - t)^{-1}$ under softmax and like "
+        "$(t^* - t)^{-2}$ under L2 attention (dashed).",
     )
-
-
-def global_traces(kind) -> tuple[np.ndarray, np.ndarray]:
-    """Depths and traces of a flow that exists for ever, with the explicit score."""
-    layer = kind(jnp.asarray(EXPLICIT_SCORE), jnp.eye(2), jnp.eye(2))
-    depths = np.append(0.0, np.geomspace(0.05, 5.0, SAVED - 1))
-    path = mf.solve(mf.Flow(layer), centred(COVARIANCE), 5.0, save=depths, rtol=1e-8)
-    return depths[1:], np.asarray(path.statistics["trace"])[1:]
 
 
 def draw_line(line, ratios, parameters: Parameters) -> lab.Picture:
@@ -492,30 +440,26 @@ def draw_line(line, ratios, parameters: Parameters) -> lab.Picture:
         left.plot(depths, variances, "o", color=colour, label=name)
         fine = np.linspace(START["variance"], variances.max(), 100)
         # Only the clock of linear attention needs the mean, which goes with the root.
-        shares = START["mean"] * np.sqrt(fine / START["variance"])
-        start, rate = clock_and_rate(name, START["variance"], START["mean"])
-        clock, _ = clock_and_rate(name, fine, shares)
-        left.plot((clock - start) / rate, fine, color=colour, linewidth=1)
-    left.set(xlabel="depth $t$", ylabel="variance $s(t)$")
-    left.set_title("one dimension")
+        means = START["mean"] * np.sqrt(fine / START["variance"])
+        clock, rate = clock_and_rate(name, fine, means)
+        left.plot((clock - clock[0]) / rate, fine, color=colour, linewidth=1)
+    left.set(xlabel="depth $t$", ylabel="variance $s(t)$", title="one dimension")
     left.legend()
     depths = np.linspace(0, parameters.horizon, SAVED)[1:]
     for kind, colour in ((mf.L2, style.ORANGE), (mf.Sinkhorn, style.GREEN)):
-        for index, row in enumerate(ratios[kind]):
-            label = kind.__name__ if index == 0 else None
-            right.plot(depths, row, color=colour, linewidth=0.9, label=label)
-    right.axhline(1.0, color=style.INK, linestyle="--", linewidth=1)
-    right.set(
-        xlabel="depth $t$",
-        ylabel="growth of the trace over its bound",
-        title=f"{parameters.cases} random cases each",
-    )
+        lines = right.plot(
+            depths, np.transpose(ratios[kind]), color=colour, linewidth=0.9
+        )
+        lines[0].set_label(kind.__name__)
+    mark_values(1.0, right, axis="y")
+    right.set(xlabel="depth $t$", ylabel="growth of the trace over its bound")
+    right.set_title(f"{parameters.cases} random cases each")
     right.legend()
     return lab.Picture(
         figure,
         "Left: variance in one dimension, solved (dots) and from the clock of its kind "
         "(lines). Right: logarithm of the growth of the trace over the exponent that "
-        "bounds it, for random $Q$, $K$, $V$ and $S_0$; above the dashed line the "
+        "bounds it, for random $Q$, $K$, $V$ and $S_0$; above the dotted line the "
         "bounds would be broken.",
     )
 

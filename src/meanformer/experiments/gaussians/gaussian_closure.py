@@ -143,33 +143,43 @@ FIT = lab.observation(
 
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Solve the four flows, and hold each against what does not know the formulas."""
-    mu = reference_gaussian()
+    mu, counts = reference_gaussian(), parameters.counts
+    layers = {n: lab.reference_attention(kind) for n, kind in (KINDS | BENT).items()}
+    flows = {name: mf.Flow(layers[name]) for name in KINDS}
     paths = {
-        name: mf.solve(
-            mf.Flow(lab.reference_attention(kind)), mu, 1.0, rtol=1e-12, atol=1e-13
-        )
-        for name, kind in progress.over(KINDS.items(), 0.4)
+        name: mf.solve(flow, mu, 1.0, rtol=1e-12, atol=1e-13)
+        for name, flow in progress.over(flows.items(), 0.4)
     }
     errors = {
-        name: mean_errors(KINDS[name], parameters)
+        name: mean_errors(flows[name], parameters)
         for name in progress.over(("softmax", "L2"), 0.4)
     }
+    exponents = [
+        np.polyfit(np.log(counts), np.log(row), 1)[0] for row in errors.values()
+    ]
     for _ in progress.over(range(1), 0.2):
-        most = {name: max(parameters.counts) for name in KINDS}
+        most = dict.fromkeys(KINDS, max(counts))
         most["Sinkhorn"] = parameters.sinkhorn_count
-        pairs = {name: compared(KINDS[name], most[name]) for name in KINDS}
-        residuals = {
-            name: mf.gaussian.closure_residual(lab.reference_attention(kind), mu)
-            for name, kind in (KINDS | BENT).items()
+        pairs = {name: compared(flows[name], most[name]) for name in KINDS}
+        left = {
+            name: float(mf.gaussian.closure_residual(layer, mu).relative)
+            for name, layer in layers.items()
         }
-        layers, four = layers_of_all(mu), four_tokens()
+        # Far from Gaussian, but linear attention cannot tell.
+        four = mf.gaussian.compare_with_particles(
+            flows["linear"], lab.reference_cloud(), 1.0, rtol=1e-10
+        )
     return lab.Outcome(
         findings=[
             affine_finding(mu, parameters.order),
             flow_finding(paths),
             reference_finding(paths),
-            layers_finding(layers),
-            tokens_finding(parameters.counts, errors),
+            layers_finding(flows),
+            TOKENS.at_most(
+                exponents,
+                -0.5,
+                source=lab.theory("fitted exponents; random tokens would have -1/2"),
+            ),
             NEAR.at_most(
                 [float(pair.covariance_errors[-1]) for pair in pairs.values()],
                 0.02,
@@ -186,15 +196,37 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
                 ),
             ),
             BEND.above(
-                [float(residuals[name].relative) for name in BENT],
+                [left[name] for name in BENT],
                 0.01,
                 source=lab.theory("root mean square of what is left, relative"),
             ),
-            fit_finding(residuals, parameters.order),
+            FIT.close_to(
+                [left[name] for name in BENT],
+                [least_squares_residual(name, parameters.order) for name in BENT],
+                relative_tolerance=1e-6,
+                source=lab.other_method("least squares in NumPy on other nodes"),
+            ),
         ],
-        pictures=[draw_flows(paths, pairs), draw_errors(parameters.counts, errors)],
-        tables=[residual_table(residuals)],
+        pictures=[draw_flows(paths, pairs), draw_errors(counts, errors)],
+        tables=[
+            lab.Table(
+                ["attention", "left by the best affine fit, relative"],
+                list(left.items()),
+                "Root mean square over the Gaussian, relative to that of the velocity "
+                "around its mean.",
+            )
+        ],
     )
+
+
+def mean_errors(flow: mf.Flow, parameters: Parameters) -> list[float]:
+    """Root mean square over clouds of the covariance's error, for each number."""
+    counts, seeds = parameters.counts, range(parameters.clouds)
+    errors = [
+        [compared(flow, n, counts, seed).covariance_errors[-1] for seed in seeds]
+        for n in counts
+    ]
+    return list(np.sqrt(np.mean(np.square(errors), axis=1)))
 
 
 def reference_gaussian() -> mf.Gaussian:
@@ -293,22 +325,18 @@ def sinkhorn_potential(nodes: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
 def flow_finding(paths: dict[str, mf.flows.GaussianTrajectory]):
     """Means and covariances along depth against SciPy."""
-    found, expected = [], []
-    for name, path in paths.items():
-        found.append(flattened(path.means, path.covariances))
-        expected.append(independent_flow(name, np.asarray(path.depths)))
     return FLOW.close_to(
-        found,
-        expected,
+        [flattened(path) for path in paths.values()],
+        [independent_flow(n, np.asarray(path.depths)) for n, path in paths.items()],
         tolerance=1e-9,
         source=lab.other_method("the written-out equations, solved by SciPy's DOP853"),
     )
 
 
-def flattened(means, covariances) -> np.ndarray:
+def flattened(path: mf.flows.GaussianTrajectory) -> np.ndarray:
     """Means and covariances side by side, a row for each depth."""
-    means = np.asarray(means)
-    return np.concatenate([means, np.reshape(covariances, (len(means), -1))], axis=1)
+    spreads = np.reshape(path.covariances, (len(path), -1))
+    return np.concatenate([np.asarray(path.means), spreads], axis=1)
 
 
 def independent_flow(name: str, depths: np.ndarray) -> np.ndarray:
@@ -320,113 +348,45 @@ def independent_flow(name: str, depths: np.ndarray) -> np.ndarray:
         return np.concatenate([drift, (slope @ spread + spread @ slope.T).ravel()])
 
     start = np.concatenate([MEAN, np.ravel(COVARIANCE)])
-    solution = scipy.integrate.solve_ivp(
-        velocity,
-        (0, depths[-1]),
-        start,
-        t_eval=depths,
-        method="DOP853",
-        rtol=1e-12,
-        atol=1e-13,
-    )
-    return solution.y.T
+    return lab.by_scipy(velocity, start, depths)
 
 
 def reference_finding(paths: dict[str, mf.flows.GaussianTrajectory]):
     """Means and covariances against the tabulated values."""
-    found = []
-    for path in paths.values():
-        rows = flattened(path.means, path.covariances)[[len(path) // 2, -1]]
-        found.append(rows[:, [0, 1, 2, 3, 5]])
+    rows = [flattened(path)[[len(path) // 2, -1]] for path in paths.values()]
     return REFERENCE.close_to(
-        found,
+        np.array(rows)[:, :, [0, 1, 2, 3, 5]],
         [TABLE[name] for name in paths],
         tolerance=1e-9,
         source=lab.tabulated("12 digits"),
     )
 
 
-def layers_of_all(mu: mf.Gaussian) -> dict[str, mf.flows.GaussianTrajectory]:
-    """Ten residual layers of each kind."""
-    return {
-        name: mf.run_layers(
-            mf.Flow(lab.reference_attention(kind)), mu, LAYERS, step=0.5 / LAYERS
-        )
-        for name, kind in KINDS.items()
-    }
-
-
-def layers_finding(layers: dict[str, mf.flows.GaussianTrajectory]):
-    """Every layer against the update written out."""
-    found, expected = [], []
-    for name, path in layers.items():
-        mean, spread, rows = np.array(MEAN), np.array(COVARIANCE), []
+def layers_finding(flows: dict[str, mf.Flow]):
+    """Every one of ten layers against the update written out."""
+    found, expected, h = [], [], 0.5 / LAYERS
+    for name, flow in flows.items():
+        path = mf.run_layers(flow, reference_gaussian(), LAYERS, step=h)
+        found.append(flattened(path)[1:])
+        mean, spread = np.array(MEAN), np.array(COVARIANCE)
         for _ in range(LAYERS):
             slope, drift = written_out(name, mean, spread)
-            step = np.eye(2) + 0.5 / LAYERS * slope
-            mean, spread = mean + 0.5 / LAYERS * drift, step @ spread @ step.T
-            rows.append(np.concatenate([mean, spread.ravel()]))
-        found.append(flattened(path.means, path.covariances)[1:])
-        expected.append(rows)
+            step = np.eye(2) + h * slope
+            mean, spread = mean + h * drift, step @ spread @ step.T
+            expected.append(np.concatenate([mean, spread.ravel()]))
     return RESIDUAL_LAYERS.close_to(
-        found,
+        np.concatenate(found),
         expected,
         tolerance=1e-12,
         source=lab.other_method("the update, written out in NumPy"),
     )
 
 
-def mean_errors(kind, parameters: Parameters) -> list[float]:
-    """Root mean square over clouds of the covariance's error, for each number."""
-    squares = [
-        [
-            float(compared(kind, count, parameters.counts, seed).covariance_errors[-1])
-            ** 2
-            for seed in range(parameters.clouds)
-        ]
-        for count in parameters.counts
-    ]
-    return [float(np.sqrt(np.mean(row))) for row in squares]
-
-
-def compared(
-    kind, count: int, sizes: tuple[int, ...] = (), seed: int = 0
-) -> mf.gaussian.Comparison:
+def compared(flow: mf.Flow, count: int, sizes: tuple[int, ...] = (), seed: int = 0):
     """So many tokens next to the Gaussian; padded, so as to compile but once."""
     tokens = mf.gaussian.matched_tokens(reference_gaussian(), count, seed=seed)
     padded = mf.pad(tokens, max(count, *sizes)) if sizes else tokens
-    flow = mf.Flow(lab.reference_attention(kind))
     return mf.gaussian.compare_with_particles(flow, padded, 1.0)
-
-
-def four_tokens() -> mf.gaussian.Comparison:
-    """The reference tokens, which are far from Gaussian, under linear attention."""
-    flow = mf.Flow(lab.reference_attention(mf.Linear))
-    return mf.gaussian.compare_with_particles(
-        flow, lab.reference_cloud(), 1.0, rtol=1e-10
-    )
-
-
-def tokens_finding(counts: tuple[int, ...], errors: dict[str, list[float]]):
-    """The exponents of the errors in the number of tokens."""
-    exponents = [
-        np.polyfit(np.log(counts), np.log(row), 1)[0] for row in errors.values()
-    ]
-    return TOKENS.at_most(
-        exponents,
-        -0.5,
-        source=lab.theory("fitted exponents; random tokens would have -1/2"),
-    )
-
-
-def fit_finding(residuals, order: int):
-    """The relative residuals against least squares on other nodes."""
-    return FIT.close_to(
-        [float(residuals[name].relative) for name in BENT],
-        [least_squares_residual(name, order) for name in BENT],
-        relative_tolerance=1e-6,
-        source=lab.other_method("least squares in NumPy on other nodes"),
-    )
 
 
 def least_squares_residual(name: str, order: int) -> float:
@@ -445,16 +405,6 @@ def least_squares_residual(name: str, order: int) -> float:
     fit = design @ np.linalg.lstsq(design, target, rcond=None)[0]
     spread = roots * (values - weights @ values)
     return float(np.linalg.norm(target - fit) / np.linalg.norm(spread))
-
-
-def residual_table(residuals) -> lab.Table:
-    """What the best affine fit leaves of the velocity, for each kind."""
-    return lab.Table(
-        ["attention", "left by the best affine fit, relative"],
-        [[name, float(found.relative)] for name, found in residuals.items()],
-        "Root mean square over the Gaussian, relative to that of the velocity around "
-        "its mean.",
-    )
 
 
 def draw_flows(paths, pairs) -> lab.Picture:
@@ -481,50 +431,21 @@ def draw_flows(paths, pairs) -> lab.Picture:
 
 
 def draw_errors(counts, errors) -> lab.Picture:
-    """The error of tokens against their number, and velocities that are not affine."""
-    figure, (left, right) = style.canvas(2)
+    """The error of tokens against their number."""
+    figure, axes = style.canvas()
     for name, row in errors.items():
-        draw_rate(counts, row, left, label=name)
+        draw_rate(counts, row, axes, label=name)
     highest = max(row[-1] for row in errors.values())
-    draw_slope(counts, highest, -0.5, left, label=r"$n^{-1/2}$")
-    mark_sizes(counts, left)
-    left.set(
-        xlabel="tokens $n$",
-        ylabel="error of the covariance, relative",
-        title="tokens at depth 1",
-    )
-    left.legend(loc="lower left")
-    draw_velocities(right)
+    draw_slope(counts, highest, -0.5, axes, label=r"$n^{-1/2}$")
+    mark_sizes(counts, axes)
+    axes.set(xlabel="tokens $n$", ylabel="error of the covariance at depth 1, relative")
+    axes.legend(loc="lower left")
     return lab.Picture(
         figure,
-        "Left: relative distance of the tokens' covariance from the Gaussian's, root "
-        "mean square over several clouds; dashed: slope $-1/2$, the rate of "
-        "independent tokens. Right: velocity of "
-        r"$\mathcal{N}(0, 1)$ under each attention with $Q = K = V = 1$; sigmoid and "
-        "unnormalised attention are not affine.",
+        "Relative distance of the tokens' covariance from the Gaussian's, root mean "
+        "square over several clouds; dashed: slope $-1/2$, the rate of independent "
+        "tokens.",
     )
-
-
-def draw_velocities(axes) -> None:
-    """The velocity of the standard normal law on the line, for six attentions."""
-    mu = mf.Gaussian(jnp.zeros(1), jnp.eye(1))
-    nodes, queries = mf.quadrature(mu, 80), jnp.linspace(-2.5, 2.5, 101)
-    one = jnp.eye(1)
-    for name, kind in (KINDS | BENT).items():
-        if name == "linear":  # the same line as softmax
-            continue
-        context = nodes if name == "sigmoid" else mu
-        values = kind(one, one, one)(context, queries[:, None])
-        style_of_line = "-" if name in BENT else "--"
-        label = "softmax, linear" if name == "softmax" else name
-        axes.plot(queries, values[:, 0], style_of_line, label=label)
-    axes.set(
-        ylim=(-4, 4),
-        xlabel="$x$",
-        ylabel=r"velocity $\Gamma[\mathcal{N}(0, 1)](x)$",
-        title="affine or not",
-    )
-    axes.legend()
 
 
 experiment = lab.Experiment(

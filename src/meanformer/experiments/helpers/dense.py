@@ -3,6 +3,8 @@
 What experiments compare with. Nothing of `meanformer` computes anything here.
 """
 
+from collections.abc import Callable, Sequence
+
 import numpy as np
 import scipy.integrate
 
@@ -21,13 +23,42 @@ def dense_velocity(
     The queries are the tokens themselves, unless others are given.
     """
     queries = tokens if queries is None else queries
-    query, key, value = (
-        np.asarray(matrix)
-        for matrix in (attention.query, attention.key, attention.value)
-    )
+    query, key, value = _matrices(attention)
     scores = float(attention.beta) * (queries @ query.T) @ (tokens @ key.T).T
     masses = weights * np.exp(scores)
     return masses @ tokens @ value.T / masses.sum(axis=1, keepdims=True)
+
+
+def by_scipy(
+    velocity: Callable[[float, np.ndarray], np.ndarray],
+    start: np.ndarray,
+    depths: Sequence[float] | np.ndarray,
+    *,
+    method: str = "DOP853",
+    rtol: float = 1e-12,
+    atol: float = 1e-13,
+) -> np.ndarray:
+    """Integrate an array of any shape by SciPy, and return it at these depths.
+
+    Args:
+        velocity: the rate of change, from the depth and the array.
+        start: the array at the first depth.
+        depths: rising, the first one is where the integration starts.
+        method: as for `scipy.integrate.solve_ivp`, like the tolerances.
+        rtol: relative tolerance.
+        atol: absolute tolerance.
+    """
+    start = np.asarray(start)
+    solution = scipy.integrate.solve_ivp(
+        lambda t, flat: np.ravel(velocity(t, flat.reshape(start.shape))),
+        (depths[0], depths[-1]),
+        start.ravel(),
+        t_eval=depths,
+        method=method,
+        rtol=rtol,
+        atol=atol,
+    )
+    return solution.y.T.reshape(-1, *start.shape)
 
 
 def dense_rescaled_flow(
@@ -44,35 +75,30 @@ def dense_rescaled_flow(
     $V$; from the depth `start` on. With `method="LSODA"` where it is stiff.
     """
     weights, points = np.asarray(cloud.weights), np.asarray(cloud.points)
-    query, key, value = (
-        np.asarray(matrix)
-        for matrix in (attention.query, attention.key, attention.value)
-    )
+    query, key, value = _matrices(attention)
     values, vectors = np.linalg.eig(value)
     dual = np.linalg.inv(vectors)
 
-    def velocity(t, flat):
-        rescaled = flat.reshape(points.shape)
+    def velocity(t, rescaled):
         tokens = rescaled @ ((vectors * np.exp(t * values)) @ dual).real.T
         scores = float(attention.beta) * (tokens @ query.T) @ (tokens @ key.T).T
         masses = weights * np.exp(scores - scores.max(axis=1, keepdims=True))
         means = masses @ rescaled / masses.sum(axis=1, keepdims=True)
-        return ((means - rescaled) @ value.T).ravel()
+        return (means - rescaled) @ value.T
 
-    solution = scipy.integrate.solve_ivp(
-        velocity, (start, depth), points.ravel(), method=method, rtol=1e-11, atol=1e-12
-    )
-    return solution.y[:, -1].reshape(points.shape)
+    options = {"method": method, "rtol": 1e-11, "atol": 1e-12}
+    return by_scipy(velocity, points, [start, depth], **options)[-1]
 
 
 def dense_flow(attention: Softmax, cloud: TokenCloud, depth: float) -> np.ndarray:
     """Return the tokens at a depth, by SciPy's DOP853 at tolerance 1e-12."""
     weights, points = np.asarray(cloud.weights), np.asarray(cloud.points)
 
-    def velocity(_, flat):
-        return dense_velocity(attention, weights, flat.reshape(points.shape)).ravel()
+    def velocity(_, tokens):
+        return dense_velocity(attention, weights, tokens)
 
-    solution = scipy.integrate.solve_ivp(
-        velocity, (0, depth), points.ravel(), method="DOP853", rtol=1e-12, atol=1e-13
-    )
-    return solution.y[:, -1].reshape(points.shape)
+    return by_scipy(velocity, points, [0, depth])[-1]
+
+
+def _matrices(attention: Softmax) -> tuple[np.ndarray, ...]:
+    return tuple(map(np.asarray, (attention.query, attention.key, attention.value)))

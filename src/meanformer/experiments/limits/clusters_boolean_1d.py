@@ -19,8 +19,7 @@ from meanformer.plotting import draw_attention, style
 
 FIVE = (-1.0, -0.3, 0.1, 0.4, 1.2)
 FIVE_AT_8 = (-0.7020423162, -0.7014797633, 0.9828397078, 0.9831251823, 0.9835792313)
-ALL_RIGHT = (0.2, 0.5, 0.9)
-ALL_LEFT = (-0.8, -0.5, 0.05, 0.07)
+NAMED = (FIVE, (0.2, 0.5, 0.9), (-0.8, -0.5, 0.05, 0.07))
 TIPPING = -0.05837211652778  # of the middle token between -1 and 1.2
 EXACT = {"rtol": 1e-12, "atol": 1e-14}
 
@@ -76,13 +75,18 @@ EXCEPTIONAL = lab.observation(
 
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Follow given and random tokens to their leaders, bisect the tipping point."""
-    reports = [limit(starts) for starts in progress.over(named_starts(), 0.3)]
-    random = [limit(starts) for starts in progress.over(random_starts(parameters), 0.4)]
+    rng = np.random.default_rng(parameters.seed)
+    random = rng.normal(size=(parameters.starts, parameters.tokens))
+    reports = [limit(starts) for starts in progress.over(NAMED, 0.3)]
+    randoms = [limit(starts) for starts in progress.over(random, 0.4)]
     tipping = bisect(progress.over(range(parameters.bisections), 0.3))
+    middles = tipping + np.outer([-1, 1], [1e-1, 1e-2, 1e-3, 1e-4]).ravel()
+    hesitating = [limit((-1.0, a, 1.2), second_look=False) for a in middles]
+    row, expected = rows_at_tipping()
     return lab.Outcome(
         findings=[
             *named_findings(reports),
-            *random_findings(random),
+            *random_findings(randoms),
             TIPS.close_to(
                 tipping,
                 TIPPING,
@@ -90,13 +94,10 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
                 source=lab.tabulated("by bisection in arithmetic of thirty digits"),
             ),
             EXCEPTIONAL.close_to(
-                row_at_tipping(),
-                row_by_scipy(),
-                tolerance=1e-3,
-                source=lab.other_method("SciPy's DOP853"),
+                row, expected, tolerance=1e-3, source=lab.other_method("SciPy's DOP853")
             ),
         ],
-        pictures=[draw_lines(reports[0], tipping), draw_matrices(reports[0])],
+        pictures=[draw_lines(reports[0], hesitating), draw_matrices(reports[0])],
     )
 
 
@@ -115,41 +116,23 @@ def limit(starts, **options):
     )
 
 
-def named_starts() -> list[tuple[float, ...]]:
-    """The three tabulated starts."""
-    return [FIVE, ALL_RIGHT, ALL_LEFT]
-
-
-def random_starts(parameters: Parameters) -> np.ndarray:
-    """Normally distributed tokens."""
-    rng = np.random.default_rng(parameters.seed)
-    return rng.normal(size=(parameters.starts, parameters.tokens))
-
-
 def named_findings(reports):
     """Rows, positions and the dense program."""
     follows = [
         report.detection.follows[: len(starts)]
-        for report, starts in zip(reports, named_starts(), strict=True)
+        for report, starts in zip(reports, NAMED, strict=True)
     ]
     late = reports[0].detection.phase.at(8.0)[:, 0]
-    dense = lab.dense_rescaled_flow(
-        lab.plain_attention(np.eye(1)), padded(FIVE, 5), 8.0
-    )[:, 0]
-    expected = [0, 0, 4, 4, 4, 2, 2, 2, 0, 0, 0, 0]
+    layer = lab.plain_attention(np.eye(1))
+    dense = lab.dense_rescaled_flow(layer, padded(FIVE, 5), 8.0)[:, 0]
     return (
         ROWS.close_to(
             np.concatenate(follows),
-            expected,
+            [0, 0, 4, 4, 4, 2, 2, 2, 0, 0, 0, 0],
             tolerance=0,
             source=lab.tabulated("tokens counted from zero"),
         ),
-        POSITIONS.close_to(
-            late,
-            FIVE_AT_8,
-            tolerance=1e-9,
-            source=lab.tabulated(),
-        ),
+        POSITIONS.close_to(late, FIVE_AT_8, tolerance=1e-9, source=lab.tabulated()),
         DENSE.close_to(
             late, dense, tolerance=1e-8, source=lab.other_method("SciPy's DOP853")
         ),
@@ -158,18 +141,15 @@ def named_findings(reports):
 
 def random_findings(reports):
     """Ranks and leaders of random starts."""
-    found = [report.detection for report in reports]
-    reached = [detection for detection in found if detection.verdict == "reached"]
+    reached = [one for one in reports if one.detection.verdict == "reached"]
     extremes = []
-    for report in reports:
-        if report.detection.verdict != "reached":
-            continue
+    for report in reached:
         first = np.asarray(report.trajectory.points[0, :, 0])
         ends = {int(first.argmin()), int(first.argmax())}
         extremes.append(set(report.detection.leaders.tolist()) <= ends)
     return (
         RANK.inside(
-            [detection.following.rank for detection in reached],
+            [report.detection.following.rank for report in reached],
             1,
             2,
             source=lab.theory("one for each leader"),
@@ -193,27 +173,19 @@ def bisect(rounds) -> float:
     return (left + right) / 2
 
 
-def row_at_tipping() -> np.ndarray:
-    """What the middle token attends to at depth 2."""
+def rows_at_tipping() -> tuple[np.ndarray, np.ndarray]:
+    """What the middle token attends to at depth 2: here, and by a dense program."""
     schedule = mf.Rescaled(lab.plain_attention(np.eye(1)))
     cloud = mf.TokenCloud(np.array([-1.0, TIPPING, 1.2])[:, None])
     path = mf.solve(mf.Flow(schedule), cloud, 2.0, save=2, **EXACT)
     matrix = mf.attention_matrix(schedule.attention_at(2.0), path.cloud(-1))
-    return np.asarray(matrix)[1]
-
-
-def row_by_scipy() -> np.ndarray:
-    """The same by a dense program."""
-    cloud = mf.TokenCloud(np.array([-1.0, TIPPING, 1.2])[:, None])
-    tokens = (
-        np.exp(2.0)
-        * lab.dense_rescaled_flow(lab.plain_attention(np.eye(1)), cloud, 2.0)[:, 0]
-    )
+    rescaled = lab.dense_rescaled_flow(schedule.attention, cloud, 2.0)[:, 0]
+    tokens = np.exp(2.0) * rescaled
     masses = np.exp(tokens[1] * tokens)
-    return masses / masses.sum()
+    return np.asarray(matrix)[1], masses / masses.sum()
 
 
-def draw_lines(report, tipping: float) -> lab.Picture:
+def draw_lines(report, hesitating) -> lab.Picture:
     """Rescaled tokens against depth, and where a middle token goes."""
     figure, (left, right) = style.canvas(2, panel=(4.4, 3.4))
     depths = np.linspace(0, 6, 121)
@@ -226,12 +198,10 @@ def draw_lines(report, tipping: float) -> lab.Picture:
     left.set(xlabel="depth $t$", ylabel="rescaled tokens $z_i(t)$")
     left.set_title("five tokens and their two leaders")
     shown = np.linspace(0, 3, 61)
-    for distance in (1e-1, 1e-2, 1e-3, 1e-4):
-        for side, colour in ((-1, style.BLUE), (1, style.ORANGE)):
-            start = tipping + side * distance
-            path = limit((-1.0, start, 1.2), second_look=False).continued(shown)
-            middle = path.points[:, 1, 0]
-            right.plot(shown, middle, color=colour, linewidth=1.2)
+    for index, near in enumerate(hesitating):
+        middle = near.continued(shown).points[:, 1, 0]
+        colour = style.BLUE if index < len(hesitating) / 2 else style.ORANGE
+        right.plot(shown, middle, color=colour, linewidth=1.2)
     right.set(xlabel="depth $t$", ylabel="middle token $z_2(t)$")
     right.set_title("either side of the tipping point")
     return lab.Picture(

@@ -17,10 +17,8 @@ import numpy as np
 
 import meanformer as mf
 import meanformer.experiments as lab
-from meanformer.observables import (
-    find_limit,
-    predict_limit,
-)
+from meanformer.experiments.helpers.limits import agreement_finding, dense_finding
+from meanformer.observables import find_limit
 from meanformer.observables.limits.spectrum import leading_positive
 from meanformer.plotting import (
     PlaneFrames,
@@ -48,6 +46,12 @@ CODIMENSION = (
     (0.94333073, 0.59991396, 0.47825472),
     (0.3827744, 0.47825472, 0.46668605),
 )
+MATRICES = {
+    "plane": PLANE,
+    "space": FIRST_SPACE,
+    "space, second": SECOND_SPACE,
+    "codimension two": CODIMENSION,
+}
 EIGENVALUES = (1.3479896139, -0.0682573539)
 VECTOR, FUNCTIONAL = (0.7598109326, 0.6501440969), (0.6647784745, 0.7612067074)
 OFFSETS = (-0.2391782389, 0.6517280994)
@@ -106,111 +110,58 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Follow tokens under the published matrices."""
     rng = np.random.default_rng(parameters.seed)
     six = find_limit(lab.plain_attention(PLANE), lab.six_tokens())
-    shown = {
-        name: find_limit(lab.plain_attention(value), cloud_for(rng, value, parameters))
-        for name, value in progress.over(list(matrices().items()), 1.0)
-    }
+    shown = {}
+    for name, value in progress.over(list(MATRICES.items()), 1.0):
+        points = rng.uniform(-5, 5, size=(parameters.tokens, len(value)))
+        shown[name] = find_limit(lab.plain_attention(value), mf.TokenCloud(points))
+    reports = [six, *shown.values()]
+    offsets = [report.detection.offsets for report in reports]
+    counts = [0 if found is None else len(found) for found in offsets]
     return lab.Outcome(
         findings=[
             *six_findings(six),
-            *general_findings([six, *shown.values()]),
+            THREE.inside(counts, 1, 3, source=lab.theory()),
+            agreement_finding(AGREES, reports, share=1.0),
             codimension_finding(shown["codimension two"]),
             euler_finding(),
         ],
-        pictures=[
-            draw_plane(six, shown["plane"]),
-            draw_space(shown),
-        ],
-        tables=[table({"six tokens": six, **shown})],
+        pictures=[draw_plane(six, shown["plane"]), draw_space(shown)],
         movies=movies_of(shown),
     )
 
 
-def matrices() -> dict[str, tuple]:
-    """The published value matrices."""
-    return {
-        "plane": PLANE,
-        "space": FIRST_SPACE,
-        "space, second": SECOND_SPACE,
-        "codimension two": CODIMENSION,
-    }
-
-
-def cloud_for(rng, value, parameters: Parameters) -> mf.TokenCloud:
-    """Uniform tokens of a box, as published."""
-    size = (parameters.tokens, len(value))
-    return mf.TokenCloud(rng.uniform(-5, 5, size=size))
-
-
 def six_findings(six):
     """Spectrum, offsets and the dense program."""
-    found = predict_limit(lab.plain_attention(PLANE))
-    source = lab.tabulated()
-    dense = lab.dense_rescaled_flow(
-        lab.plain_attention(PLANE), lab.six_tokens(), 8.0, method="LSODA"
-    )
+    found, source = six.prediction, lab.tabulated()
+    spectrum = [
+        *np.real(found.spectrum.eigenvalues),
+        *found.spectrum.vectors[0],
+        *found.functionals[0],
+    ]
+    digits = [*EIGENVALUES, *VECTOR, *FUNCTIONAL]
     return (
-        SPECTRUM.close_to(
-            np.concatenate(
-                [
-                    np.real(found.spectrum.eigenvalues),
-                    found.spectrum.vectors[0],
-                    found.functionals[0],
-                ]
-            ),
-            [*EIGENVALUES, *VECTOR, *FUNCTIONAL],
-            tolerance=1e-10,
-            source=source,
-        ),
+        SPECTRUM.close_to(spectrum, digits, tolerance=1e-10, source=source),
         TWO.close_to(six.detection.offsets, OFFSETS, tolerance=1e-9, source=source),
-        DENSE.close_to(
-            six.detection.phase.at(8.0),
-            dense,
-            tolerance=1e-6,
-            source=lab.other_method("SciPy's LSODA on the rescaled flow"),
-        ),
+        dense_finding(DENSE, six, 8.0, 1e-6, "LSODA"),
     )
-
-
-def general_findings(reports):
-    """At most three hyperplanes, and agreement with the prediction."""
-    offsets = [report.detection.offsets for report in reports]
-    counts = [0 if found is None else len(found) for found in offsets]
-    return (
-        THREE.inside(counts, 1, 3, source=lab.theory()),
-        AGREES.close_to(
-            np.mean([report.agrees is True for report in reports]),
-            1.0,
-            tolerance=0,
-            source=lab.theory("all of them"),
-        ),
-    )
-
-
-def later_by_scipy(report, growths: float) -> tuple[float, np.ndarray]:
-    """A depth behind the hand-over, and the tokens there by a dense program."""
-    start = report.detection.depth
-    depth = start + growths * report.prediction.time_scale
-    attention = report.trajectory.flow.velocity.attention
-    cloud = report.trajectory.cloud(-1)
-    return depth, lab.dense_rescaled_flow(attention, cloud, depth, start=start)
 
 
 def codimension_finding(report):
-    """The rate in the second settled coordinate."""
+    """The rate in the second settled coordinate, behind the hand-over."""
     _, functionals, values = leading_positive(np.array(CODIMENSION))
-    found = report.detection
-    depths, tokens = zip(
-        *[later_by_scipy(report, growths) for growths in (0.5, 3.0)], strict=True
-    )
-    gaps = [(z - z[found.follows]) @ functionals[1] for z in tokens]
+    found, path = report.detection, report.trajectory
+    depths = found.depth + np.array([0.5, 3.0]) * report.prediction.time_scale
+    attention, cloud = path.flow.velocity.attention, path.cloud(-1)
+    gaps = []
+    for depth in depths:
+        z = lab.dense_rescaled_flow(attention, cloud, depth, start=found.depth)
+        gaps.append((z - z[found.follows]) @ functionals[1])
     # Followers of followers come later.
-    direct = (found.phase.follows == found.follows) & (
-        found.follows != np.arange(len(gaps[0]))
-    )
+    others = found.follows != np.arange(len(found.follows))
+    direct = (found.phase.follows == found.follows) & others
     rates = np.log(np.abs(gaps[0][direct] / gaps[1][direct]))
     return CODIM.close_to(
-        rates / (depths[1] - depths[0]),
+        rates / np.diff(depths),
         values[1],
         tolerance=1e-4,
         source=lab.theory("the second eigenvalue; measured on a dense program"),
@@ -242,47 +193,19 @@ def published_step(attention, tokens, step: float) -> np.ndarray:
     Attention is that of the first stage, and only differences of tokens enter: the
     shift drops out, and the four slopes are equal.
     """
-    moved = np.empty_like(tokens)
-    scores = (tokens @ np.asarray(attention.query).T) @ (
-        tokens @ np.asarray(attention.key).T
-    ).T
+    scores = tokens @ np.asarray(attention.score).T @ tokens.T
     shares = np.exp(scores - scores.max(1, keepdims=True))
     shares /= shares.sum(1, keepdims=True)
-    value = np.asarray(attention.value)
+    moved = np.empty_like(tokens)
     for token in range(len(tokens)):
         slopes, shift = [], 0.0
         for weight in (0.5, 0.5, 1.0, 0.0):
             shifted = tokens + shift
-            slope = shares[token] @ (shifted - shifted[token]) @ value.T
-            slopes.append(slope)
-            shift = weight * step * slope
-        total = slopes[0] + 2 * slopes[1] + 2 * slopes[2] + slopes[3]
-        moved[token] = tokens[token] + step / 6 * total
+            mixed = shares[token] @ (shifted - shifted[token])
+            slopes.append(mixed @ np.asarray(attention.value).T)
+            shift = weight * step * slopes[-1]
+        moved[token] = tokens[token] + step / 6 * (np.array([1, 2, 2, 1]) @ slopes)
     return moved
-
-
-def table(reports) -> lab.Table:
-    """What was found under each matrix."""
-    rows = [
-        [
-            name,
-            report.prediction.spectrum.leading.real,
-            report.prediction.gap,
-            len(report.detection.offsets),
-            report.detection.following.rank,
-            report.detection.depth,
-        ]
-        for name, report in reports.items()
-    ]
-    columns = [
-        "run",
-        r"$\lambda_1$",
-        r"$\lambda_1 - |\lambda_2|$",
-        "hyperplanes",
-        "rank",
-        "handed over at",
-    ]
-    return lab.Table(columns, rows, "Leading eigenvalue, its gap, and what was found.")
 
 
 def draw_plane(six, planar) -> lab.Picture:
@@ -303,9 +226,8 @@ def draw_plane(six, planar) -> lab.Picture:
     return lab.Picture(
         figure,
         "Left: the six tokens, the two lines they tend to, and the leading "
-        rf"eigenvector. Right: the leading coordinate of {heights.shape[1]} tokens "
-        rf"that "
-        r"start uniformly in $[-5, 5]^2$; colours tell the leader.",
+        f"eigenvector. Right: the leading coordinate of {heights.shape[1]} tokens "
+        "that start uniformly in $[-5, 5]^2$; colours tell the leader.",
     )
 
 

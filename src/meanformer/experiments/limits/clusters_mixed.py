@@ -14,6 +14,7 @@ import numpy as np
 
 import meanformer as mf
 import meanformer.experiments as lab
+from meanformer.experiments.helpers.limits import agreement_finding, dense_finding
 from meanformer.observables import find_limit
 from meanformer.plotting import SpaceFrames, draw_hull, draw_paths_3d, style
 
@@ -81,10 +82,25 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
         cloud = mf.TokenCloud(rng.uniform(-1.2, 1.2, size=(parameters.tokens, 3)))
         shown = find_limit(lab.plain_attention(VALUE), cloud)
     random = [random_limit(rng) for _ in progress.over(range(parameters.layers), 0.6)]
+    movie = lab.Movie(
+        shown.continued(np.linspace(0, 5, 121)),
+        "Rescaled tokens on their way to the lines over the vertices of a polygon.",
+        draw=SpaceFrames(follows=True, decorate=shade_polygon),
+    )
     return lab.Outcome(
-        findings=[*six_findings(six), *random_findings(random)],
+        findings=[
+            *six_findings(six),
+            agreement_finding(AGREES, random, share=0.95),
+            SETTLED.at_most(
+                [settled_distance(report) for report in random],
+                1e-2,
+                source=lab.theory(
+                    r"about $e^{-\lambda t}$; measured on a dense program"
+                ),
+            ),
+        ],
         pictures=[draw(shown, six)],
-        movies=[line_movie(shown)],
+        movies=[movie],
     )
 
 
@@ -117,12 +133,7 @@ def six_findings(six):
             tolerance=1e-4,
             source=lab.theory("the third eigenvalue; measured on a dense program"),
         ),
-        DENSE.close_to(
-            found.phase.at(8.0),
-            late,
-            tolerance=1e-6,
-            source=lab.other_method("SciPy's DOP853 on the rescaled flow"),
-        ),
+        dense_finding(DENSE, six, 8.0, 1e-6),
     )
 
 
@@ -134,22 +145,6 @@ def settled_distance(report) -> float:
     tokens = lab.dense_rescaled_flow(attention, cloud, depth)
     distance = np.abs(tokens @ functionals.T - report.detection.limits).max()
     return float(distance / np.ptp(np.asarray(cloud.points) @ functionals.T))
-
-
-def random_findings(reports):
-    """Agreement, and what is free."""
-    return (
-        AGREES.at_least(
-            np.mean([report.agrees is True for report in reports]),
-            0.95,
-            source=lab.theory("all; those close to a tie may be left undecided"),
-        ),
-        SETTLED.at_most(
-            [settled_distance(report) for report in reports],
-            1e-2,
-            source=lab.theory(r"about $e^{-\lambda t}$; measured on a dense program"),
-        ),
-    )
 
 
 def draw(shown, six) -> lab.Picture:
@@ -179,15 +174,6 @@ def draw(shown, six) -> lab.Picture:
         "the horizontal plane they gather on the vertices of a polygon, vertically "
         "they drift off, on lines over the vertices. Right: the third coordinate of "
         "the six tabulated tokens; leaders rest, followers leave like $e^{t/2}$.",
-    )
-
-
-def line_movie(shown) -> lab.Movie:
-    """Tokens of space on their way to lines over a polygon."""
-    return lab.Movie(
-        shown.continued(np.linspace(0, 5, 121)),
-        "Rescaled tokens on their way to the lines over the vertices of a polygon.",
-        draw=SpaceFrames(follows=True, decorate=shade_polygon),
     )
 
 

@@ -15,15 +15,16 @@ theorem.
 from dataclasses import dataclass
 
 import numpy as np
-import scipy.integrate
 
 import meanformer as mf
 import meanformer.experiments as lab
+from meanformer.experiments.helpers.limits import agreement_finding
 from meanformer.observables import find_limit
 from meanformer.plotting import draw_paths, draw_slope, style
 
 AT_1000 = ((0.49899, -5e-5), (-5e-5, 0.49897))
 MEAN_AT_1000 = 6e-10
+CASES = ((2, 0.5), (2, 1.0), (2, 2.0), (3, 1.0))  # dimensions and betas
 PAIR = {10.0: 0.2198477216, 100.0: 0.0705915953, 1000.0: 0.0223569138}
 
 
@@ -88,14 +89,13 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
     rng = np.random.default_rng(parameters.seed)
     clouds = {
         (dimension, beta): random_limit(rng, dimension, beta, parameters)
-        for dimension, beta in progress.over(cases(), 0.8)
+        for dimension, beta in progress.over(CASES, 0.8)
     }
-    pair = two_tokens()
     return lab.Outcome(
         findings=[
             *six_findings(six),
             *cloud_findings(six, clouds),
-            scalar_finding(pair),
+            scalar_finding(),
         ],
         pictures=[draw_decay(six, clouds), draw_clouds(six)],
     )
@@ -104,11 +104,6 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
 def inwards(dimension: int, beta: float = 1.0) -> mf.Softmax:
     """Attention with V = -I."""
     return lab.plain_attention(-np.eye(dimension), beta=beta)
-
-
-def cases() -> list[tuple[int, float]]:
-    """Dimensions and temperatures of the random clouds."""
-    return [(2, 0.5), (2, 1.0), (2, 2.0), (3, 1.0)]
 
 
 def random_limit(rng, dimension: int, beta: float, parameters: Parameters):
@@ -203,40 +198,20 @@ def cloud_findings(six, clouds):
             0.03,
             source=lab.theory(r"$C(t) \approx I/(2\beta t)$, for small $C$"),
         ),
-        AGREES.close_to(
-            np.mean([report.agrees is True for report in reports]),
-            1.0,
-            tolerance=0,
-            source=lab.theory("all of them"),
-        ),
+        agreement_finding(AGREES, reports, share=1.0),
     )
 
 
-def two_tokens() -> mf.Trajectory:
-    """Two opposite tokens of the line."""
-    depths = np.array([0.0, *PAIR])
-    cloud = mf.TokenCloud(np.array([[1.0], [-1.0]]))
-    return mf.solve(
-        mf.Flow(inwards(1)), cloud, 1000.0, save=depths, rtol=1e-11, atol=1e-13
-    )
-
-
-def scalar_finding(pair: mf.Trajectory):
-    """Against the scalar law, and the tabulated digits."""
-    depths = list(PAIR)
-    solution = scipy.integrate.solve_ivp(
-        lambda _, a: -a * np.tanh(a**2),
-        (0, depths[-1]),
-        [1.0],
-        t_eval=depths,
-        method="DOP853",
-        rtol=1e-12,
-        atol=1e-14,
-    )
+def scalar_finding():
+    """Two opposite tokens of the line against their law, and the tabulated digits."""
+    depths, cloud = [0.0, *PAIR], mf.TokenCloud(np.array([[1.0], [-1.0]]))
+    options = {"save": np.array(depths), "rtol": 1e-11, "atol": 1e-13}
+    pair = mf.solve(mf.Flow(inwards(1)), cloud, 1000.0, **options)
     found = np.asarray(pair.points)[1:, 0, 0]
+    law = lab.by_scipy(lambda _, a: -a * np.tanh(a**2), np.ones(1), depths, atol=1e-14)
     return SCALAR.close_to(
         [*found, *found],
-        [*solution.y[0], *PAIR.values()],
+        [*law[1:, 0], *PAIR.values()],
         tolerance=1e-9,
         source=lab.closed_form("the scalar law, by SciPy; and tabulated beforehand"),
     )
@@ -244,32 +219,21 @@ def scalar_finding(pair: mf.Trajectory):
 
 def draw_decay(six, clouds) -> lab.Picture:
     """Eigenvalues of the covariance against depth."""
-    figure, (left, right) = style.canvas(2, panel=(4.4, 3.5))
-    for axes, (dimension, beta), report in (
-        (left, (2, 1.0), six),
-        (right, (3, 1.0), clouds[3, 1.0]),
-    ):
+    figure, panels = style.canvas(2, panel=(4.4, 3.5))
+    for axes, report in zip(panels, (six, clouds[3, 1.0]), strict=True):
         path = report.trajectory
-        depths = np.asarray(path.depths)[1:]
-        spectra = [
-            np.linalg.eigvalsh(path.cloud(index).covariance())
-            for index in range(1, len(path))
-        ]
-        for number, line in enumerate(np.array(spectra).T):
-            name = "eigenvalues of $C(t)$" if number == 0 else None
-            axes.plot(depths, line, color=style.BLUE, label=name)
-        means = [
-            float(np.linalg.norm(path.cloud(i).mean())) for i in range(1, len(path))
-        ]
+        depths, later = np.asarray(path.depths)[1:], range(1, len(path))
+        spectra = [np.linalg.eigvalsh(path.cloud(k).covariance()) for k in later]
+        lines = axes.plot(depths, spectra, color=style.BLUE)
+        lines[0].set_label("eigenvalues of $C(t)$")
+        means = np.linalg.norm(path.statistics["mean"], axis=1)[1:]
         axes.plot(depths, means, color=style.ORANGE, label="norm of the mean")
-        late = depths[depths > 1]
-        draw_slope(late, 1 / (2 * beta * late[-1]), -1, axes, label=r"$1/(2\beta t)$")
-        draw_slope(
-            late, means[-1] / 3, -2.5, axes, color=style.ORANGE, label=r"$t^{-5/2}$"
-        )
+        late, orange = depths[depths > 1], {"color": style.ORANGE}
+        draw_slope(late, 1 / (2 * late[-1]), -1, axes, label=r"$1/(2\beta t)$")
+        draw_slope(late, means[-1] / 3, -2.5, axes, label=r"$t^{-5/2}$", **orange)
         axes.set(xscale="log", yscale="log", xlabel="depth $t$")
-        axes.set_title(f"dimension {dimension}")
-    left.legend(loc="lower left")
+        axes.set_title(f"dimension {path.points.shape[2]}")
+    panels[0].legend(loc="lower left")
     return lab.Picture(
         figure,
         r"Covariance and mean of tokens drawn inwards, $V = -I$: all eigenvalues "
@@ -281,14 +245,13 @@ def draw_decay(six, clouds) -> lab.Picture:
 def draw_clouds(six) -> lab.Picture:
     """The six tokens as they are, and blown up by the square root of depth."""
     figure, (left, right) = style.canvas(2, panel=(4.4, 3.7))
-    draw_paths(six.trajectory, left)
-    left.set_title("tokens")
     path = six.trajectory
-    for token in range(6):
-        scale = np.sqrt(2 * np.asarray(path.depths))[:, None]
-        line = scale * np.asarray(path.points)[:, token]
-        right.plot(*line.T, linewidth=1.3)
-        right.plot(*line[-1], "o", color=style.GOLD)
+    draw_paths(path, left)
+    left.set_title("tokens")
+    scale = np.sqrt(2 * np.asarray(path.depths))[:, None, None]
+    blown_up = scale * np.asarray(path.points)
+    right.plot(*blown_up.transpose(2, 0, 1), linewidth=1.3)
+    right.plot(*blown_up[-1].T, "o", color=style.GOLD)
     right.set(aspect="equal", xlabel=r"$\sqrt{2t}\,x_1$", ylabel=r"$\sqrt{2t}\,x_2$")
     right.set_title("blown up")
     return lab.Picture(

@@ -13,17 +13,16 @@ import numpy as np
 
 import meanformer as mf
 import meanformer.experiments as lab
+from meanformer.experiments.helpers.limits import agreement_finding, dense_finding
 from meanformer.observables import find_limit
 from meanformer.plotting import (
     SpaceFrames,
-    draw_attention,
     draw_hull,
     draw_leader_graph,
     draw_paths,
     draw_paths_3d,
     style,
 )
-from meanformer.plotting.room import furnish
 
 VERTICES = (
     (0.6894063404, 0.2438104845),
@@ -103,27 +102,44 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
         for _ in progress.over(range(parameters.starts), 0.3)
     ]
     for _ in progress.over(range(1), 0.4):
-        space = find_limit(
-            lab.plain_attention(np.eye(3)), cloud_in_space(rng, parameters)
-        )
+        cube = mf.TokenCloud(rng.uniform(-1.2, 1.2, size=(parameters.cloud, 3)))
+        space = find_limit(lab.plain_attention(np.eye(3)), cube)
     for _ in progress.over(range(1), 0.3):
         heat = high_dimension(rng, parameters)
     reports = [six, space, heat, *random]
+    movie = lab.Movie(
+        space.continued(np.linspace(0, 8, 161)),
+        "Rescaled tokens of a cube under $V = I$, with their convex hull: it never "
+        "grows, and ends as the polytope of the leaders.",
+        draw=SpaceFrames(hull=True),
+    )
     return lab.Outcome(
-        findings=[*six_findings(six), *random_findings(reports, random)],
-        pictures=[
-            draw_plane(six),
-            draw_space(space),
-            draw_heat(heat, random[0]),
+        findings=[
+            *six_findings(six),
+            MAXIMUM.close_to(
+                max(map(excess, reports)), 0.0, tolerance=1e-9, source=lab.theory()
+            ),
+            RANK.close_to(
+                [report.detection.following.rank for report in reports],
+                [len(report.detection.leaders) for report in reports],
+                tolerance=0,
+                source=lab.theory("one for each leader"),
+            ),
+            agreement_finding(AGREES, random, share=0.95),
         ],
-        tables=[table(six, space, heat)],
-        movies=[polytope_movie(space)],
+        pictures=[draw_plane(six, random[0]), draw_space(space)],
+        movies=[movie],
     )
 
 
-def cloud_in_space(rng, parameters: Parameters) -> mf.TokenCloud:
-    """Uniform tokens of a cube."""
-    return mf.TokenCloud(rng.uniform(-1.2, 1.2, size=(parameters.cloud, 3)))
+def excess(report) -> float:
+    """By how much a vertex scores less with itself than with another one, at most."""
+    vertices = report.detection.vertices
+    if vertices is None:
+        return 0.0
+    score = np.asarray(report.trajectory.flow.velocity.attention.score)
+    pairs = vertices @ score.T @ vertices.T
+    return float((pairs.max(axis=1) - np.diag(pairs)).max())
 
 
 def random_limit(rng, parameters: Parameters):
@@ -149,7 +165,6 @@ def six_findings(six):
     found = six.detection
     source = lab.tabulated()
     attention, cloud = lab.plain_attention(np.eye(2)), lab.six_tokens()
-    dense = lab.dense_rescaled_flow(attention, cloud, 15.0)
     angles = np.linspace(0, 2 * np.pi, 256, endpoint=False)
     directions = np.stack([np.cos(angles), np.sin(angles)])
     support = (np.asarray(six.trajectory.points) @ directions).max(axis=1)
@@ -161,12 +176,7 @@ def six_findings(six):
     return (
         LEADERS.close_to(found.follows, FOLLOWS, tolerance=0, source=source),
         POINTS.close_to(found.vertices, VERTICES, tolerance=1e-8, source=source),
-        DENSE.close_to(
-            found.phase.at(15.0),
-            dense,
-            tolerance=1e-8,
-            source=lab.other_method("SciPy's DOP853 on the rescaled flow"),
-        ),
+        dense_finding(DENSE, six, 15.0, 1e-8),
         HULL.at_most(
             np.diff(support, axis=0), 0.0, tolerance=1e-9, source=lab.theory()
         ),
@@ -179,129 +189,38 @@ def six_findings(six):
     )
 
 
-def random_findings(reports, random):
-    """Ranks, maxima and agreement."""
-    excess = []
-    for report in reports:
-        vertices = report.detection.vertices
-        if vertices is None:
-            continue
-        scores = np.asarray(report.trajectory.flow.velocity.attention.score)
-        pairs = vertices @ scores.T @ vertices.T  # of each p with every v
-        excess.append((pairs.max(axis=1) - np.diag(pairs)).max())
-    return (
-        MAXIMUM.close_to(np.max(excess), 0.0, tolerance=1e-9, source=lab.theory()),
-        RANK.close_to(
-            [report.detection.following.rank for report in reports],
-            [len(report.detection.leaders) for report in reports],
-            tolerance=0,
-            source=lab.theory("one for each leader"),
-        ),
-        AGREES.at_least(
-            np.mean([report.agrees is True for report in random]),
-            0.95,
-            source=lab.theory("all; those close to a tie may be left undecided"),
-        ),
-    )
-
-
-def table(*reports) -> lab.Table:
-    """Sizes and what was found."""
-    rows = [
-        [
-            report.trajectory.points.shape[1],
-            report.trajectory.points.shape[2],
-            len(report.detection.leaders),
-            report.detection.following.rank,
-            report.detection.depth,
-            report.detection.verdict,
-        ]
-        for report in reports
-    ]
-    columns = ["tokens", "dimension", "leaders", "rank", "handed over at", "verdict"]
-    caption = "From the depth in the fifth column on the flow is in closed form."
-    return lab.Table(columns, rows, caption)
-
-
-def draw_plane(six) -> lab.Picture:
-    """Paths of the six tokens, and who attends to whom."""
+def draw_plane(six, planar) -> lab.Picture:
+    """Paths of the six tokens, and who follows whom under a random layer."""
     figure, (left, right) = style.canvas(2, panel=(4.6, 3.9))
     path = six.continued(np.linspace(0, 8, 161))
     draw_hull(path.cloud(0), left)
     draw_hull(path.cloud(-1), left)
     draw_paths(path, left)
-    left.set(xlabel="$z_1$", ylabel="$z_2$")
-    left.set_title("rescaled tokens")
-    later = mf.Rescaled(lab.plain_attention(np.eye(2))).attention_at(6.0)
-    matrix = mf.attention_matrix(later, six.continued(np.array([6.0])).cloud(0))
-    draw_attention(
-        matrix, right, leaders=six.detection.leaders, rank=six.detection.following.rank
-    )
+    left.set(xlabel="$z_1$", ylabel="$z_2$", title="rescaled tokens")
+    end, found = planar.trajectory, planar.detection
+    layer = end.flow.velocity.attention_at(float(end.depths[-1]))
+    matrix = mf.attention_matrix(layer, end.cloud(-1))
+    draw_leader_graph(end.points[0], matrix, right, leaders=found.leaders)
+    right.set_title("who follows whom, at the first positions")
     return lab.Picture(
         figure,
-        "Six tokens in the plane. Left: their rescaled paths, with the hull at the "
-        "beginning and at the end, a triangle. Right: the attention matrix at depth 6, "
-        "ordered by leader.",
+        "Left: rescaled paths of the six tokens, with the hull at the beginning and at "
+        "the end, a triangle. Right: the leaders of random tokens under a random layer "
+        "of the plane, drawn where the tokens started.",
     )
 
 
 def draw_space(space) -> lab.Picture:
     """Tokens of space, and the polytope they tend to."""
-    figure, panels = style.canvas(2, panel=(4.6, 4.2), subplot_kw={"projection": "3d"})
+    figure, axes = style.canvas(panel=(5.6, 4.6), subplot_kw={"projection": "3d"})
     path = space.continued(np.linspace(0, 8, 121))
-    draw_paths_3d(path, panels[0])
-    furnish(panels[1], np.asarray(path.points).reshape(-1, 3))
-    draw_hull(space.detection.vertices, panels[1])
-    panels[1].scatter(*np.asarray(path.points[-1]).T, s=14, color=style.GOLD, zorder=5)
-    for axes in panels:
-        axes.set(xlabel="$z_1$", ylabel="$z_2$", zlabel="$z_3$")
-    panels[0].set_title("rescaled paths")
-    panels[1].set_title("the polytope of the leaders")
+    draw_paths_3d(path, axes)
+    draw_hull(space.detection.vertices, axes)
+    axes.set(xlabel="$z_1$", ylabel="$z_2$", zlabel="$z_3$")
     return lab.Picture(
         figure,
         f"{path.points.shape[1]} tokens of a cube under $V = I$: their rescaled paths, "
         f"and the polytope with {len(space.detection.leaders)} vertices they end on.",
-    )
-
-
-def draw_heat(heat, planar) -> lab.Picture:
-    """The attention matrix in high dimension, and a graph of leaders in the plane."""
-    figure, (left, right) = style.canvas(2, panel=(4.6, 4.2))
-    path = heat.trajectory
-    depth = float(path.depths[-1])
-    matrix = mf.attention_matrix(path.flow.velocity.attention_at(depth), path.cloud(-1))
-    draw_attention(
-        matrix,
-        left,
-        leaders=heat.detection.leaders,
-        rank=heat.detection.following.rank,
-    )
-    end = planar.trajectory
-    scores = end.flow.velocity.attention_at(float(end.depths[-1]))
-    draw_leader_graph(
-        planar.trajectory.points[0],
-        mf.attention_matrix(scores, end.cloud(-1)),
-        right,
-        leaders=planar.detection.leaders,
-    )
-    right.set_title("who follows whom, at the first positions")
-    return lab.Picture(
-        figure,
-        f"Left: attention of {path.points.shape[1]} tokens in dimension "
-        f"{path.points.shape[2]} at depth {depth:.3g}, ordered by leader. Right: the "
-        "leaders of random tokens under a random layer of the plane, drawn where the "
-        "tokens started.",
-    )
-
-
-def polytope_movie(space) -> lab.Movie:
-    """Tokens of space on their way to the polytope."""
-    path = space.continued(np.linspace(0, 8, 161))
-    return lab.Movie(
-        path,
-        "Rescaled tokens of a cube under $V = I$, with their convex hull: it never "
-        "grows, and ends as the polytope of the leaders.",
-        draw=SpaceFrames(hull=True),
     )
 
 

@@ -260,24 +260,15 @@ SETTLING = ("line", "multiple of I", "simple leading", "double leading")
 
 def table(results) -> lab.Table:
     """What was said and found of each kind."""
-    rows = []
+    verdicts, rows = ["reached", "not reached", "undecided"], []
     for kind in KINDS:
         mine = [result for name, result in results if name == kind]
-        verdicts = Counter(result.verdict for result in mine)
-        rows.append(
-            [
-                kind,
-                mine[0].made_for,
-                sum(result.predicted == result.made_for for result in mine),
-                verdicts["reached"],
-                verdicts["not reached"],
-                verdicts["undecided"],
-            ]
-        )
-    columns = ["$V$", "limit", "predicted", "reached", "not reached", "undecided"]
-    return lab.Table(
-        columns, rows, f"Of {len(results) // len(KINDS)} layers of each kind."
-    )
+        predicted = sum(result.predicted == result.made_for for result in mine)
+        counts = Counter(result.verdict for result in mine)
+        numbers = [counts[verdict] for verdict in verdicts]
+        rows.append([kind, mine[0].made_for, predicted, *numbers])
+    caption = f"Of {len(results) // len(KINDS)} layers of each kind."
+    return lab.Table(["$V$", "limit", "predicted", *verdicts], rows, caption)
 
 
 def draw(results) -> lab.Picture:

@@ -24,7 +24,6 @@ from dataclasses import dataclass
 
 import jax.numpy as jnp
 import numpy as np
-from scipy.integrate import solve_ivp
 from scipy.special import expi
 
 import meanformer as mf
@@ -126,6 +125,12 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
     phases = compared(known_cloud(), np.geomspace(0.5, 1e4, parameters.columns))
     spectrum = terminal()
     ladder = compared(known_cloud(), LADDER)
+    fit = fit_low_temperature_bound(LADDER, DEPTHS, ladder.end_coupled)
+    shift = low_temperature_shift(softmax(), known_cloud(), DEPTHS, LADDER)
+    cloud = square_cloud(parameters.seed)
+    paths = compared(cloud, [10.0, 100.0, 300.0], DEPTHS / 3)
+    leads = mf.flows.run_hardmax(cloud, 0, step=1.0).is_leader[0]
+    start = np.asarray(cloud.points)
     return lab.Outcome(
         findings=[
             exact_finding(seeds),
@@ -137,12 +142,12 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
         ],
         pictures=[
             picture_of_betas(randoms, betas),
-            picture_of_paths(parameters),
-            picture_of_depths(ladder),
+            picture_of_paths(paths, Cells(start[leads])),
+            picture_of_depths(ladder, fit, shift),
             picture_of_phases(phases),
             picture_of_spectrum(spectrum),
         ],
-        tables=[table_of_fit(ladder)],
+        tables=[table_of_fit(fit)],
     )
 
 
@@ -190,18 +195,14 @@ def exact_finding(seeds):
 
 def by_scipy(cloud: mf.TokenCloud, beta: float, depth: float) -> np.ndarray:
     """The softmax flow by another program."""
-    start = np.asarray(cloud.points)
 
-    def velocity(_, flat):
-        points = flat.reshape(start.shape)
+    def velocity(_, points):
         scores = beta * points @ points.T
         shares = np.exp(scores - scores.max(axis=1, keepdims=True))
-        means = shares @ points / shares.sum(axis=1, keepdims=True)
-        return (means - points).ravel()
+        return shares @ points / shares.sum(axis=1, keepdims=True) - points
 
     options = {"method": "LSODA", "rtol": 1e-9, "atol": 1e-11}
-    solved = solve_ivp(velocity, (0, depth), start.ravel(), **options)
-    return solved.y[:, -1].reshape(start.shape)
+    return lab.by_scipy(velocity, cloud.points, [0, depth], **options)[-1]
 
 
 def leader_findings(randoms, betas):
@@ -336,14 +337,9 @@ def picture_of_betas(randoms, betas) -> lab.Picture:
     )
 
 
-def picture_of_paths(parameters: Parameters) -> lab.Picture:
+def picture_of_paths(paths: LowTemperature, cells: Cells) -> lab.Picture:
     """Paths of both flows over the cells of the hull."""
     figure, axes = style.canvas(3, panel=(3.3, 3.3))
-    cloud = square_cloud(parameters.seed)
-    paths = compared(cloud, [10.0, 100.0, 300.0], DEPTHS / 3)
-    start = np.asarray(cloud.points)
-    leads = mf.flows.run_hardmax(cloud, 0, step=1.0).is_leader[0]
-    cells = Cells(start[leads])
     for panel, beta, soft in zip(axes, paths.betas, paths.points, strict=True):
         draw_cells(cells, panel, opacity=0.25, is_labelled=False)
         apart = np.linalg.norm(soft[-1] - paths.limit_points[-1], axis=1) > 0.3
@@ -353,7 +349,7 @@ def picture_of_paths(parameters: Parameters) -> lab.Picture:
             colour = style.ORANGE if apart[token] else style.BLUE
             width = 2.0 if apart[token] else 1.1
             panel.plot(*soft[:, token].T, color=colour, linewidth=width)
-        panel.plot(*start.T, ".", color=style.INK, markersize=3)
+        panel.plot(*soft[0].T, ".", color=style.INK, markersize=3)
         panel.set_title(rf"$\beta = {beta:g}$")
     return lab.Picture(
         figure,
@@ -364,13 +360,11 @@ def picture_of_paths(parameters: Parameters) -> lab.Picture:
     )
 
 
-def picture_of_depths(ladder: LowTemperature) -> lab.Picture:
+def picture_of_depths(ladder: LowTemperature, fit, shift) -> lab.Picture:
     """Distances along depth, with the first-order shift and the fitted form."""
     figure, (left, right) = style.canvas(2, panel=(4.6, 3.4))
-    shift = low_temperature_shift(softmax(), known_cloud(), DEPTHS, ladder.betas)
     predicted = np.sqrt((shift**2).sum(axis=3).mean(axis=2))
     ends = ladder.end_coupled
-    fit = fit_low_temperature_bound(ladder.betas, DEPTHS, ends)
     form, later = fit(ladder.betas, DEPTHS), DEPTHS[1:]
     for index, beta in enumerate(ladder.betas):
         colour, label = style.PALETTE[index], rf"$\beta = 10^{{{np.log10(beta):.0f}}}$"
@@ -459,9 +453,8 @@ def picture_of_spectrum(spectrum: LowTemperature) -> lab.Picture:
     )
 
 
-def table_of_fit(ladder: LowTemperature) -> lab.Table:
+def table_of_fit(fit) -> lab.Table:
     """Constants of the published form, fitted."""
-    fit = fit_low_temperature_bound(ladder.betas, DEPTHS, ladder.end_coupled)
     row = [fit.growth, fit.decay, fit.rough, fit.far, fit.excess]
     return lab.Table(
         ["$C$", "$c$", "$a$", "$b$", "largest ratio"],

@@ -13,6 +13,7 @@ and then wait in the same way. Where unequal groups meet is another integral: ne
 point of squared masses, not at the barycentre.
 """
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,7 +31,7 @@ from meanformer.experiments.helpers.circle_walks import (
     walk_on_circle,
 )
 from meanformer.observables import TwoGroups, separation
-from meanformer.plotting import style
+from meanformer.plotting import draw_curves, mark_values, style
 
 RIGHT = np.pi / 2
 MEETING = 0.1  # the angle up to which a dwell time is taken
@@ -120,27 +121,30 @@ STAY = lab.observation(
 
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Compare integrals with tables, SciPy, asymptotics and flows."""
-    dwells = [dwell(beta, parameters.rtol) for beta in progress.over(DWELL, 0.3)]
-    points = [meeting(beta, parameters.rtol) for beta in progress.over(POINTS, 0.2)]
+    rtol = parameters.rtol
+    dwells = [dwell(beta, rtol) for beta in progress.over(DWELL, 0.3)]
+    points = [meeting(beta, rtol) for beta in progress.over(POINTS, 0.2)]
     betas = np.linspace(20, 45, parameters.groups)
-    several = [groups_walk(beta, parameters.rtol) for beta in progress.over(betas, 0.2)]
+    several = [groups_walk(beta, rtol) for beta in progress.over(betas, 0.2)]
+    joins = np.asarray(joins_of(several[-1]).depths)[2:]
+    closely = groups_walk(betas[-1], rtol, depths_around(joins, 1e3 * joins[-1]))
+    grid = np.linspace(1, 60, 119)
     return lab.Outcome(
         findings=[
             digits_finding(),
             integral_finding(),
-            flow_finding(dwells, parameters.rtol),
+            flow_finding(dwells, rtol),
             *growth_findings(parameters.largest),
             meeting_finding(points),
             clock_finding(),
             *groups_findings(betas, several),
         ],
         pictures=[
-            draw_times(),
+            draw_times(grid, np.array([laws(beta) for beta in grid])),
             draw_angles(dwells),
-            draw_points(points),
-            draw_groups(several[-1], betas[-1], parameters.rtol),
+            draw_groups(closely, betas[-1]),
         ],
-        tables=[dwell_table(dwells), groups_table(betas, several)],
+        tables=[groups_table(betas, several)],
     )
 
 
@@ -149,25 +153,24 @@ def two_groups(beta: float, masses=(0.5, 0.5), kind: str = "softmax") -> TwoGrou
     return TwoGroups(attention_on_circle(kind, beta), masses)
 
 
-def by_scipy(beta, start, end, masses=(0.5, 0.5), kind="softmax") -> float:
+def by_scipy(beta, start, masses=(0.5, 0.5), kind="softmax") -> float:
     """Logarithm of the dwell time by SciPy's quadrature, the law written out."""
     first, second = masses
-    shift = -beta * (np.cos(start) - 1)
 
     def slowness(angle):
         fall = np.exp(beta * (np.cos(angle) - 1))
         pulls = second / (first + second * fall) + first / (second + first * fall)
         pulls = first + second if kind == "unnormalised" else pulls
-        log_fall = beta * (np.cos(angle) - 1)
-        return np.exp(-log_fall - shift) / (pulls * np.sin(angle))
+        growth = np.exp(beta * (np.cos(start) - np.cos(angle)))
+        return growth / (pulls * np.sin(angle))
 
     # The integrand is concentrated near the start: each decade on its own.
-    ends = start - (start - end) * np.array([0, 1e-4, 1e-3, 1e-2, 0.1, 0.3, 1])
+    ends = start - (start - MEETING) * np.array([0, 1e-4, 1e-3, 1e-2, 0.1, 0.3, 1])
     parts = [
         scipy.integrate.quad(slowness, low, high, epsabs=0, epsrel=1e-12)[0]
-        for high, low in zip(ends[:-1], ends[1:], strict=True)
+        for high, low in itertools.pairwise(ends)
     ]
-    return float(shift + np.log(sum(parts)))
+    return float(beta * (1 - np.cos(start)) + np.log(sum(parts)))
 
 
 def dwell(beta: float, rtol: float) -> mf.Trajectory:
@@ -194,20 +197,12 @@ def digits_finding():
 
 def integral_finding():
     """Our integrals in logarithms against SciPy's."""
-    cases = [
-        (beta, start, MEETING, masses, kind)
-        for beta in (2.0, 30.0, 300.0)
-        for start in STARTS
-        for masses in ((0.5, 0.5), UNEQUAL)
-        for kind in ("softmax", "unnormalised")
-    ]
-    found = [
-        two_groups(beta, masses, kind).log_dwell_time(start, end)
-        for beta, start, end, masses, kind in cases
-    ]
+    kinds, masses = ("softmax", "unnormalised"), ((0.5, 0.5), UNEQUAL)
+    cases = list(itertools.product((2.0, 30.0, 300.0), STARTS, masses, kinds))
+    found = [two_groups(b, m, k).log_dwell_time(s, MEETING) for b, s, m, k in cases]
     return INTEGRAL.close_to(
         found,
-        [by_scipy(*case) for case in cases],
+        [by_scipy(beta, start, masses, kind) for beta, start, masses, kind in cases],
         tolerance=1e-9,
         source=lab.other_method("quadrature of the law by SciPy, in logarithms"),
     )
@@ -224,8 +219,8 @@ def flow_finding(dwells, rtol: float):
         rtol=rtol,
     )
     found = [float(joins_of(path).depths[0]) for path in [*dwells, skewed]]
-    exact = [by_scipy(beta, RIGHT, MEETING) for beta in DWELL]
-    exact.append(by_scipy(10.0, RIGHT, MEETING, UNEQUAL))
+    exact = [by_scipy(beta, RIGHT) for beta in DWELL]
+    exact.append(by_scipy(10.0, RIGHT, UNEQUAL))
     return FLOW.close_to(
         found,
         np.exp(exact),
@@ -244,7 +239,7 @@ def growth_findings(largest: float):
     slopes = np.diff(np.array(logs) + np.log(betas), axis=1)[:, 0] / np.diff(betas)
     cases = [(start, masses) for start in STARTS for masses in ((0.5, 0.5), UNEQUAL)]
     ratios = [
-        by_scipy(largest, start, MEETING, masses)
+        by_scipy(largest, start, masses)
         - two_groups(largest, masses).asymptotic_log_dwell_time(start)
         for start, masses in cases
     ]
@@ -303,18 +298,16 @@ def meeting_finding(points):
 def clock_finding():
     """Times in units of the initial waiting time."""
     start, end = CLOSED
-    found = [
-        np.exp(two_groups(beta).log_dwell_time(start, end) - beta * (1 - np.cos(start)))
-        for beta in CLOCK
-    ]
-    return CLOCKS.close_to(
-        found, list(CLOCK.values()), tolerance=6e-5, source=lab.tabulated()
-    )
+    waits = [two_groups(b).log_dwell_time(start, end) for b in CLOCK]
+    found = np.exp(waits - np.array(list(CLOCK)) * (1 - np.cos(start)))
+    digits = list(CLOCK.values())
+    return CLOCKS.close_to(found, digits, tolerance=6e-5, source=lab.tabulated())
 
 
-def groups_walk(beta: float, rtol: float) -> mf.Trajectory:
+def groups_walk(beta: float, rtol: float, depths=None) -> mf.Trajectory:
     """Groups of three and two tokens, until all are one."""
-    return walk_on_circle(GROUPS, beta, long_depths(1e20), merge=TIGHT, rtol=rtol)
+    depths = long_depths(1e20) if depths is None else depths
+    return walk_on_circle(GROUPS, beta, depths, merge=TIGHT, rtol=rtol)
 
 
 def groups_findings(betas, several):
@@ -341,71 +334,43 @@ def groups_findings(betas, several):
     )
 
 
-def dwell_table(dwells) -> lab.Table:
-    """Times by the flow, the integral and the asymptotic formula."""
-    rows = []
-    for beta, path in zip(DWELL, dwells, strict=True):
-        law = two_groups(beta)
-        asymptotic = float(np.exp(law.asymptotic_log_dwell_time(RIGHT)))
-        time = law.dwell_time(RIGHT, MEETING)
-        rows.append([beta, float(joins_of(path).depths[0]), time, asymptotic])
-    return lab.Table(
-        [r"$\beta$", "the flow", "the integral", "asymptotic formula"],
-        rows,
-        r"Depth at which two equal groups have closed from $\pi/2$ to $0.1$.",
-    )
-
-
 def groups_table(betas, several) -> lab.Table:
     """The two phases of groups of several tokens."""
-    rows = []
-    for beta, path in zip(betas, several, strict=True):
-        report = separation(mf.TokenCloud.from_angles(GROUPS), beta)
-        depths = np.asarray(joins_of(path).depths)
-        value, slow = report.value, report.log_group_gradient
-        rows.append([float(beta), value, slow, float(depths[2]), float(depths[3])])
+    cloud = mf.TokenCloud.from_angles(GROUPS)
+    rows = [
+        [beta, separation(cloud, beta).value, *joins_of(path).depths[2:]]
+        for beta, path in zip(betas, several, strict=True)
+    ]
     return lab.Table(
-        [
-            r"$\beta$",
-            r"$\beta(1-\cos(s-2\varepsilon))$",
-            r"$\log(e^{-\beta}|\mathrm{grad}\,E|)$, groups as points",
-            "$T_1$",
-            "$T_2$",
-        ],
+        [r"$\beta$", r"$\beta(1-\cos(s-2\varepsilon))$", "$T_1$", "$T_2$"],
         rows,
         "Three tokens and two: the separation at the start (at least $6.6$ is asked "
-        "for), the size of the gradient once the groups are points, the depth at which "
-        "they have tightened, and that at which they meet.",
+        "for), the depth at which they have tightened, and that at which they meet.",
     )
 
 
-def draw_times() -> lab.Picture:
+def laws(beta: float) -> list[list[float]]:
+    """Logarithms to base ten of dwell times and of the formula, for each start."""
+    law = two_groups(beta)
+    both = [
+        [law.log_dwell_time(start, MEETING), law.asymptotic_log_dwell_time(start)]
+        for start in STARTS
+    ]
+    return np.array(both) / np.log(10)
+
+
+def draw_times(betas: np.ndarray, logs: np.ndarray) -> lab.Picture:
     """Dwell times against beta, with the asymptotic formula."""
-    figure, (left, right) = style.canvas(2, panel=(4.6, 3.5))
-    betas = np.linspace(1, 60, 119)
-    for colour, start in zip(style.PALETTE, STARTS, strict=False):
-        laws = [two_groups(beta) for beta in betas]
-        logs = np.array([law.log_dwell_time(start, MEETING) for law in laws])
-        formula = np.array([law.asymptotic_log_dwell_time(start) for law in laws])
-        label = (
-            rf"$\varphi_0 = {start:.3g}$" if start != RIGHT else r"$\varphi_0=\pi/2$"
-        )
-        left.plot(betas, logs / np.log(10), color=colour, label=label)
-        left.plot(betas, formula / np.log(10), "--", color=style.INK, linewidth=0.9)
-        right.plot(betas, np.exp(formula - logs), color=colour)
-    tens = np.array(list(DWELL.values()))
-    left.plot(list(DWELL), np.log10(tens), "o", color=style.INK, label="tabulated")
-    right.axhline(1, color=style.INK, linestyle=":", linewidth=1)
-    left.set(xlabel=r"$\beta$", ylabel=r"$\log_{10}$ of the dwell time")
-    right.set(
-        xlabel=r"$\beta$", ylabel="asymptotic formula over dwell time", ylim=(0, 1.6)
-    )
-    left.legend(loc="upper left")
+    figure, axes = style.canvas(panel=(6.4, 3.5))
+    names = [rf"$\varphi_0 = {start:.3g}$" for start in STARTS]
+    draw_curves(betas, dict(zip(names, logs[:, :, 0].T, strict=True)), axes)
+    axes.plot(betas, logs[:, :, 1], "--", color=style.INK, linewidth=0.9)
+    axes.plot(list(DWELL), np.log10(list(DWELL.values())), "o", color=style.INK)
+    axes.set(xlabel=r"$\beta$", ylabel=r"$\log_{10}$ of the dwell time")
     return lab.Picture(
         figure,
-        r"Left: how long two equal groups stay apart, from $\varphi_0$ to $0.1$, by "
-        "the integral; dashed: the asymptotic formula; dots: the tabulated values. "
-        r"Right: the formula over the integral: it tends to one like $1 + O(1/\beta)$.",
+        r"How long two equal groups stay apart, from $\varphi_0$ to $0.1$, by the "
+        "integral; dashed: the asymptotic formula; dots: the tabulated values.",
     )
 
 
@@ -433,56 +398,19 @@ def draw_angles(dwells) -> lab.Picture:
     )
 
 
-def draw_points(points) -> lab.Picture:
-    """Meeting points against beta, and their limits."""
-    figure, axes = style.canvas(panel=(5.4, 3.3))
-    betas = np.geomspace(0.3, 3000, 81)
-    law = [two_groups(beta, UNEQUAL).meeting_point(RIGHT) for beta in betas]
-    axes.plot(betas, law, color=style.BLUE, label="softmax, by the integral")
-    axes.plot(
-        list(POINTS), points, "o", color=style.ORANGE, label="softmax, by the flow"
-    )
-    limit = two_groups(1.0, UNEQUAL).limit_meeting_point(RIGHT)
-    centre = two_groups(1.0, UNEQUAL, "unnormalised").limit_meeting_point(RIGHT)
-    axes.axhline(limit, color=style.INK, linestyle=":", linewidth=1)
-    axes.axhline(centre, color=style.INK, linestyle=":", linewidth=1)
-    axes.text(0.3, limit + 0.006, "squared masses", va="bottom")
-    axes.text(
-        3000, centre + 0.006, "barycentre (unnormalised)", va="bottom", ha="right"
-    )
-    axes.set(xscale="log", xlabel=r"$\beta$", ylabel="angle of the meeting point")
-    axes.set_ylim(0.22, 0.52)
-    axes.legend(loc="upper right", bbox_to_anchor=(1.0, 0.8))
-    return lab.Picture(
-        figure,
-        r"Where groups of masses $0.7$ at the angle $0$ and $0.3$ at $\pi/2$ meet: at "
-        r"the barycentre as $\beta \to 0$, at the point of squared masses as "
-        r"$\beta \to \infty$. Under unnormalised attention it is always the "
-        "barycentre.",
-    )
-
-
-def draw_groups(whole: mf.Trajectory, beta: float, rtol: float) -> lab.Picture:
-    """Groups of several tokens: angles and radii against depth."""
-    joins = np.asarray(joins_of(whole).depths)
-    depths = depths_around(joins[[2, 3]], 1e3 * joins[3])
-    path = walk_on_circle(GROUPS, beta, depths, merge=TIGHT, rtol=rtol)
+def draw_groups(path: mf.Trajectory, beta: float) -> lab.Picture:
+    """Groups of several tokens: angles and widths against depth."""
     figure, (above, below) = style.canvas(1, 2, panel=(6.0, 2.3), sharex=True)
     depths = np.asarray(path.depths)[1:]
-    angles = angles_of(np.asarray(path.points))[1:]
-    angles = np.where(angles > np.pi, angles - 2 * np.pi, angles)
-    first, last = np.asarray(joins_of(path).depths)[[2, 3]]
-    for token in range(5):
-        above.plot(depths, angles[:, token], linewidth=1.4)
-    spread = np.ptp(angles[:, :3], axis=1)
-    shown = (spread > 0) & (depths < first)
-    below.plot(depths[shown], spread[shown], color=style.BLUE, label="three tokens")
-    spread = np.ptp(angles[:, 3:], axis=1)
-    shown = (spread > 0) & (depths < first)
-    below.plot(depths[shown], spread[shown], color=style.ROSE, label="two tokens")
+    angles = (angles_of(np.asarray(path.points))[1:] + np.pi) % (2 * np.pi) - np.pi
+    first, last = np.asarray(joins_of(path).depths)[2:]
+    above.plot(depths, angles, linewidth=1.4)
+    for name, group in {"three tokens": angles[:, :3], "two": angles[:, 3:]}.items():
+        width = np.ptp(group, axis=1)
+        shown = (width > 0) & (depths < first)
+        below.plot(depths[shown], width[shown], label=name)
     for axes in (above, below):
-        for depth in (first, last):
-            axes.axvline(depth, color=style.INK, linestyle=":", linewidth=1)
+        mark_values([first, last], axes)
     above.text(first, 0.65, " $T_1$", ha="left")
     above.text(last, 0.65, "$T_2$ ", ha="right")
     above.set(ylabel="angle")
