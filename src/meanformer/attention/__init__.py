@@ -1,6 +1,7 @@
 """In-context maps: attention variants, masks, perceptrons, norms, compositions."""
 
 from meanformer.attention.abstract import AbstractAttention as AbstractAttention
+from meanformer.attention.abstract import AbstractExponential as AbstractExponential
 from meanformer.attention.abstract import AbstractInContextMap as AbstractInContextMap
 from meanformer.attention.abstract import standard_beta as standard_beta
 from meanformer.attention.adversarial import adversarial_cloud as adversarial_cloud

@@ -233,6 +233,36 @@ class AbstractAttention(AbstractInContextMap):
         r"""Return the weight of each token as seen from each query, $w_j$ included."""
 
 
+class AbstractExponential(AbstractAttention):
+    r"""An attention whose kernel is the exponential of the score.
+
+    A query pays the tokens $e^{\beta\langle Qx + b_Q, Ky\rangle - s}$, or the shares
+    that these are of their total. What is known of exponential kernels (energies, slow
+    phases, growth of modes on the sphere) is asked of maps of this kind.
+
+    Attributes:
+        is_normalised: whether it pays shares.
+    """
+
+    is_normalised: ClassVar[bool]
+
+    @property
+    @abc.abstractmethod
+    def score_shift(self) -> Float[Array, ""] | None:
+        """The number $s$ taken off every score; `None` for zero."""
+
+    @property
+    def shift_number(self) -> float:
+        """The shift as a number of Python."""
+        return 0.0 if self.score_shift is None else float(self.score_shift)
+
+    def shifted(self, log_mass: Float[Array, "..."]) -> Float[Array, "..."]:
+        """Return logarithms of masses, or scores, less the shift."""
+        if self.score_shift is None:
+            return log_mass
+        return log_mass - self.score_shift.astype(log_mass.dtype)
+
+
 def standard_beta(query: Float[Array, "k d"]) -> float:
     r"""Return $1/\sqrt{k}$, the inverse temperature of ordinary transformers."""
     return 1 / math.sqrt(query.shape[0])

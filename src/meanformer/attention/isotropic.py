@@ -3,9 +3,7 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from meanformer.attention.abstract import AbstractInContextMap
-from meanformer.attention.kernels import Unnormalised
-from meanformer.attention.softmax import Softmax
+from meanformer.attention.abstract import AbstractExponential, AbstractInContextMap
 from meanformer.errors import Overflow, Unsupported, is_concrete
 from meanformer.numerics.multiples import multiple_of_identity
 
@@ -28,7 +26,7 @@ def isotropic_factors(
         is_attracting: require both numbers to be positive.
         with_flat: allow $b = 0$ all the same.
     """
-    if not isinstance(layer, Softmax | Unnormalised):
+    if not isinstance(layer, AbstractExponential):
         raise Unsupported(
             f"layer is {type(layer).__name__}; {topic} are for Softmax and "
             "Unnormalised attention."

@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 
 from meanformer.attention.abstract import (
     AbstractAttention,
+    AbstractExponential,
     check_function,
     number,
     parameter,
@@ -97,7 +98,7 @@ class Linear(AbstractAttention):
         return jnp.where(is_enough[:, None], sums / safe_mass[:, None], 0)
 
 
-class Unnormalised(AbstractAttention):
+class Unnormalised(AbstractExponential):
     r"""Softmax attention without its denominator.
 
     $$\Gamma[\mu](x) = \int e^{\beta\langle Qx,Ky\rangle - s}\,Vy\,\mathrm{d}\mu(y)
@@ -122,6 +123,7 @@ class Unnormalised(AbstractAttention):
         "the velocity grows like x exp(c x^2), so that mass is lost at infinity at once"
     )
 
+    is_normalised: ClassVar[bool] = False
     # Without a value, not zero: runs from before there was a choice keep their names.
     shift: Float[Array, ""] | None = parameter("shift", default=None, kw_only=True)
 
@@ -130,11 +132,10 @@ class Unnormalised(AbstractAttention):
             check_shape("shift", self.shift, ())
             check_finite("shift", self.shift)
 
-    def shifted(self, log_mass: Float[Array, "..."]) -> Float[Array, "..."]:
-        """Return logarithms of masses, or scores, less the shift."""
-        if self.shift is None:
-            return log_mass
-        return log_mass - self.shift.astype(log_mass.dtype)
+    @property
+    def score_shift(self) -> Float[Array, ""] | None:
+        """The number taken off every score; `None` for zero."""
+        return self.shift
 
     def attend(
         self, mu: AbstractContext, x: Float[Array, "m d"]

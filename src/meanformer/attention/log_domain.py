@@ -11,10 +11,8 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
-from meanformer.attention.abstract import AbstractAttention, AbstractInContextMap
+from meanformer.attention.abstract import AbstractExponential, AbstractInContextMap
 from meanformer.attention.composition import MultiHead, Sum
-from meanformer.attention.kernels import Unnormalised
-from meanformer.attention.softmax import Softmax
 from meanformer.errors import Unsupported, is_concrete
 from meanformer.numerics.matrices import matmul
 
@@ -125,7 +123,7 @@ def check_resting(gamma: AbstractInContextMap) -> None:
     matrix is refused.
     """
     for head in _heads(gamma):
-        if not isinstance(head, Softmax | Unnormalised):
+        if not isinstance(head, AbstractExponential):
             raise Unsupported(
                 f"LongDepth() cannot follow {type(head).__name__}; it knows Softmax, "
                 "Unnormalised, and sums and heads of these: use Adaptive() or Stiff()."
@@ -144,7 +142,7 @@ def _heads(gamma: AbstractInContextMap) -> tuple[AbstractInContextMap, ...]:
     return tuple(head for part in parts for head in _heads(part))
 
 
-def _check_values(head: AbstractAttention) -> None:
+def _check_values(head: AbstractExponential) -> None:
     if head.value_bias is not None:
         raise Unsupported(
             "value_bias moves a token that sees only itself, so no phase is slow and "
@@ -183,7 +181,7 @@ def _largest_apart(
 
 
 def _exponents(
-    head: AbstractAttention,
+    head: AbstractExponential,
     queries: Float[Array, "n d"],
     points: Float[Array, "n d"],
     weights: Float[Array, " n"],
@@ -193,17 +191,15 @@ def _exponents(
     scores = matmul(head.tilts(queries), points.T)
     masked = jnp.where(present[None, :], scores, -jnp.inf)
     exponents = masked + jnp.log(jnp.where(present, weights, 1))[None, :]
-    if isinstance(head, Softmax):
+    if head.is_normalised:
         highest = exponents.max(axis=1, keepdims=True)
         total = jnp.exp(exponents - highest).sum(axis=1, keepdims=True)
         exponents = exponents - highest - jnp.log(total)
-    if isinstance(head, Unnormalised):
-        exponents = head.shifted(exponents)
-    return exponents
+    return head.shifted(exponents)
 
 
 def _shares(
-    head: AbstractAttention, exponents: Float[Array, "n n"]
+    head: AbstractExponential, exponents: Float[Array, "n n"]
 ) -> Float[Array, "n n"]:
     """Return attention times the multiple of the tokens that the values are."""
     return head.value[0, 0] * jnp.exp(exponents)
@@ -216,7 +212,7 @@ def _projected(
 
 
 def _pull(
-    head: AbstractAttention,
+    head: AbstractExponential,
     points: Float[Array, "n d"],
     exponents: Float[Array, "n n"],
 ) -> _Pull:

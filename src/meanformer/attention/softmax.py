@@ -1,14 +1,18 @@
 """Row-normalised attention: softmax and L2, tilted means of the context."""
 
 import abc
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from meanformer.attention.abstract import AbstractAttention, checked_range
+from meanformer.attention.abstract import (
+    AbstractAttention,
+    AbstractExponential,
+    checked_range,
+)
 from meanformer.errors import InvalidInput, Unsupported, check_choice, is_concrete
 from meanformer.measures import AbstractContext
 from meanformer.measures.cloud import AbstractCloud
@@ -105,7 +109,7 @@ class AbstractTilting(AbstractAttention):
         return self.view(mu, x).shares()
 
 
-class Softmax(AbstractTilting):
+class Softmax(AbstractTilting, AbstractExponential):
     r"""Softmax attention, the usual one.
 
     $$\Gamma[\mu](x) = V \int y\, p_x(\mathrm{d}y), \qquad
@@ -115,6 +119,13 @@ class Softmax(AbstractTilting):
     $V\nabla\Lambda_\mu(\beta A x)$, $A = K^\top Q$. Its derivative in the query is
     $\beta V \mathrm{Cov}_{p_x} A$. Cost on a cloud: $O(mnd)$ time.
     """
+
+    is_normalised: ClassVar[bool] = True
+
+    @property
+    def score_shift(self) -> None:
+        """None: shares do not see it."""
+        return
 
     def view(self, mu: AbstractContext, x: Float[Array, "m d"]) -> View:
         r"""Return the context itself, and $\beta K^\top(Qx+b_Q)$."""

@@ -6,7 +6,7 @@ import equinox as eqx
 import numpy as np
 from jaxtyping import Bool, Float
 
-from meanformer.attention import Softmax, Unnormalised
+from meanformer.attention import AbstractExponential
 from meanformer.errors import InvalidInput, as_integer, as_number, check
 from meanformer.mean_field.balance import Balance
 from meanformer.mean_field.continuation import Branch, Place
@@ -97,7 +97,7 @@ class StationaryBranch(eqx.Module):
 
 
 def stationary_branch(
-    attention: Softmax | Unnormalised,
+    attention: AbstractExponential,
     *,
     until: float | None = None,
     dimension: SupportsIndex | None = None,

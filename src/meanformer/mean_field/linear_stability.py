@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, ScalarLike
 
-from meanformer.attention import Softmax, Unnormalised
+from meanformer.attention import AbstractExponential
 from meanformer.attention.isotropic import isotropic_factors
 from meanformer.errors import (
     InvalidInput,
@@ -26,7 +26,7 @@ ROUNDINGS = 64
 
 
 def growth_rates(
-    attention: Softmax | Unnormalised,
+    attention: AbstractExponential,
     degrees: ArrayLike | range,
     *,
     dimension: SupportsIndex | None = None,
@@ -79,7 +79,7 @@ class FastestDegree(eqx.Module):
 
 
 def fastest_degree(
-    attention: Softmax | Unnormalised,
+    attention: AbstractExponential,
     *,
     dimension: SupportsIndex | None = None,
     noise: ScalarLike | None = None,
@@ -123,7 +123,7 @@ def fastest_degree(
 
 
 def predicted_clusters(
-    attention: Softmax | Unnormalised, *, noise: ScalarLike | None = None
+    attention: AbstractExponential, *, noise: ScalarLike | None = None
 ) -> int:
     r"""Predict how many clusters emerge on the circle from a nearly uniform start.
 
@@ -176,10 +176,10 @@ def _relative(
 
 
 def _speed(
-    attention: Softmax | Unnormalised, dimension: int, factor: Float[Array, ""]
+    attention: AbstractExponential, dimension: int, factor: Float[Array, ""]
 ) -> Float[Array, ""]:
     """Return how much faster the flow is than that of softmax attention."""
-    if not isinstance(attention, Unnormalised):
+    if attention.is_normalised:
         return jnp.ones_like(factor)
     log_speed = attention.shifted(log_zonal_mass(dimension, factor))
     largest = math.log(float(jnp.finfo(log_speed.dtype).max))

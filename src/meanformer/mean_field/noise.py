@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from meanformer.attention import Softmax, Unnormalised
+from meanformer.attention import AbstractExponential
 from meanformer.attention.isotropic import isotropic_factors
 from meanformer.errors import Overflow, Unsupported, as_integer, as_number, check
 from meanformer.numerics.special.zonal import log_zonal_mass, zonal_ratios
@@ -59,7 +59,7 @@ class Attraction(NamedTuple):
 
 
 def attraction(
-    attention: Softmax | Unnormalised, dimension: SupportsIndex | None = None
+    attention: AbstractExponential, dimension: SupportsIndex | None = None
 ) -> Attraction:
     r"""Read what stationary states need off an attention that attracts.
 
@@ -74,21 +74,20 @@ def attraction(
         dimension = attention.input_dimension
     size = as_integer("dimension", dimension, least=2)
     log_unit = math.log(beta / float(value))
-    if isinstance(attention, Unnormalised):
+    if not attention.is_normalised:
         with jax.enable_x64(True):
             log_unit -= float(_log_zonal_mass(size, jnp.asarray(beta, float)))
-        log_unit += 0.0 if attention.shift is None else float(attention.shift)
+        log_unit += attention.shift_number
     if abs(log_unit) > 690:
         raise Overflow(
             f"the critical kappa is about exp({log_unit:.6g}), not a number; take the "
             "factor exp(beta) out of the attention by Unnormalised(..., shift=beta)."
         )
-    is_softmax = not isinstance(attention, Unnormalised)
-    return Attraction(size, beta, is_softmax, math.exp(log_unit))
+    return Attraction(size, beta, attention.is_normalised, math.exp(log_unit))
 
 
 def critical_kappa(
-    attention: Softmax | Unnormalised,
+    attention: AbstractExponential,
     *,
     dimension: SupportsIndex | None = None,
     degree: SupportsIndex = 1,
@@ -124,7 +123,7 @@ def critical_kappa(
 
 
 def critical_noise(
-    attention: Softmax | Unnormalised, *, dimension: SupportsIndex | None = None
+    attention: AbstractExponential, *, dimension: SupportsIndex | None = None
 ) -> float:
     r"""Return the strength of noise below which the uniform measure is unstable.
 
@@ -186,7 +185,7 @@ def tricritical_beta(dimension: SupportsIndex) -> float:
 
 
 def branch_curvature(
-    attention: Softmax | Unnormalised,
+    attention: AbstractExponential,
     *,
     dimension: SupportsIndex | None = None,
     degree: SupportsIndex = 1,

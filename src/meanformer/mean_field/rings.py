@@ -15,10 +15,9 @@ from jaxtyping import Array, Float
 
 from meanformer.attention import (
     AbstractAttention,
+    AbstractExponential,
     AbstractInContextMap,
     Linear,
-    Softmax,
-    Unnormalised,
 )
 from meanformer.attention.abstract import checked_queries
 from meanformer.errors import Unsupported, as_integer, check, is_concrete
@@ -57,7 +56,7 @@ class Axisymmetric(AbstractInContextMap):
     dimension: int = eqx.field(static=True)
 
     def __init__(self, attention: AbstractAttention, dimension: SupportsIndex):
-        if not isinstance(attention, Softmax | Unnormalised | Linear):
+        if not isinstance(attention, AbstractExponential | Linear):
             raise Unsupported(
                 f"attention is {type(attention).__name__}; between rings it must be "
                 "Softmax, Unnormalised or Linear."
@@ -98,7 +97,7 @@ class Axisymmetric(AbstractInContextMap):
         It is the `energy` of the measure on the sphere, for softmax and unnormalised
         attention with the `shift` $s$.
         """
-        if not isinstance(self.attention, Softmax | Unnormalised):
+        if not isinstance(self.attention, AbstractExponential):
             raise Unsupported("linear attention between rings has no energy here.")
         temperature = self.attention.temperature
         check(
@@ -106,9 +105,7 @@ class Axisymmetric(AbstractInContextMap):
             "beta is 0, where the energy is not defined; take a small one.",
         )
         tilts = self.attention.tilts(rings.points)
-        log_mass = self.context(rings).log_laplace(tilts)
-        if isinstance(self.attention, Unnormalised):
-            log_mass = self.attention.shifted(log_mass)
+        log_mass = self.attention.shifted(self.context(rings).log_laplace(tilts))
         mass = jnp.where(rings.weights > 0, jnp.exp(log_mass), 0)
         return jnp.dot(rings.weights, mass) / (2 * temperature)
 

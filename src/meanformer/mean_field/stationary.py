@@ -6,7 +6,7 @@ import equinox as eqx
 import numpy as np
 from jaxtyping import Float
 
-from meanformer.attention import Softmax, Unnormalised
+from meanformer.attention import AbstractExponential
 from meanformer.errors import as_doubles, as_integer, as_number, check
 from meanformer.mean_field.balance import (
     Balance,
@@ -113,7 +113,7 @@ class StationaryState(eqx.Module):
 
 
 def stationary_state(
-    attention: Softmax | Unnormalised,
+    attention: AbstractExponential,
     kappa: float,
     *,
     dimension: SupportsIndex | None = None,

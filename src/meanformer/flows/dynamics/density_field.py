@@ -15,12 +15,11 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from meanformer.attention import (
+    AbstractExponential,
     AbstractInContextMap,
     MultiHead,
     Perceptron,
-    Softmax,
     Sum,
-    Unnormalised,
 )
 from meanformer.errors import is_concrete
 from meanformer.flows.dynamics.state import all_finite
@@ -122,7 +121,7 @@ def _is_round(gamma: AbstractInContextMap) -> bool:
         return all(map(_is_round, gamma.maps))
     if isinstance(gamma, MultiHead):
         return all(map(_is_round, gamma.heads))
-    if not isinstance(gamma, Softmax | Unnormalised) or gamma.query_bias is not None:
+    if not isinstance(gamma, AbstractExponential) or gamma.query_bias is not None:
         return False
     if not is_concrete(gamma.score):
         return False

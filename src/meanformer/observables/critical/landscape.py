@@ -5,12 +5,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from meanformer.attention import (
-    AbstractInContextMap,
-    Perceptron,
-    Softmax,
-    Unnormalised,
-)
+from meanformer.attention import AbstractExponential, AbstractInContextMap, Perceptron
 from meanformer.errors import InvalidInput, Unsupported
 from meanformer.observables.energy.potentials import Units, units_of
 from meanformer.observables.energy.structure import (
@@ -126,7 +121,7 @@ def landscape_of(layer: AbstractInContextMap) -> Landscape:
     terms = terms_of(layer)
     kernels, units = [], []
     for term in terms:
-        if isinstance(term, Softmax | Unnormalised):
+        if isinstance(term, AbstractExponential):
             factor = 1.0 if len(terms) == 1 else float(factor_in_sum(term))
             kernels.append(_kernel(term, factor))
         elif isinstance(term, Perceptron):
@@ -150,12 +145,7 @@ def landscape_of(layer: AbstractInContextMap) -> Landscape:
     return Landscape(layer, kernels, units, convexity, dimension, dtype_of(layer))
 
 
-def _kernel(term: Softmax | Unnormalised, factor: float) -> Kernel:
-    shift = getattr(term, "shift", None)
+def _kernel(term: AbstractExponential, factor: float) -> Kernel:
     score = np.asarray(term.score, np.float64)
-    return Kernel(
-        factor,
-        float(term.temperature),
-        (score + score.T) / 2,
-        0.0 if shift is None else float(shift),
-    )
+    beta = float(term.temperature)
+    return Kernel(factor, beta, (score + score.T) / 2, term.shift_number)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from meanformer.attention import (
+    AbstractExponential,
     AbstractInContextMap,
     Linear,
     Perceptron,
@@ -20,12 +21,7 @@ from meanformer.attention import (
 from meanformer.errors import InvalidInput, Overflow, Unsupported, check, is_concrete
 from meanformer.flows import Constant, Flow, Trajectory
 from meanformer.geometry import Sphere
-from meanformer.measures import (
-    AbstractMeasure,
-    FourierDensity,
-    TokenCloud,
-    quadrature,
-)
+from meanformer.measures import AbstractMeasure, FourierDensity, TokenCloud, quadrature
 from meanformer.numerics.sinkhorn.algorithm import entropic_energy
 from meanformer.observables.energy.potentials import units_of
 from meanformer.observables.energy.structure import (
@@ -102,11 +98,10 @@ def _of_exponential(layer, mu):
 
 
 def log_kernel_mass(
-    layer: Unnormalised | Softmax, mu: AbstractMeasure, x: Float[Array, "m d"]
+    layer: AbstractExponential, mu: AbstractMeasure, x: Float[Array, "m d"]
 ) -> Float[Array, " m"]:
     r"""Return $\log\int e^{\beta y^\top A x - s}\,\mathrm{d}\mu(y)$ at each point."""
-    log_mass = mu.log_laplace(layer.tilts(x))
-    return layer.shifted(log_mass) if isinstance(layer, Unnormalised) else log_mass
+    return layer.shifted(mu.log_laplace(layer.tilts(x)))
 
 
 @_energy.register(Sigmoid)

@@ -7,9 +7,9 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from meanformer.attention import (
+    AbstractExponential,
     AbstractInContextMap,
     Perceptron,
-    Softmax,
     Sum,
     Unnormalised,
 )
@@ -298,8 +298,8 @@ def perturbed(
     return cloud.moved(space.retract(moved))
 
 
-def _with_energy(layer: AbstractInContextMap) -> Softmax | Unnormalised:
-    if not isinstance(layer, Softmax | Unnormalised):
+def _with_energy(layer: AbstractInContextMap) -> AbstractExponential:
+    if not isinstance(layer, AbstractExponential):
         raise Unsupported(
             f"layer is {type(layer).__name__}; the exponential energy belongs to "
             "Softmax and Unnormalised."
@@ -329,7 +329,7 @@ def _ascent(layer: AbstractInContextMap) -> AbstractInContextMap:
         layer.key,
         layer.score,
         beta=layer.beta,
-        shift=layer.shift if isinstance(layer, Unnormalised) else None,
+        shift=layer.score_shift,
         allow_negative_beta=layer.allow_negative_beta,
     )
 

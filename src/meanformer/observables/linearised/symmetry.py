@@ -6,11 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from meanformer.attention import (
+    AbstractExponential,
     AbstractInContextMap,
     Perceptron,
     Sigmoid,
-    Softmax,
-    Unnormalised,
 )
 from meanformer.measures import TokenCloud
 from meanformer.numerics.multiples import agree
@@ -41,7 +40,7 @@ def free_spaces(layer: AbstractInContextMap, slack: float) -> list[np.ndarray]:
     """
     matrices, vectors = [], []
     for term in terms_of(layer):
-        if isinstance(term, Softmax | Unnormalised | Sigmoid) and not _has_bias(term):
+        if isinstance(term, AbstractExponential | Sigmoid) and not _has_bias(term):
             matrices += [term.temperature * term.score, term.value]
         elif isinstance(term, Perceptron):
             vectors += [term.weights_in, term.weights_out.T]
@@ -95,5 +94,5 @@ def _is_eigenspace(matrix: np.ndarray, space: np.ndarray, slack: float) -> bool:
     return bool(np.abs(image - level * space).max() <= slack)
 
 
-def _has_bias(layer: Softmax | Unnormalised | Sigmoid) -> bool:
+def _has_bias(layer: AbstractExponential | Sigmoid) -> bool:
     return layer.query_bias is not None or layer.value_bias is not None

@@ -14,12 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from meanformer.attention import (
-    AbstractInContextMap,
-    Perceptron,
-    Softmax,
-    Unnormalised,
-)
+from meanformer.attention import AbstractExponential, AbstractInContextMap, Perceptron
 from meanformer.attention.pointwise import AbstractPointwise
 from meanformer.geometry import AbstractSpace, Euclidean, Sphere
 from meanformer.measures import TokenCloud
@@ -44,13 +39,13 @@ def has_parts(space: AbstractSpace, terms: tuple[AbstractInContextMap, ...]) -> 
 
 def is_plain(layer: AbstractInContextMap) -> bool:
     """Whether a layer is softmax or unnormalised attention without bias."""
-    if not isinstance(layer, Softmax | Unnormalised):
+    if not isinstance(layer, AbstractExponential):
         return False
     return layer.query_bias is None and layer.value_bias is None
 
 
 def attention_part(
-    layer: Softmax | Unnormalised,
+    layer: AbstractExponential,
     cloud: TokenCloud,
     log_rows: np.ndarray,
     *,
@@ -72,7 +67,7 @@ def attention_part(
     blocks = pairs.blocks(pulls) * shares[:, None, :, None]
     every = np.arange(len(points))
     blocks[every, :, every, :] = pairs.own_blocks(pulls, shares)
-    if is_exact and isinstance(layer, Softmax):
+    if is_exact and layer.is_normalised:
         blocks -= pairs.normalisation(velocity, layer, cloud)
     return Part(velocity, flat(blocks))
 
@@ -111,7 +106,7 @@ class Pairs(NamedTuple):
     value: np.ndarray
 
     @classmethod
-    def of(cls, layer: Softmax | Unnormalised, points: np.ndarray) -> "Pairs":
+    def of(cls, layer: AbstractExponential, points: np.ndarray) -> "Pairs":
         """Return the pairs of points under an attention."""
         return cls(points, tangent_basis(Sphere(), points), *on_host(layer))
 
@@ -158,7 +153,7 @@ class Pairs(NamedTuple):
         )
 
     def normalisation(
-        self, velocity: np.ndarray, layer: Softmax, cloud: TokenCloud
+        self, velocity: np.ndarray, layer: AbstractExponential, cloud: TokenCloud
     ) -> np.ndarray:
         """Return velocities times the derivatives of the logarithms of the masses."""
         shares = np.exp(log_shares(layer, cloud))
@@ -168,14 +163,14 @@ class Pairs(NamedTuple):
         return velocity[:, :, None, None] * changes[:, None]
 
 
-def log_shares(layer: Softmax | Unnormalised, cloud: TokenCloud) -> np.ndarray:
+def log_shares(layer: AbstractExponential, cloud: TokenCloud) -> np.ndarray:
     """Return the logarithms of the weights with which tokens see each other."""
     points = unit_rows(cloud)
     score, _ = on_host(layer)
     logs = points @ score.T @ points.T + np.log(np.asarray(cloud.weights, np.float64))
-    if isinstance(layer, Softmax):
+    if layer.is_normalised:
         return logs - np.logaddexp.reduce(logs, axis=1)[:, None]
-    return logs if layer.shift is None else logs - float(layer.shift)
+    return logs - layer.shift_number
 
 
 def tangent_basis(space: AbstractSpace, rows: np.ndarray) -> np.ndarray:
@@ -284,7 +279,7 @@ def _on_host(held: _Held) -> tuple[np.ndarray, ...]:
         constant = jnp.zeros(()) if layer.bias_out is None else layer.bias_out
         arrays = layer.weights_in, layer.bias_in, layer.weights_out.T, constant
     else:
-        assert isinstance(layer, Softmax | Unnormalised)
+        assert isinstance(layer, AbstractExponential)
         arrays = layer.temperature * layer.score, layer.value
     return tuple(np.asarray(array, np.float64) for array in arrays)
 

@@ -1,11 +1,11 @@
 """Tokens that attract each other by their inner products alone: which layers do so."""
 
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 from jaxtyping import ArrayLike
 
-from meanformer.attention import AbstractInContextMap, Softmax, Unnormalised
+from meanformer.attention import AbstractExponential, AbstractInContextMap
 from meanformer.attention.isotropic import isotropic_factors
 from meanformer.errors import Unsupported, check, is_concrete
 from meanformer.flows import Constant, Flow
@@ -46,12 +46,9 @@ def attraction_of(
         is_concrete(beta) and is_concrete(speed),
         f"{topic} need known matrices; call this outside of jit.",
     )
-    shift = layer.shift if isinstance(layer, Unnormalised) else None
+    kernel = cast(AbstractExponential, layer)
     return Attraction(
-        isinstance(layer, Softmax),
-        float(beta),
-        float(speed),
-        0.0 if shift is None else float(shift),
+        kernel.is_normalised, float(beta), float(speed), kernel.shift_number
     )
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from meanformer.attention import Softmax, Unnormalised
+from meanformer.attention import AbstractExponential, Unnormalised
 from meanformer.flows import Constant, Flow, Trajectory
 from meanformer.flows.dynamics.merging import Merges
 from meanformer.geometry import Sphere
@@ -306,7 +306,7 @@ def _middle(
     return int(inside[np.abs(logs - np.log(least * high) / 2).argmin()])
 
 
-def normalised(layer: Softmax | Unnormalised, beta: float) -> Unnormalised:
+def normalised(layer: AbstractExponential, beta: float) -> Unnormalised:
     """Return the layer whose energy is at most one over twice beta."""
     return Unnormalised(
         layer.query, layer.key, layer.score, beta=layer.beta, shift=beta
