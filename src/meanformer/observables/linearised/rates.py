@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from meanformer.attention import AbstractInContextMap, Softmax, Unnormalised
+from meanformer.attention import AbstractExponential, AbstractInContextMap
 from meanformer.attention.pointwise import AbstractPointwise
 from meanformer.flows import Flow
 from meanformer.geometry import AbstractSpace
@@ -73,7 +73,7 @@ def scaled(
     parts = [
         attention_part(term, cloud, log_rows, is_exact=len(terms) > 1)
         for term in terms
-        if isinstance(term, Softmax | Unnormalised)
+        if isinstance(term, AbstractExponential)
     ]
     factors = np.exp(np.minimum(-log_rows, 700))[:, None]
     for part in fixed:
@@ -254,7 +254,7 @@ def _log_rows(terms, cloud: TokenCloud, fixed) -> np.ndarray:
     """Return the logarithm of the largest that each token feels, of any term."""
     logs = [np.full(cloud.count, -np.inf)]
     for term in terms:
-        if isinstance(term, Softmax | Unnormalised):
+        if isinstance(term, AbstractExponential):
             seen = log_shares(term, cloud)
             if not Pairs.of(term, unit_rows(cloud)).own.any():
                 np.fill_diagonal(seen, -np.inf)
@@ -288,6 +288,6 @@ def _steepness(terms: tuple[AbstractInContextMap, ...]) -> float:
     tops = [
         np.linalg.norm(np.asarray(term.temperature * term.score, np.float64), 2)
         for term in terms
-        if isinstance(term, Softmax | Unnormalised)
+        if isinstance(term, AbstractExponential)
     ]
     return float(10 * (1 + max(tops, default=0.0)))
