@@ -53,17 +53,14 @@ def _arithmetic() -> Iterator[tuple[str, str]]:
 
 
 def _choice_of_sums() -> str:
-    """From how many tokens on sums are fast, by what is known of this machine."""
-    from meanformer.numerics.fourier.costs import Costs, costs
+    """From how many tokens on sums are fast."""
     from meanformer.numerics.fourier.sums import Auto, missing, smallest_fast_count
 
     reason = missing()
     if reason is not None:
         return f"exact, since {reason}"
-    known = costs()
-    origin = "default costs" if known == Costs() else "costs measured here"
     counts = [f"{smallest_fast_count(Auto(), k)} in {k}-d" for k in (1, 2, 3)]
-    return f"fast from about {', '.join(counts)} ({origin})"
+    return f"fast from about {', '.join(counts)}"
 
 
 def _kinds_of_movies() -> str:

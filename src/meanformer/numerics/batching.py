@@ -9,22 +9,16 @@ from jaxtyping import Array, Bool
 
 
 @jax.custom_batching.custom_vmap
-def any_in_batch(condition: Bool[Array, ""]) -> Bool[Array, ""]:
+def any_in_batch(condition: Bool[Array, "*shape"]) -> Bool[Array, "*shape"]:
     """Return the condition; within `vmap`, whether it holds anywhere in the batch."""
     return condition
 
 
 @any_in_batch.def_vmap
 def _join_conditions(axis_size, in_batched, condition):
-    return any_in_batch(jnp.any(condition)), False
+    return any_in_batch(jnp.any(condition, axis=0)), False
 
 
-@jax.custom_batching.custom_vmap
-def all_in_batch(conditions: Bool[Array, " l"]) -> Bool[Array, " l"]:
-    """Return the conditions; within `vmap`, which hold everywhere in the batch."""
-    return conditions
-
-
-@all_in_batch.def_vmap
-def _meet_conditions(axis_size, in_batched, conditions):
-    return all_in_batch(jnp.all(conditions, axis=0)), False
+def all_in_batch(condition: Bool[Array, "*shape"]) -> Bool[Array, "*shape"]:
+    """Return the condition; within `vmap`, whether it holds everywhere in the batch."""
+    return ~any_in_batch(~condition)

@@ -1,4 +1,4 @@
-"""The choice between exact and fast sums: by cost, with reasons, kept between runs."""
+"""The choice between exact and fast sums: by cost, with reasons."""
 
 import dataclasses
 import sys
@@ -9,25 +9,12 @@ import numpy as np
 import pytest
 
 import meanformer as mf
-from meanformer.files import keep_numbers, kept_numbers
-from meanformer.numerics.fourier import costs as costs_module
-from meanformer.numerics.fourier.costs import Costs
+from meanformer.numerics.fourier.costs import fast_seconds
 from meanformer.numerics.fourier.levels import GAUSSIAN, Level, full_ladder
 from meanformer.numerics.fourier.sums import Auto, Fourier
 from meanformer.numerics.pair_sums.pairs import Pairs, thinned
+from meanformer.numerics.pair_sums.plans import Sizes
 from meanformer.numerics.pair_sums.sums import Blocked
-
-DEFAULTS = Costs()
-
-
-@pytest.fixture
-def costs(monkeypatch):
-    """The default costs, whatever was measured here."""
-    for module in ("sums", "plans"):
-        name = f"meanformer.numerics.fourier.{module}.costs"
-        monkeypatch.setattr(name, lambda: DEFAULTS)
-    measured = "meanformer.numerics.fourier.sums.measured_costs"
-    monkeypatch.setattr(measured, lambda: DEFAULTS)
 
 
 def sphere(count, dimension=3):
@@ -41,28 +28,28 @@ def pairs_of(count, dimension=3):
     return Pairs(4 * points, points, jnp.full(count, 1 / count)), points
 
 
-def test_few_tokens_are_summed_exactly_and_many_are_not(costs):
+def test_few_tokens_are_summed_exactly_and_many_are_not():
     assert Auto().ladder(*pairs_of(1000)) is None
     assert Auto().ladder(*pairs_of(50_000)) is not None
 
 
-def test_many_dimensions_are_summed_exactly(costs):
+def test_many_dimensions_are_summed_exactly():
     assert Auto().ladder(*pairs_of(50_000, 4)) is None
 
 
-def test_levels_slower_than_the_exact_sum_are_left_out(costs):
+def test_levels_slower_than_the_exact_sum_are_left_out():
     pairs, values = pairs_of(20_000)
     everything = full_ladder(3, 1e-8, jnp.dtype(jnp.float64))
     kept = Auto().ladder(pairs, values)
     assert 0 < len(kept.levels) < len(everything.levels)
-    sizes = 20_000, 20_000, 3, 4
+    sizes = Sizes(20_000, 20_000, 3, 4)
     for level in everything.levels:
-        is_faster = DEFAULTS.fast(level, *sizes) < DEFAULTS.exact(*sizes)
+        is_faster = fast_seconds(level, sizes) < sizes.exact_seconds()
         assert (level in kept.levels) == is_faster
 
 
 @pytest.mark.slow
-def test_what_was_chosen_automatically_agrees_with_the_exact_sum(costs):
+def test_what_was_chosen_automatically_agrees_with_the_exact_sum():
     points = sphere(16_000, 2)
     cloud = mf.TokenCloud(points)
     layer = mf.identity_attention("softmax", 2, 6.0)
@@ -72,7 +59,7 @@ def test_what_was_chosen_automatically_agrees_with_the_exact_sum(costs):
     np.testing.assert_allclose(layer(cloud, points)[:64], exact, atol=1e-8)
 
 
-def test_an_explanation_tells_each_sum_and_why(costs):
+def test_an_explanation_tells_each_sum_and_why():
     cloud = mf.TokenCloud(sphere(20_000))
     heads = mf.MultiHead(
         [mf.identity_attention(kind, 3, 2.0) for kind in ("softmax", "sigmoid")]
@@ -88,7 +75,7 @@ def test_an_explanation_tells_each_sum_and_why(costs):
     assert len(text.splitlines()) == 2
 
 
-def test_explanations_of_sums_that_were_asked_for(costs):
+def test_explanations_of_sums_that_were_asked_for():
     cloud = mf.TokenCloud(sphere(2000))
     layer = mf.identity_attention("softmax", 3, 4.0)
     assert "exact sums were asked for" in str(Blocked().explain(cloud, layer))
@@ -107,7 +94,7 @@ def test_explanations_of_sums_that_were_asked_for(costs):
     assert str(Blocked().explain(cloud, twice)).startswith("2 times: ")
 
 
-def test_a_range_too_wide_is_explained(costs):
+def test_a_range_too_wide_is_explained():
     points = 3 * np.random.default_rng(0).standard_normal((4000, 1))
     layer = mf.identity_attention("softmax", 1, 25.0)
     text = str(Fourier().explain(mf.TokenCloud(points), layer))
@@ -126,44 +113,17 @@ def test_thinned_tokens_keep_their_share_of_a_mask():
 
 def test_costs_grow_with_what_is_done():
     small, large = Level(GAUSSIAN, 20, 1e-6), Level(GAUSSIAN, 80, 1e-12)
-    sizes = 10_000, 10_000, 3, 4
-    assert DEFAULTS.fast(small, *sizes) < DEFAULTS.fast(large, *sizes)
-    assert DEFAULTS.exact(*sizes) < DEFAULTS.exact(20_000, *sizes[1:])
+    sizes = Sizes(10_000, 10_000, 3, 4)
+    assert fast_seconds(small, sizes) < fast_seconds(large, sizes)
+    assert sizes.exact_seconds() < sizes._replace(queries=20_000).exact_seconds()
 
 
-def test_costs_are_measured_once_and_kept(monkeypatch, tmp_path):
-    monkeypatch.setenv("MEANFORMER_CACHE", str(tmp_path))
-    calls = []
-
-    def measure():
-        calls.append(1)
-        return Costs(pair=1e-9)
-
-    monkeypatch.setattr(costs_module, "measure", measure)
-    for cached in (costs_module._kept, costs_module._measured):
-        cached.cache_clear()
-    try:
-        assert costs_module.costs() == DEFAULTS
-        assert costs_module.measured_costs().pair == 1e-9
-        assert costs_module.measured_costs().pair == 1e-9
-        assert costs_module.costs().pair == 1e-9
-        assert len(calls) == 1
-        name = f"costs-{jax.default_backend()}"
-        assert kept_numbers(name)["pair"] == 1e-9
-        free = dataclasses.asdict(Costs(pair_product=0.0))
-        for useless in ({"pair": 2.0}, free):
-            keep_numbers(name, useless)
-            costs_module._kept.cache_clear()
-            assert costs_module.costs() == DEFAULTS
-    finally:
-        for cached in (costs_module._kept, costs_module._measured):
-            cached.cache_clear()
-
-
-@pytest.mark.slow
-def test_measured_costs_are_positive_and_plausible():
-    found = dataclasses.asdict(costs_module.measure())
-    assert all(0 < value < 1e-5 for value in found.values())
+def test_choosing_writes_nothing_and_times_nothing(monkeypatch, tmp_path):
+    monkeypatch.setenv("MEANFORMER_CACHE", str(tmp_path / "cache"))
+    pairs, values = pairs_of(50_000)
+    kept = jax.eval_shape(Auto().softmax, pairs, values)
+    assert kept[1].shape == values.shape
+    assert not (tmp_path / "cache").exists()
 
 
 @pytest.mark.parametrize(
@@ -207,7 +167,7 @@ def test_fourier_explains_only_what_it_would_sum():
         assert "exact sums" in str(mf.Auto().explain(cloud, gamma))
 
 
-def test_without_the_fast_transform_sums_are_exact_and_say_why(costs, monkeypatch):
+def test_without_the_fast_transform_sums_are_exact_and_say_why(monkeypatch):
     monkeypatch.setitem(sys.modules, "jax_finufft", None)
     cloud = mf.TokenCloud(sphere(50_000))
     layer = mf.identity_attention("softmax", 3, 2.0)

@@ -12,7 +12,7 @@ from meanformer.numerics.fourier.sums import Auto
 from meanformer.numerics.pair_sums.dense import hardmax_shares
 from meanformer.numerics.pair_sums.pairs import Pairs
 from meanformer.numerics.pair_sums.sums import Blocked
-from meanformer.numerics.pair_sums.tiles import tile_shape
+from meanformer.numerics.pair_sums.tiles import sight, tile_shape
 from pair_problems import dense_scores, dense_softmax, random_problem
 
 BLOCK_SIZES = ["auto", 1, 5, 17, 1000]
@@ -289,6 +289,15 @@ def test_automatic_tiles_are_small_and_waste_little(queries, tokens):
     assert rows * columns <= 1.05 * 2**21  # 8 MiB in single precision
     assert (-queries % rows) / queries < 0.05
     assert (-tokens % columns) / tokens < 0.05
+
+
+def test_blocks_that_no_query_sees_are_skipped_and_whole_ones_are_not_masked():
+    # Queries 4 to 7 of a causal sum, whose tokens come in blocks of four.
+    ranges = jnp.zeros(4, jnp.int32), jnp.arange(5, 9, dtype=jnp.int32)
+    starts = jnp.arange(0, 16, 4, dtype=jnp.int32)
+    assert sight(ranges, starts, 4).tolist() == [2, 1, 0, 0]
+    empty = jnp.full(4, 6, jnp.int32)
+    assert sight((empty, empty), starts, 4).tolist() == [0, 0, 0, 0]
 
 
 def test_a_best_score_that_cancels_still_has_its_ties():

@@ -18,7 +18,7 @@ from meanformer.numerics.fourier.transforms import circle_convolution
 from meanformer.numerics.pair_sums.dense import hardmax_shares
 from meanformer.numerics.pair_sums.pairs import Pairs
 from meanformer.numerics.pair_sums.sums import Blocked
-from meanformer.numerics.sharded.sums import Sharded
+from meanformer.numerics.sharded.sums import Sharded, spread_exactly
 from pair_problems import dense_scores, dense_softmax, random_problem
 
 OPTIONS = {"softmax": (), "kernel": (jnp.tanh,), "hardmax": (0.3,)}
@@ -327,7 +327,7 @@ def test_devices_share_a_series_on_the_circle(modes):
     random = np.random.default_rng(5)
     queries, tokens = jnp.asarray(random.uniform(-np.pi, np.pi, (2, 30, 1)))
     columns, rate = jnp.asarray(random.uniform(size=(2, 30))), jnp.asarray(0.7)
-    level = Level(CIRCLE, modes, 1e-12, Devices(mesh_of(4), "tokens"))
+    level = Level(CIRCLE, modes, 1e-12, Devices(mesh_of(4), "tokens", spread_exactly))
     found = circle_convolution(queries, tokens, columns, rate, level)
     kernel = np.exp(0.7 * (np.cos(queries - tokens.T) - 1))
     np.testing.assert_allclose(found, columns @ kernel.T, atol=1e-10)

@@ -6,6 +6,7 @@ cheapest one that is enough.
 """
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -35,11 +36,22 @@ ERROR = 6.0
 MARGINS = {1: (9.0,), 2: (9.0,), 3: (9.0, 90.0)}
 
 
+# Queries that are summed exactly in any case.
+SAMPLE = 16
+
+
 class Devices(NamedTuple):
-    """The devices along an axis of a mesh, which share the queries and the tokens."""
+    """The devices along an axis of a mesh, which share the queries and the tokens.
+
+    Attributes:
+        mesh: the mesh.
+        axis: the name of the axis.
+        exact: sums exactly on them: `exact(mesh, axis, pairs, values)`.
+    """
 
     mesh: Mesh
     axis: str
+    exact: Callable
 
 
 class Level(NamedTuple):
@@ -49,6 +61,11 @@ class Level(NamedTuple):
     modes: int
     accuracy: float
     devices: Devices | None = None
+
+    def __str__(self) -> str:
+        """Describe modes and accuracy."""
+        kind = "Gaussian" if self.kind == GAUSSIAN else "circle"
+        return f"{kind}, {self.modes} modes per axis, accuracy {self.accuracy:.0e}"
 
 
 def working_dtype() -> jnp.dtype:

@@ -6,16 +6,14 @@ which JAX may be set to refuse.
 """
 
 import contextlib
+import functools
 import math
 from collections.abc import Iterator
-from functools import partial
+from types import ModuleType
 
 import jax
 import jax.numpy as jnp
 from jax.interpreters import batching
-from jax_finufft import nufft1, nufft2
-from jax_finufft.ops import nufft1_p, nufft2_p
-from jax_finufft.options import Opts
 from jaxtyping import Array, Complex, Float
 
 # Found by timing: up to so many nodes a finer grid is faster than wider kernels.
@@ -29,26 +27,29 @@ def transform(
     accuracy: float,
 ) -> Complex[Array, "c ..."]:
     r"""Return $\sum_j c_j e^{-i\langle\omega, z_j\rangle}$ for integers $\omega$."""
-    options = _options(shape, len(points))
+    options = dict(iflag=-1, eps=accuracy, opts=_options(shape, len(points)))
     with _promoting():
-        return nufft1(shape, columns, *points.T, iflag=-1, eps=accuracy, opts=options)
+        return _library().nufft1(shape, columns, *points.T, **options)
 
 
 def evaluate(
     coefficients: Complex[Array, "c ..."], points: Float[Array, "m k"], accuracy: float
 ) -> Complex[Array, "c m"]:
     r"""Return $\sum_\omega F_\omega e^{i\langle\omega, a_i\rangle}$."""
-    options = _options(coefficients.shape[1:], len(points))
+    shape = coefficients.shape[1:]
+    options = dict(iflag=1, eps=accuracy, opts=_options(shape, len(points)))
     with _promoting():
-        return nufft2(coefficients, *points.T, iflag=1, eps=accuracy, opts=options)
+        return _library().nufft2(coefficients, *points.T, **options)
 
 
-def _options(shape: tuple[int, ...], count: int) -> Opts:
+def _options(shape: tuple[int, ...], count: int):
     """Choose a grid twice as fine as the modes, unless that is where the time would go.
 
     What the library itself would choose, above an accuracy of 1e-9, is a coarser grid
     with wider kernels, two to three times slower for many points.
     """
+    from jax_finufft.options import Opts
+
     nodes = math.prod(2 * modes for modes in shape)
     return Opts(upsampfac=2.0 if nodes <= NODES_PER_POINT * count else 0.0)
 
@@ -77,10 +78,17 @@ def _batch(call, args, axes, *, output_shape, nufft_type, **options):
     return call(output_shape, source, *points, **options), 0
 
 
-def _second_type(output_shape, source, *points, **options):
-    return nufft2(source, *points, **options)
+@functools.cache
+def _library() -> ModuleType:
+    """Import jax-finufft, and give it the missing rule."""
+    import jax_finufft
+    from jax_finufft.ops import nufft1_p, nufft2_p
 
+    def second_type(output_shape, source, *points, **options):
+        return jax_finufft.nufft2(source, *points, **options)
 
-if not hasattr(batching, "not_mapped"):
-    batching.primitive_batchers[nufft1_p] = partial(_batch, nufft1)
-    batching.primitive_batchers[nufft2_p] = partial(_batch, _second_type)
+    if not hasattr(batching, "not_mapped"):
+        rules = batching.primitive_batchers
+        rules[nufft1_p] = functools.partial(_batch, jax_finufft.nufft1)
+        rules[nufft2_p] = functools.partial(_batch, second_type)
+    return jax_finufft

@@ -35,10 +35,7 @@ def exactly(
     """Return the exact log-mass and mean."""
     if devices is None:
         return softmax_sum(pairs, values, block_size="auto")
-    from meanformer.numerics.pair_sums.sums import Blocked
-    from meanformer.numerics.sharded.sums import spread_softmax
-
-    return spread_softmax(*devices, Blocked(), pairs, values)
+    return devices.exact(devices.mesh, devices.axis, pairs, values)
 
 
 def queries_of(pairs: Pairs, index: Int[Array, " p"]) -> Pairs:

@@ -38,6 +38,7 @@ from meanformer.numerics.fourier.level_sums import (
 from meanformer.numerics.fourier.levels import (
     ERROR,
     FINEST,
+    SAMPLE,
     Devices,
     Ladder,
     Level,
@@ -61,7 +62,6 @@ from meanformer.numerics.fourier.rows import (
 from meanformer.numerics.pair_sums.pairs import Pairs
 from meanformer.numerics.precision import cast
 
-SAMPLE = 16
 # Queries of every amplification whose errors are measured as well.
 SPREAD = 8
 # The error of any query in units of the largest that was measured, found to be up to

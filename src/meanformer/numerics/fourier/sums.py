@@ -1,5 +1,6 @@
 """Pair sums by fast Fourier transforms, and the choice between them and exact ones."""
 
+import abc
 import importlib.util
 
 import equinox as eqx
@@ -7,32 +8,26 @@ import jax
 from jaxtyping import Array, Float
 
 from meanformer.errors import Unsupported, check, is_concrete
-from meanformer.numerics.fourier.costs import Costs, costs, measured_costs
+from meanformer.numerics.fourier.costs import fast_seconds
 from meanformer.numerics.fourier.levels import (
     LARGEST_DIMENSION,
+    SAMPLE,
     Ladder,
+    Level,
     full_ladder,
     smallest_tolerance,
     working_dtype,
 )
-from meanformer.numerics.fourier.plans import (
-    Sizes,
-    SumPlan,
-    exact_plan,
-    fourier_plan,
-    sizes_of,
-)
 from meanformer.numerics.fourier.report import SumReport, warn_if_exact
-from meanformer.numerics.fourier.softmax import (
-    SAMPLE,
-    first_level,
-    fourier_softmax,
-)
+from meanformer.numerics.fourier.softmax import first_level, fourier_softmax
 from meanformer.numerics.pair_sums.pairs import Pairs
-from meanformer.numerics.pair_sums.sums import AbstractPairSums, Blocked
+from meanformer.numerics.pair_sums.plans import Sizes, SumPlan, exact_plan, sizes_of
+from meanformer.numerics.pair_sums.sums import (
+    AbstractPairSums,
+    AbstractPlannedSums,
+    Blocked,
+)
 
-# Fast sums that are slower by this factor are ruled out without a measurement.
-CLEAR = 4.0
 # Exact sums that take less than this many seconds are not worth a compilation.
 WORTHWHILE = 0.1
 NOT_INSTALLED = "jax-finufft is not installed (pip install 'meanformer[fourier]')"
@@ -40,7 +35,24 @@ NOT_INSTALLED = "jax-finufft is not installed (pip install 'meanformer[fourier]'
 MARKS = (1, 2, 3, 5, 7)
 
 
-class Fourier(AbstractPairSums):
+class AbstractFastSums(AbstractPlannedSums):
+    """Sums by fast transforms, at least for some pairs."""
+
+    @abc.abstractmethod
+    def ladder(self, pairs: Pairs, values: Float[Array, "n v"]) -> Ladder | None:
+        """Return the levels of fast transforms to choose from; `None`: sum exactly."""
+
+
+def ladder_of(
+    sums: AbstractPairSums, pairs: Pairs, values: Float[Array, "n v"]
+) -> Ladder | None:
+    """Return the levels that sums choose from; `None` if they are exact."""
+    if isinstance(sums, AbstractFastSums):
+        return sums.ladder(pairs, values)
+    return None
+
+
+class Fourier(AbstractFastSums):
     r"""Sums in nearly linear time, where queries and keys have at most 3 dimensions.
 
     The exponential of the score is a Gaussian in the right coordinates, or a function
@@ -109,14 +121,12 @@ class Fourier(AbstractPairSums):
         return full_ladder(pairs.tilts.shape[1], self.tolerance, working_dtype())
 
 
-class Auto(AbstractPairSums):
+class Auto(AbstractFastSums):
     """The default: the fastest sums whose error stays below a tolerance.
 
     Fast sums where a model of their cost says that they are faster, exact ones
     elsewhere: few tokens (some 10 000), masks, more than three dimensions, kernels
-    other than the exponential, no jax-finufft. The model has six numbers, measured once
-    on a machine before the first fast sum, and kept in the cache. `explain` tells what
-    is chosen.
+    other than the exponential, no jax-finufft. `explain` tells what is chosen.
 
     Args:
         tolerance: largest error allowed, relative to the mass that a query sees and to
@@ -161,18 +171,12 @@ class Auto(AbstractPairSums):
 
     def ladder_for(self, sizes: Sizes) -> Ladder | None:
         """Return the levels that are faster than the exact sum of these sizes."""
-        if costs().exact(*sizes) < WORTHWHILE:
+        exact = sizes.exact_seconds()
+        if exact < WORTHWHILE:
             return None
         ladder = full_ladder(sizes.dimension, self.tolerance, working_dtype())
-        ratios = _ratios(costs(), ladder, sizes)
-        if max(ratios) < 1 / CLEAR:
-            return None
-        # Always by the measured costs, so that a run that goes on decides alike.
-        ratios = _ratios(measured_costs(), ladder, sizes)
         faster = tuple(
-            level
-            for level, ratio in zip(ladder.levels, ratios, strict=True)
-            if ratio > 1
+            level for level in ladder.levels if fast_seconds(level, sizes) < exact
         )
         return ladder._replace(levels=faster) if faster else None
 
@@ -186,12 +190,6 @@ def smallest_fast_count(sums: Auto, dimension: int) -> int:
     return count
 
 
-def _ratios(costs: Costs, ladder: Ladder, sizes: Sizes) -> list[float]:
-    """Return how much longer the exact sum takes than each level."""
-    exact = costs.exact(*sizes)
-    return [exact / costs.fast(level, *sizes) for level in ladder.levels]
-
-
 def _plan(pairs, values, ladder: Ladder, reason: str) -> SumPlan:
     """Plan a fast sum; inside compiled code its level is not known."""
     if not is_concrete(pairs.tilts):
@@ -201,6 +199,17 @@ def _plan(pairs, values, ladder: Ladder, reason: str) -> SumPlan:
     if problem is not None:
         return exact_plan(pairs, values, problem)
     return fourier_plan(pairs, values, ladder.levels[index], reason)
+
+
+def fourier_plan(
+    pairs: Pairs, values: Float[Array, "n v"], level: Level, reason: str
+) -> SumPlan:
+    """Plan a sum at a level."""
+    sizes = sizes_of(pairs, values)
+    exact = exact_plan(pairs, values, reason)
+    return exact._replace(
+        method="fourier", seconds=fast_seconds(level, sizes), level=level
+    )
 
 
 def _why_not(pairs: Pairs, tolerance: float) -> str | None:

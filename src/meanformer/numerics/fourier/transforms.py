@@ -9,6 +9,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, ScalarLike
 
+from meanformer.numerics.fourier import nufft
 from meanformer.numerics.fourier.levels import CIRCLE, Level
 from meanformer.numerics.fourier.series import few_terms
 from meanformer.numerics.padding import padded
@@ -107,7 +108,7 @@ def convolution(
     arrays = queries, tokens, columns.T
     if level.devices is None:
         return on_device(level, None, factors, *arrays).T
-    mesh, axis = level.devices
+    mesh, axis, _ = level.devices
     along = PartitionSpec(axis)
     shared = jax.shard_map(
         partial(on_device, level, axis, factors),
@@ -136,8 +137,6 @@ def on_device(
 
     Everything is real, so that two columns make one complex transform.
     """
-    from meanformer.numerics.fourier import nufft
-
     if level.kind == CIRCLE and is_direct(level.modes, len(queries) + len(tokens)):
         return few_terms(factors[0], queries, tokens, columns, axis)
     dimension, count = queries.shape[1], columns.shape[1]

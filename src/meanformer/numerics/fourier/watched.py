@@ -5,13 +5,11 @@ from collections.abc import Sequence
 import equinox as eqx
 import jax
 from jax.extend.core import get_opaque_trace_state
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import PyTree
 
-from meanformer.numerics.fourier.levels import Ladder
-from meanformer.numerics.fourier.plans import SumPlan
 from meanformer.numerics.fourier.report import SumReport
 from meanformer.numerics.fourier.softmax import fourier_softmax
-from meanformer.numerics.pair_sums.pairs import Pairs
+from meanformer.numerics.fourier.sums import ladder_of
 from meanformer.numerics.pair_sums.sums import AbstractPairSums
 
 
@@ -36,7 +34,7 @@ class Watched(AbstractPairSums):
 
     def softmax(self, pairs, values):
         """Log-mass and mean, with the report kept if they were to be fast."""
-        ladder = self.ladder(pairs, values)
+        ladder = ladder_of(self.sums, pairs, values)
         if ladder is None:
             return self.sums.softmax(pairs, values)
         result, report = fourier_softmax(pairs, values, ladder)
@@ -47,14 +45,6 @@ class Watched(AbstractPairSums):
         """Keep reports, if they are from here."""
         if _where() == self._home:
             self.reports.extend(reports)
-
-    def ladder(self, pairs: Pairs, values: Float[Array, "n v"]) -> Ladder | None:
-        """Return the levels of the sums."""
-        return self.sums.ladder(pairs, values)
-
-    def plan(self, pairs: Pairs, values: Float[Array, "n v"]) -> SumPlan:
-        """Return the plan of the sums."""
-        return self.sums.plan(pairs, values)
 
     def kernel(self, pairs, values, profile):
         """Mass and moment under a function of the score."""

@@ -8,10 +8,9 @@ import equinox as eqx
 from jaxtyping import Array, Float, ScalarLike
 
 from meanformer.errors import check
-from meanformer.numerics.fourier.levels import Ladder
-from meanformer.numerics.fourier.plans import Explanation, SumPlan, exact_plan
 from meanformer.numerics.pair_sums.kernel import hardmax_sum, kernel_sum
 from meanformer.numerics.pair_sums.pairs import Pairs, thinned
+from meanformer.numerics.pair_sums.plans import Explanation, SumPlan, exact_plan
 from meanformer.numerics.pair_sums.softmax import softmax_sum
 
 MassAndVectors = tuple[Float[Array, " m"], Float[Array, "m v"]]
@@ -35,14 +34,6 @@ class AbstractPairSums(eqx.Module):
             $\Lambda$ and $m$; a query that sees nothing gets $-\infty$ and zero, and
             has zero derivative.
         """
-
-    @abc.abstractmethod
-    def ladder(self, pairs: Pairs, values: Float[Array, "n v"]) -> Ladder | None:
-        """Return the levels of fast transforms to choose from; `None`: sum exactly."""
-
-    @abc.abstractmethod
-    def plan(self, pairs: Pairs, values: Float[Array, "n v"]) -> SumPlan:
-        """Say how `softmax` would compute this sum, without computing it."""
 
     @abc.abstractmethod
     def kernel(
@@ -97,9 +88,26 @@ class AbstractPairSums(eqx.Module):
         Returns:
             One plan for each sum that the map asks for; `print` shows it in words.
         """
-        asked = Asked(self)
-        gamma(eqx.tree_at(lambda cloud: cloud.sums, cloud, asked), cloud.points)
-        return Explanation(tuple(asked.plans))
+        noted = NotedSums(self)
+        gamma(eqx.tree_at(lambda cloud: cloud.sums, cloud, noted), cloud.points)
+        return Explanation(tuple(noted.plans))
+
+
+class AbstractPlannedSums(AbstractPairSums):
+    """Sums that do not always add up all pairs, and can say when."""
+
+    @abc.abstractmethod
+    def plan(self, pairs: Pairs, values: Float[Array, "n v"]) -> SumPlan:
+        """Say how `softmax` would compute this sum, without computing it."""
+
+
+def plan_softmax(
+    sums: AbstractPairSums, pairs: Pairs, values: Float[Array, "n v"]
+) -> SumPlan:
+    """Say how the log-mass and mean would be computed, without computing them."""
+    if isinstance(sums, AbstractPlannedSums):
+        return sums.plan(pairs, values)
+    return exact_plan(pairs, values, "exact sums were asked for")
 
 
 class Blocked(AbstractPairSums):
@@ -125,14 +133,6 @@ class Blocked(AbstractPairSums):
         """Log-mass and mean under the exponential of the score."""
         return softmax_sum(pairs, values, block_size=self.block_size)
 
-    def ladder(self, pairs, values):
-        """Every pair is summed."""
-        return
-
-    def plan(self, pairs, values):
-        """Every pair is summed."""
-        return exact_plan(pairs, values, "exact sums were asked for")
-
     def kernel(self, pairs, values, profile):
         """Mass and moment under a function of the score."""
         return kernel_sum(pairs, values, profile, block_size=self.block_size)
@@ -142,7 +142,7 @@ class Blocked(AbstractPairSums):
         return hardmax_sum(pairs, values, tolerance, block_size=self.block_size)
 
 
-class Asked(AbstractPairSums):
+class NotedSums(AbstractPairSums):
     """Sums that note what they are asked and answer from some of the tokens."""
 
     sums: AbstractPairSums
@@ -150,16 +150,8 @@ class Asked(AbstractPairSums):
 
     def softmax(self, pairs, values):
         """Note the plan of the sum."""
-        self.plans.append(self.sums.plan(pairs, values))
+        self.plans.append(plan_softmax(self.sums, pairs, values))
         return Blocked().softmax(*thinned(pairs, values))
-
-    def ladder(self, pairs, values):
-        """Return the levels of the sums that are asked about."""
-        return self.sums.ladder(pairs, values)
-
-    def plan(self, pairs, values):
-        """Return the plan of the sums that are asked about."""
-        return self.sums.plan(pairs, values)
 
     def kernel(self, pairs, values, profile):
         """Note that all pairs are summed, or refuse as the sums do."""

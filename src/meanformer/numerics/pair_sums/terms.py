@@ -59,7 +59,10 @@ def as_terms(pairs: Pairs, values: Float[Array, "n v"]) -> Terms:
     if offsets is not None:
         offsets = held(offsets[None, :], present, 0.5)[0]
     first, last = pairs.first, pairs.last
-    seen = None if first is None or last is None else (first, last)
+    seen = None
+    if first is not None and last is not None:
+        # Comparisons of short integers keep pace with short floats.
+        seen = first.astype(jnp.int32), last.astype(jnp.int32)
     tilts, points = _never_one_product(pairs.tilts, points)
     return Terms(tilts, Tokens(points, offsets, masses), seen)
 

@@ -15,6 +15,8 @@ from meanformer.numerics.batching import any_in_batch
 
 # Found by timing: fewer pairs wait for threads, more fall out of the cache.
 TILE_ROWS, TILE_COLUMNS = 2048, 1024
+# Square tiles waste the least along the edge of a causal mask.
+MASKED_TILE_ROWS = 1024
 VECTOR_LENGTH = 16
 
 Range = tuple[Int[Array, " m"], Int[Array, " m"]]
@@ -33,7 +35,7 @@ def fold_tiles(
         row_of_tiles: called with a block of `queries` and a function
             `fold(step, carry)`, which folds `step(carry, tokens, seen)` over the blocks
             of tokens. `seen` tells which token is in the range of which query, or is
-            `True` without ranges. Blocks that no range meets are skipped.
+            `True` where all are. Blocks that no range meets are skipped.
         queries: arrays with one row per query.
         tokens: arrays with one column per token; blocks are filled up with zeros.
         ranges: the first token that each query sees and one past the last, or `None`
@@ -43,24 +45,23 @@ def fold_tiles(
     Returns:
         What `row_of_tiles` returns, with one row per query.
     """
-    rows, columns = tile_shape(row_count(queries), column_count(tokens), block_size)
+    counts = row_count(queries), column_count(tokens)
+    rows, columns = tile_shape(*counts, block_size, is_masked=ranges is not None)
 
     def of_block(block):
         queries, ranges = block
 
         def fold(step, carry):
-            def tile(carry, column):
-                tokens, start = column
-                return step(carry, tokens, in_range(ranges, start, columns))
-
-            return fold_columns(tile, carry, tokens, columns, ranges)
+            return fold_columns(step, carry, tokens, columns, ranges)
 
         return row_of_tiles(queries, fold)
 
     return map_rows(of_block, (queries, ranges), rows)
 
 
-def tile_shape(queries: int, tokens: int, block_size: int | str) -> tuple[int, int]:
+def tile_shape(
+    queries: int, tokens: int, block_size: int | str, *, is_masked: bool = False
+) -> tuple[int, int]:
     """Return how many queries and how many tokens meet in one tile.
 
     Automatic tiles have a fixed area at most: few pairs are one tile, and few queries
@@ -68,8 +69,9 @@ def tile_shape(queries: int, tokens: int, block_size: int | str) -> tuple[int, i
     """
     if not isinstance(block_size, str):
         return min(block_size, queries), min(block_size, tokens)
-    area = TILE_ROWS * TILE_COLUMNS
-    rows = balanced(queries, max(TILE_ROWS, area // tokens))
+    most_rows = MASKED_TILE_ROWS if is_masked else TILE_ROWS
+    area = most_rows * TILE_COLUMNS
+    rows = balanced(queries, max(most_rows, area // tokens))
     return rows, balanced(tokens, max(TILE_COLUMNS, area // max(rows, 1)))
 
 
@@ -88,14 +90,20 @@ def in_range(
     if ranges is None:
         return True
     first, last = ranges
-    index = (start + jnp.arange(length))[None, :]
+    index = (start + jnp.arange(length, dtype=start.dtype))[None, :]
     return (index >= first[:, None]) & (index < last[:, None])
 
 
-def meets(ranges: Range, start: Array, length: int) -> Bool[Array, ""]:
-    """Whether any query sees any token of a block."""
-    first, last = ranges
-    return jnp.any((first < last) & (first < start + length) & (last > start))
+def sight(
+    ranges: Range, starts: Int[Array, " blocks"], length: int
+) -> Int[Array, " blocks"]:
+    """Return which blocks are seen by no query, in part, or wholly by each: 0, 1, 2."""
+    first, last = (bound[None, :] for bound in ranges)
+    start, stop = starts[:, None], starts[:, None] + length
+    is_seen = jnp.any((first < last) & (first < stop) & (last > start), axis=1)
+    is_cut = jnp.any((first > start) | (last < stop), axis=1)
+    # A batch decides together, so that a branch stays a branch.
+    return jnp.where(any_in_batch(is_seen), jnp.where(any_in_batch(is_cut), 1, 2), 0)
 
 
 def map_rows(function: Callable, rows: PyTree, length: int) -> PyTree:
@@ -108,21 +116,34 @@ def map_rows(function: Callable, rows: PyTree, length: int) -> PyTree:
 
 
 def fold_columns(
-    tile: Callable, carry: PyTree, tokens: PyTree, length: int, ranges: Range | None
+    step: Callable, carry: PyTree, tokens: PyTree, length: int, ranges: Range | None
 ) -> PyTree:
     """Fold over the blocks of tokens that are seen; each is computed again backward."""
-    starts = jnp.arange(0, column_count(tokens), length)
+
+    def in_part(carry, block, start):
+        return step(carry, block, in_range(ranges, start, length))
+
+    def wholly(carry, block, start):
+        return step(carry, block, True)
+
+    def not_at_all(carry, block, start):
+        return carry
+
+    starts = jnp.arange(0, column_count(tokens), length, dtype=jnp.int32)
     if len(starts) == 1:
-        return tile(carry, (tokens, starts[0]))
+        return in_part(carry, tokens, starts[0])
+    branches = [not_at_all, in_part, wholly]
+    seen = None if ranges is None else sight(ranges, starts, length)
 
     @jax.checkpoint
-    def guarded(carry, column):
-        if ranges is None:
-            return tile(carry, column), None
-        is_needed = any_in_batch(meets(ranges, column[1], length))
-        return lax.cond(is_needed, tile, lambda carry, _: carry, carry, column), None
+    def of_block(carry, column):
+        block, start, seen = column
+        if seen is None:
+            return wholly(carry, block, start), None
+        return lax.switch(seen, branches, carry, block, start), None
 
-    return lax.scan(guarded, carry, (split_columns(tokens, length), starts))[0]
+    columns = split_columns(tokens, length), starts, seen
+    return lax.scan(of_block, carry, columns)[0]
 
 
 def row_count(tree: PyTree) -> int:

@@ -14,10 +14,15 @@ from meanformer.errors import InvalidInput, check
 from meanformer.numerics.fourier.levels import Devices
 from meanformer.numerics.fourier.report import warn_if_exact
 from meanformer.numerics.fourier.softmax import fourier_softmax
-from meanformer.numerics.fourier.sums import Auto
+from meanformer.numerics.fourier.sums import AbstractFastSums, Auto, ladder_of
 from meanformer.numerics.padding import padded
 from meanformer.numerics.pair_sums.pairs import Pairs
-from meanformer.numerics.pair_sums.sums import AbstractPairSums, Blocked, MassAndVectors
+from meanformer.numerics.pair_sums.sums import (
+    AbstractPairSums,
+    Blocked,
+    MassAndVectors,
+    plan_softmax,
+)
 from meanformer.numerics.pair_sums.terms import common_dtype, in_one_precision
 from meanformer.numerics.sharded.ring import (
     Queries,
@@ -29,7 +34,7 @@ from meanformer.numerics.sharded.ring import (
 )
 
 
-class Sharded(AbstractPairSums):
+class Sharded(AbstractFastSums):
     """Sums over several devices, each of which holds its share of queries and tokens.
 
     Exact sums: shares of tokens go round the devices, and each device adds what they
@@ -98,12 +103,12 @@ class Sharded(AbstractPairSums):
 
     def ladder(self, pairs, values):
         """Return the levels of the sums that one device does."""
-        ladder = self.sums.ladder(pairs, values)
-        return ladder and ladder.shared(Devices(self.mesh, self.axis))
+        ladder = ladder_of(self.sums, pairs, values)
+        return ladder and ladder.shared(Devices(self.mesh, self.axis, spread_exactly))
 
     def plan(self, pairs, values):
         """Plan as for one device; the time is shared."""
-        plan = self.sums.plan(pairs, values)
+        plan = plan_softmax(self.sums, pairs, values)
         size = self.mesh.shape[self.axis]
         reason = f"{plan.reason}; {size} devices share the work"
         return plan._replace(reason=reason, seconds=plan.seconds / size)
@@ -124,6 +129,13 @@ def spread_softmax(
     """Log-mass and mean, by shares of the tokens that go round the devices."""
     sharded = Sharded(mesh, sums, axis=axis)
     return _spread(sharded, partial(ring_softmax, sums), pairs, values)
+
+
+def spread_exactly(
+    mesh: Mesh, axis: str, pairs: Pairs, values: Array
+) -> MassAndVectors:
+    """Log-mass and mean in blocks, on several devices."""
+    return spread_softmax(mesh, axis, Blocked(), pairs, values)
 
 
 @eqx.filter_jit
