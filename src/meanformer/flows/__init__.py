@@ -7,14 +7,18 @@ from meanformer.flows.bounds.stability import Growth as Growth
 from meanformer.flows.bounds.stability import growth_factor as growth_factor
 from meanformer.flows.bounds.stability import lipschitz_profile as lipschitz_profile
 from meanformer.flows.bounds.stability import observed_growth as observed_growth
-from meanformer.flows.dynamics.density import Spectral as Spectral
-from meanformer.flows.dynamics.merging import Atoms as Atoms
+from meanformer.flows.dynamics.abstract import AbstractDynamics as AbstractDynamics
+from meanformer.flows.dynamics.abstract import AbstractIntegrated as AbstractIntegrated
+from meanformer.flows.dynamics.driver import drive as drive
 from meanformer.flows.dynamics.merging import Merge as Merge
-from meanformer.flows.dynamics.merging import Merges as Merges
 from meanformer.flows.dynamics.recorder import AbstractProgress as AbstractProgress
 from meanformer.flows.dynamics.recorder import AbstractRecorder as AbstractRecorder
 from meanformer.flows.dynamics.recorder import ProgressBar as ProgressBar
 from meanformer.flows.dynamics.state import State as State
+from meanformer.flows.dynamics.stretch import Settings as Settings
+from meanformer.flows.dynamics.stretch import Stretch as Stretch
+from meanformer.flows.dynamics.stretch import in_depth as in_depth
+from meanformer.flows.dynamics.stretch import term as term
 from meanformer.flows.flow import Flow as Flow
 from meanformer.flows.geodesic import GeodesicStep as GeodesicStep
 from meanformer.flows.hardmax.flow import HardmaxPath as HardmaxPath
@@ -49,6 +53,7 @@ from meanformer.flows.solvers import AbstractIntegrator as AbstractIntegrator
 from meanformer.flows.solvers import Adaptive as Adaptive
 from meanformer.flows.solvers import FixedStep as FixedStep
 from meanformer.flows.solvers import LongDepth as LongDepth
+from meanformer.flows.solvers import Spectral as Spectral
 from meanformer.flows.solvers import Splitting as Splitting
 from meanformer.flows.solvers import Stiff as Stiff
 from meanformer.flows.solvers import Switching as Switching
@@ -59,6 +64,11 @@ from meanformer.flows.status import Status as Status
 from meanformer.flows.status import SteadyState as SteadyState
 from meanformer.flows.status import StepBudget as StepBudget
 from meanformer.flows.status import StopWhen as StopWhen
+from meanformer.flows.trajectories.abstract import (
+    AbstractTrajectory as AbstractTrajectory,
+)
+from meanformer.flows.trajectories.atoms import Atoms as Atoms
+from meanformer.flows.trajectories.atoms import Merges as Merges
 from meanformer.flows.trajectories.density import DensityTrajectory as DensityTrajectory
 from meanformer.flows.trajectories.gaussian import (
     GaussianTrajectory as GaussianTrajectory,

@@ -1,6 +1,7 @@
 """Finitely many residual layers: the network itself, exactly."""
 
-from typing import overload
+from collections.abc import Callable
+from typing import Any, overload
 
 import equinox as eqx
 import jax
@@ -9,9 +10,12 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from meanformer.errors import as_float_array, check, check_shape, is_concrete
-from meanformer.flows.dynamics.gaussian import gaussian_layers, refuse_for_gaussians
-from meanformer.flows.dynamics.state import State, initial_state, kept_if_finite
-from meanformer.flows.dynamics.tokens import Problem
+from meanformer.flows.dynamics.abstract import AbstractDynamics
+from meanformer.flows.dynamics.gaussian import GaussianFlow, first_carried
+from meanformer.flows.dynamics.gaussian_errors import Carried
+from meanformer.flows.dynamics.state import State, kept_if_finite
+from meanformer.flows.dynamics.stretch import Settings
+from meanformer.flows.dynamics.tokens import Points, TokenRates, Tokens, finite
 from meanformer.flows.flow import Flow
 from meanformer.flows.inputs import (
     check_flow,
@@ -20,15 +24,18 @@ from meanformer.flows.inputs import (
     layer_depths,
 )
 from meanformer.flows.schedule import stack_flows
+from meanformer.flows.set_up import check_gaussian_flow, refuse_for_gaussians
 from meanformer.flows.solvers import FixedStep
 from meanformer.flows.status import Status, moment_of
-from meanformer.flows.trajectories.gaussian import (
-    GaussianTrajectory,
-    as_gaussian_trajectory,
-)
-from meanformer.flows.trajectories.tokens import Trajectory, as_trajectory
+from meanformer.flows.trajectories.abstract import cut_off
+from meanformer.flows.trajectories.gaussian import GaussianTrajectory
+from meanformer.flows.trajectories.tokens import Trajectory
 from meanformer.measures import Gaussian, TokenCloud
+from meanformer.numerics.matrices import matmul
 from meanformer.typing import ArrayLike
+
+# Layers are not solved: they have no steps to choose, and no tolerances.
+NO_SETTINGS = Settings(FixedStep(1.0))
 
 
 @overload
@@ -83,16 +90,20 @@ def run_layers(
     check(is_count, f"count is {count}; it must be an integer >= 1.")
     if isinstance(mu, Gaussian):
         refuse_for_gaussians({"probes": probes})
+        check_gaussian_flow(flow, mu)
         size = checked_step(step, count, mu.mean().dtype)
-        return as_gaussian_trajectory(*gaussian_layers(flow, mu, count, size))
+        depths = layer_depths(flow, count, size)
+        gaussian = GaussianFlow(flow, mu, mu.root(), depths[0], NO_SETTINGS)
+        first = State.first(depths[0], first_carried(mu))
+        return _trajectory(gaussian, _affine_layer, first, size, depths)
     check_flow(flow, mu)
     check(flow.noise is None, "layers have no noise; use solve with FixedStep(h).")
     size = checked_step(step, count, mu.points.dtype)
     passive, places = checked_probes(flow, mu, probes)
-    problem = Problem(flow, mu, places, FixedStep(1.0), (), 1.0, 1.0, 1)
     depths = layer_depths(flow, count, size)
-    first = initial_state(depths[0], mu.points, passive)
-    return as_trajectory(flow, mu, *_run(problem, first, size, depths))
+    tokens = Tokens(flow, mu, places, NO_SETTINGS)
+    first = State.first(depths[0], Points(mu.points, passive))
+    return _trajectory(tokens, _layer, first, size, depths)
 
 
 def checked_step(step, count: int, dtype: jnp.dtype) -> Float[Array, ""]:
@@ -104,49 +115,71 @@ def checked_step(step, count: int, dtype: jnp.dtype) -> Float[Array, ""]:
     return size
 
 
+def _trajectory(dynamics, layer: Callable, first: State, size, depths) -> Any:
+    return cut_off(dynamics.trajectory(*_run(dynamics, layer, first, size, depths)))
+
+
 @eqx.filter_jit
 def _run(
-    problem: Problem, first: State, size: Float[Array, ""], depths: Float[Array, " t"]
+    dynamics: AbstractDynamics,
+    layer: Callable,
+    first: State,
+    size: Float[Array, ""],
+    depths: Float[Array, " t"],
 ):
-    problem = stack_flows(problem)
+    """Return states before and after all layers, with their rates, stacked."""
+    dynamics = stack_flows(dynamics)
 
-    def layer(state: State, following: tuple[Array, Array]):
+    def one(state: State, following: tuple[Array, Array]):
         depth, is_left = following
-        velocity = problem.velocity(problem.flow.velocity, state.depth, state.moving)
-        state = _stopped(problem, state, velocity, is_left)
         # Depths are labels: their differences are not the step, but for rounding.
         step = jnp.where(is_left, size, 0)
-        moved = _step(problem, state, velocity, depth, step)
-        return moved, (state, velocity[0])
+        state, moving, rates, is_finite = layer(dynamics, state, step, is_left)
+        moved = State(
+            depth,
+            moving,
+            state.status,
+            state.accepted_steps + 1,
+            state.rejected_steps,
+            state.stretch + 1,
+        )
+        moved = kept_if_finite(moved, state, state.is_running, is_finite)
+        return moved, (state, jax.tree.map(finite, rates))
 
-    _, (states, velocities) = jax.lax.scan(
-        eqx.filter_checkpoint(layer), first, followed(depths)
-    )
-    return states, jnp.where(jnp.isfinite(velocities), velocities, 0)
+    return jax.lax.scan(eqx.filter_checkpoint(one), first, followed(depths))[1]
 
 
-def _stopped(problem: Problem, state: State, velocity, is_left: Array) -> State:
+def _layer(tokens: Tokens, state: State, size: Float[Array, ""], is_left: Array):
+    """Return a state, stopped where it has to, and its tokens after one layer."""
+    velocity = tokens.velocity(tokens.flow.velocity, state.depth, state.moving)
+    state = _stopped(tokens, state, velocity.tokens, is_left)
+    retract = tokens.flow.space.retract
+    moving = jax.tree.map(lambda x, v: retract(x + size * v), state.moving, velocity)
+    return state, moving, TokenRates(velocity.tokens, None), True
+
+
+def _stopped(tokens: Tokens, state: State, velocity, is_left: Array) -> State:
     """Return the state, stopped where the velocity has no meaning and is needed."""
-    cloud, status = problem.cloud.moved(state.points), state.status
-    for stop in problem.flow.velocity.stops:
-        is_met = stop(moment_of(state.depth, cloud, lambda: velocity[0]))
-        is_met &= is_left & (state.status == Status.reached)
+    cloud, status = tokens.cloud.moved(state.moving.tokens), state.status
+    for stop in tokens.flow.velocity.stops:
+        is_met = stop(moment_of(state.depth, cloud, lambda: velocity))
+        is_met &= is_left & state.is_running
         status = Status.where(is_met, stop.status, status)
     return eqx.tree_at(lambda s: s.status, state, status)
 
 
-def _step(problem: Problem, state: State, velocity, depth, size) -> State:
-    retract = problem.flow.space.retract
-    points, probes = jax.tree.map(
-        lambda x, v: retract(x + size * v), state.moving, velocity
+def _affine_layer(
+    gaussian: GaussianFlow, state: State, size: Float[Array, ""], is_left: Array
+):
+    r"""Return a Gaussian after one layer: $m + hu$ and $(I + hL)\Phi$, exactly."""
+    found = gaussian.velocity(gaussian.flow.velocity, state.depth, state.moving)
+    mean, linear, log_volume = state.moving
+    layer = jnp.eye(len(mean), dtype=mean.dtype) + size * found.slope
+    moving = Carried(
+        mean + size * found.drift,
+        linear + size * matmul(found.slope, linear),
+        log_volume + jnp.linalg.slogdet(layer)[1],
     )
-    moved = State(
-        depth,
-        points,
-        probes,
-        state.status,
-        state.accepted_steps + 1,
-        state.rejected_steps,
-        state.stretch + 1,
-    )
-    return kept_if_finite(moved, state, state.status == Status.reached)
+    # The covariance is the square of what was moved, so it overflows first.
+    is_finite = jnp.isfinite(gaussian.gaussian(moving).covariance()).all()
+    return state, moving, found, is_finite

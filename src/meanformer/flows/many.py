@@ -11,14 +11,17 @@ from jaxtyping import Array, Float, Shaped
 
 from meanformer.errors import InvalidInput, as_key, check
 from meanformer.flows.dynamics.driver import visit_all
+from meanformer.flows.dynamics.joining import MergingTokens
 from meanformer.flows.dynamics.merging import Merge
 from meanformer.flows.dynamics.state import State
-from meanformer.flows.dynamics.tokens import Problem
+from meanformer.flows.dynamics.tokens import Points, Tokens
 from meanformer.flows.flow import Flow
 from meanformer.flows.inputs import check_flow
-from meanformer.flows.solve import TOKENS, Depth, Stops, set_up
+from meanformer.flows.set_up import Options, tokens_set_up
+from meanformer.flows.solve import Depth, Stops
 from meanformer.flows.solvers import AbstractIntegrator
-from meanformer.flows.trajectories.tokens import Trajectory, as_trajectory
+from meanformer.flows.trajectories.abstract import cut_off
+from meanformer.flows.trajectories.tokens import Trajectory
 from meanformer.measures import TokenCloud, pad
 from meanformer.measures.cloud import check_cloud
 from meanformer.typing import ArrayLike, Key
@@ -67,20 +70,23 @@ def solve_many(
     count = max(cloud.count for cloud in given)
     padded = [cloud if cloud.count == count else pad(cloud, count) for cloud in given]
     keys = None if key is None else jr.split(as_key(key), len(given))
-    problem, state, depths = set_up(
-        *(flow, padded[0], depth, save, solver, rtol, atol, None, merge, stop, key)
+    options = Options(depth, save, solver, rtol, atol, stop)
+    dynamics, state, depths = tokens_set_up(
+        flow, padded[0], options, probes=None, merge=merge, key=key
     )
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *padded)
-    found = _visited(problem, state, depths, stacked, keys)
+    found = _visited(dynamics, state, depths, stacked, keys)
     return [
-        as_trajectory(flow, cloud, *_member(found, index, cloud.count))
+        cut_off(
+            dynamics.of(cloud, None).trajectory(*_member(found, index, cloud.count))
+        )
         for index, cloud in enumerate(given)
     ]
 
 
 @eqx.filter_jit
 def _visited(
-    problem: Problem,
+    dynamics: Tokens | MergingTokens,
     state: State,
     depths: Float[Array, " t"],
     clouds: TokenCloud,
@@ -88,9 +94,9 @@ def _visited(
 ):
     def visited(member):
         cloud, key = member
-        own = dataclasses.replace(problem, cloud=cloud, key=key)
-        start = dataclasses.replace(state, points=cloud.points)
-        return visit_all(TOKENS, own, start, depths)
+        own = dynamics.of(cloud, key)
+        start = dataclasses.replace(state, moving=Points(cloud.points, None))
+        return visit_all(own, start, depths)
 
     return jax.lax.map(visited, (clouds, keys))
 

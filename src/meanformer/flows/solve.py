@@ -1,71 +1,27 @@
 """Solving a flow: tokens from one depth to another, saved on the way."""
 
-import dataclasses
 from collections.abc import Sequence
 from functools import partial
 from typing import overload
 
-import equinox as eqx
-import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from meanformer.errors import InvalidInput, as_key, check, is_concrete
-from meanformer.flows.dynamics.clock import check_long_depth
-from meanformer.flows.dynamics.density import (
-    Spectral,
-    density_set_up,
-    refuse_for_densities,
-    visit_densities,
-)
-from meanformer.flows.dynamics.driver import Way, visit_all, visit_each
-from meanformer.flows.dynamics.gaussian import (
-    GAUSSIANS,
-    gaussian_set_up,
-    refuse_for_gaussians,
-)
-from meanformer.flows.dynamics.merging import (
-    Merge,
-    as_merge,
-    check_mergeable,
-    initial_atoms,
-)
-from meanformer.flows.dynamics.phases import advance, velocities_at
+from meanformer.flows.dynamics.driver import drive
+from meanformer.flows.dynamics.merging import Merge
 from meanformer.flows.dynamics.quadrature import by_quadrature
-from meanformer.flows.dynamics.recorder import (
-    AbstractProgress,
-    AbstractRecorder,
-    bar_for,
-)
-from meanformer.flows.dynamics.state import State, initial_state
-from meanformer.flows.dynamics.sum_statistics import summary_of
-from meanformer.flows.dynamics.tokens import Problem
+from meanformer.flows.dynamics.recorder import AbstractProgress, AbstractRecorder
 from meanformer.flows.flow import Flow
-from meanformer.flows.inputs import (
-    check_attainable,
-    check_flow,
-    check_tolerances,
-    checked_probes,
-    checked_solver,
-    saved_depths,
-    sorted_stops,
+from meanformer.flows.set_up import (
+    Options,
+    density_set_up,
+    gaussian_set_up,
+    tokens_set_up,
 )
-from meanformer.flows.solvers import (
-    AbstractAdaptive,
-    AbstractIntegrator,
-    Adaptive,
-    LongDepth,
-)
+from meanformer.flows.solvers import AbstractIntegrator, Spectral
 from meanformer.flows.status import AbstractStop, StepBudget
-from meanformer.flows.trajectories.density import (
-    DensityTrajectory,
-    as_density_trajectory,
-)
-from meanformer.flows.trajectories.gaussian import (
-    GaussianTrajectory,
-    as_gaussian_trajectory,
-)
-from meanformer.flows.trajectories.tokens import Trajectory, as_trajectory
+from meanformer.flows.trajectories.density import DensityTrajectory
+from meanformer.flows.trajectories.gaussian import GaussianTrajectory
+from meanformer.flows.trajectories.tokens import Trajectory
 from meanformer.measures import (
     AbstractMeasure,
     FourierDensity,
@@ -76,7 +32,6 @@ from meanformer.measures import (
     UniformBox,
     UniformSphere,
 )
-from meanformer.numerics.fourier.watched import Watched
 from meanformer.typing import ArrayLike, Key
 
 Stops = AbstractStop | StepBudget | Sequence[AbstractStop | StepBudget]
@@ -115,6 +70,7 @@ def solve(
     atol: float = ...,
     stop: Stops = ...,
     progress: bool | AbstractProgress = ...,
+    store: AbstractRecorder | None = ...,
 ) -> GaussianTrajectory: ...
 
 
@@ -130,6 +86,7 @@ def solve(
     atol: float = ...,
     stop: Stops = ...,
     progress: bool | AbstractProgress = ...,
+    store: AbstractRecorder | None = ...,
 ) -> DensityTrajectory: ...
 
 
@@ -212,112 +169,17 @@ def solve(
         $O(K\log K)$ for a density of $K$ modes where scores depend on angles alone,
         $O(K^2)$ otherwise.
     """
+    others = {"probes": probes, "merge": merge, "key": key}
     if isinstance(mu, AbstractMeasure) and not isinstance(mu, FLOWING):
-        options = dict(save=save, solver=solver, rtol=rtol, atol=atol, probes=probes)
-        options |= dict(merge=merge, stop=stop, key=key, progress=progress)
-        return by_quadrature(mu, partial(solve, flow, depth=depth, **options), store)
+        given = dict(save=save, solver=solver, rtol=rtol, atol=atol, stop=stop)
+        given |= {"progress": progress, **others}
+        return by_quadrature(mu, partial(solve, flow, depth=depth, **given), store)
+    options = Options(depth, save, solver, rtol, atol, stop)
     if isinstance(mu, FourierDensity):
-        refuse_for_densities(
-            {"probes": probes, "merge": merge, "key": key, "store": store}
-        )
-        problem, state, depths, spectral = density_set_up(
-            flow, mu, depth, save, solver, rtol, atol, stop
-        )
-        return as_density_trajectory(
-            visit_densities(problem, state, depths, spectral, bar_for(progress))
-        )
-    if isinstance(mu, Gaussian):
-        refuse_for_gaussians(
-            {"probes": probes, "merge": merge, "key": key, "store": store}
-        )
-        problem, state, depths = gaussian_set_up(
-            flow, mu, depth, save, solver, rtol, atol, stop
-        )
-        states = _visited(GAUSSIANS, problem, state, depths, progress, None)
-        return as_gaussian_trajectory(problem, states)
-    problem, state, depths = set_up(
-        flow, mu, depth, save, solver, rtol, atol, probes, merge, stop, key
-    )
-    states = _visited(TOKENS, problem, state, depths, progress, store)
-    return as_trajectory(flow, mu, *states)
+        dynamics, *start = density_set_up(flow, mu, options, **others)
+        return drive(dynamics, *start, progress, store, dynamics.refined).trimmed()
+    set_up = gaussian_set_up if isinstance(mu, Gaussian) else tokens_set_up
+    return drive(*set_up(flow, mu, options, **others), progress, store)
 
 
 FLOWING = (TokenCloud, Gaussian, FourierDensity)
-
-
-def _visited(way: Way, problem, state, depths, progress, store):
-    if store is None and progress is False:
-        return visit_all(way, problem, state, depths)
-    check(
-        store is None or isinstance(store, AbstractRecorder),
-        f"store is {store!r}; it must be meanformer.storage.RunStore(folder).",
-    )
-    check(
-        is_concrete(depths) and all(map(is_concrete, jax.tree.leaves(state))),
-        "store and progress need concrete tokens; leave them out under jit.",
-    )
-    return visit_each(way, problem, state, depths, bar_for(progress), store)
-
-
-def _snapshot(problem: Problem, state: State) -> tuple[State, Float[Array, "n d"]]:
-    watched = Watched(problem.cloud.sums)
-    seen = eqx.tree_at(lambda p: p.cloud.sums, problem, watched)
-    velocity = velocities_at(seen, state)
-    state = dataclasses.replace(state, sums=summary_of(watched.reports))
-    return state, jnp.where(jnp.isfinite(velocity), velocity, 0)
-
-
-def _resumed(state: State) -> State:
-    return dataclasses.replace(state, sums=None)
-
-
-TOKENS = Way(advance, _snapshot, _resumed)
-
-
-def set_up(flow, mu, depth, save, solver, rtol, atol, probes, merge, stop, key):
-    """Return problem, first state and depths of a solve for tokens, or raise."""
-    check_flow(flow, mu)
-    check_tolerances(rtol, atol)
-    depths = saved_depths(depth, save, mu.points.dtype, flow.velocity.jumps)
-    integrator = Adaptive() if solver is None else checked_solver(solver)
-    if isinstance(integrator, AbstractAdaptive) and merge is None:
-        check_attainable(rtol, mu.points.dtype)
-    if (flow.noise is None) != (key is None):
-        raise InvalidInput(
-            "a flow with noise needs key=jax.random.key(seed)."
-            if key is None
-            else "key is given but the flow has no noise; leave it out."
-        )
-    check(
-        flow.noise is None or _is_forward(depths),
-        f"depth is {depth}; a flow with noise has no way back: run it forward.",
-    )
-    key = None if key is None else as_key(key)
-    passive, places = checked_probes(flow, mu, probes)
-    is_long = isinstance(integrator, LongDepth)
-    if is_long:
-        check_long_depth(flow, passive is not None)
-    merging = as_merge(merge, is_long, mu.points.dtype)
-    atoms = None
-    if merging is not None:
-        check_mergeable(mu, flow.noise is not None, _is_forward(depths))
-        atoms = initial_atoms(depths[0], mu.points, is_long)
-    budget, stops = sorted_stops(stop, mu.points.dtype)
-    stops = (*stops, *flow.velocity.stops)
-    tolerances = (jnp.asarray(tol, mu.points.dtype) for tol in (rtol, atol))
-    problem = Problem(
-        flow,
-        mu,
-        places,
-        integrator.prepared(mu.points.dtype),
-        stops,
-        *tolerances,
-        budget.count,
-        key,
-        merging,
-    )
-    return problem, initial_state(depths[0], mu.points, passive, atoms), depths
-
-
-def _is_forward(depths: Float[Array, " t"]) -> bool:
-    return not is_concrete(depths) or bool(depths[-1] > depths[0])

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PyTree
 
-from meanformer.errors import check
+from meanformer.errors import as_integer, as_number, check
 from meanformer.flows.methods import RK4, SplitStep
 from meanformer.measures import TokenCloud
 from meanformer.numerics.nearest import largest_relative_change
@@ -205,13 +205,14 @@ class AbstractAdaptive(AbstractIntegrator):
 
         def rescale(end, error):
             cloud = cloud_of(end)
-            points, *rest = error
+            points = error[0]
             allowed = settings.atol + settings.rtol * jnp.abs(cloud.points)
             present = (cloud.weights > 0)[:, None]
             usual = jnp.max(jnp.where(present, jnp.abs(points) / allowed, 0))
             ratio = gap_error(cloud, points, settings.rtol)
             factor = jnp.where(usual > 0, ratio / jnp.where(usual > 0, usual, 1), 1)
-            return points * jnp.maximum(1, factor), *rest
+            rescaled = points * jnp.maximum(1, factor)
+            return eqx.tree_at(lambda e: e[0], error, rescaled)
 
         return RescaledErrors(controller, rescale)
 
@@ -381,3 +382,27 @@ class LongDepth(AbstractAdaptive):
     """
 
     method: diffrax.AbstractSolver = diffrax.Dopri8()
+
+
+class Spectral(eqx.Module):
+    """How the flow of a density is solved: how many modes, and which steps.
+
+    Modes are doubled when the last third of the coefficients exceeds the absolute
+    tolerance of the solve, up to `most_modes`; then the solve goes on until it exceeds
+    `tail`, where it ends as `unresolved`. Under `jit` the modes are those of the start.
+
+    Args:
+        most_modes: how many modes there may be.
+        tail: the size of the last third that ends the solve.
+        integrator: `Adaptive(…)`, `Stiff(…)` or `FixedStep(…)`; by default explicit
+            steps of order 8. Explicit steps take diffusion out exactly.
+    """
+
+    most_modes: int = eqx.field(default=1024, static=True)
+    tail: float = 1e-6
+    integrator: AbstractIntegrator | None = None
+
+    def __check_init__(self):
+        as_integer("most_modes", self.most_modes, least=1)
+        tail = as_number("tail", self.tail, "a positive number")
+        check(tail > 0, f"tail is {tail}; it must be positive.")

@@ -24,7 +24,7 @@ from meanformer.flows import (
     Trajectory,
     solve,
 )
-from meanformer.flows.dynamics.density import check_circle_flow
+from meanformer.flows.set_up import check_circle_flow
 from meanformer.flows.dynamics.density_field import turns_with_queries
 from meanformer.flows.dynamics.recorder import NoProgress
 from meanformer.flows.inputs import saved_depths

@@ -17,49 +17,17 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 
-from meanformer.flows import State
-from meanformer.flows.dynamics.tokens import Problem
-
 LARGEST_SHOWN = 64  # entries of an array
 
 
-def fingerprint(problem: Problem, start: State) -> dict[str, str]:
-    """Return a hash of each part of a run, the saved depths left out.
-
-    Args:
-        problem: what stays the same along depth.
-        start: the state at the first depth.
-    """
-    return {name: short_hash(part) for name, part in _parts(problem, start).items()}
+def fingerprint(request: Mapping[str, Any]) -> dict[str, str]:
+    """Return a hash of each part of what a run was asked for."""
+    return {name: short_hash(part) for name, part in request.items()}
 
 
-def parameters(problem: Problem, start: State) -> dict[str, Any]:
-    """Return each part of a run for people to read: names, numbers, small arrays.
-
-    Args:
-        problem: what stays the same along depth.
-        start: the state at the first depth.
-    """
-    return {name: _shown(part) for name, part in _parts(problem, start).items()}
-
-
-def _parts(problem: Problem, start: State) -> dict[str, Any]:
-    cloud = problem.cloud
-    parts = {
-        "flow": problem.flow,
-        "tokens": (cloud.points, cloud.positions, cloud.sums),
-        "weights": cloud.weights,
-        "probes": (start.probes, problem.probe_positions),
-        "solver": problem.integrator,
-        "tolerances": (problem.rtol, problem.atol),
-        "stop conditions": (problem.stops, problem.max_steps),
-        "key": problem.key,
-    }
-    if (
-        problem.merge is not None
-    ):  # runs from before there was a choice have no such line
-        parts["merging"] = problem.merge
-    return parts
+def parameters(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Return each part of it for people to read: names, numbers, small arrays."""
+    return {name: _shown(part) for name, part in request.items()}
 
 
 def short_hash(part: Any) -> str:

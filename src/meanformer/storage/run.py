@@ -2,7 +2,7 @@
 
 import contextlib
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,21 +10,20 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PyTree
 
-from meanformer.errors import InvalidInput, as_float_array, check, check_finite
+from meanformer.errors import InvalidInput, check
 from meanformer.flows import (
+    AbstractDynamics,
     AbstractRecorder,
+    AbstractTrajectory,
+    DensityTrajectory,
     Flow,
     GaussianTrajectory,
     State,
     Status,
     Trajectory,
 )
-from meanformer.flows.dynamics.merging import ATOM_AXES, atom_arrays, atoms_from
-from meanformer.flows.dynamics.recorder import Snapshot
-from meanformer.flows.dynamics.sum_statistics import SUM_NAMES, sum_arrays, sums_from
-from meanformer.flows.dynamics.tokens import Problem
 from meanformer.flows.status import STATUS_FLAGS, status_code, status_from
 from meanformer.storage.config import build_flow
 from meanformer.storage.fingerprint import fingerprint, parameters, short_hash
@@ -49,7 +48,8 @@ class RunStore(AbstractRecorder):
 
     `solve(..., store=RunStore(path))` starts a run or continues the one that is there,
     if it is the same one: the same flow, tokens, weights, probes, solver, tolerances,
-    merging, stop conditions and key, and depths that begin alike.
+    merging, stop conditions and key, and depths that begin alike. Gaussians and
+    densities on the circle are kept as tokens are.
     `xarray.open_zarr(path / "trajectory.zarr")` reads it at any moment, also while it
     is written or after a crash. One process at a time may write.
 
@@ -68,38 +68,51 @@ class RunStore(AbstractRecorder):
         self._arrays: GrowingArrays | None = None
 
     def begin(
-        self, depths: Float[Array, " t"], problem: Problem, start: State
-    ) -> Sequence[Snapshot]:
+        self, depths: Float[Array, " t"], dynamics: AbstractDynamics, start: State
+    ) -> AbstractTrajectory | None:
         """Prepare the folder; return what it holds already of these depths."""
         self._acquire()
-        self._depths, self._cloud = depths, problem.cloud
+        request = dynamics.request(start)
         self._attributes = {
-            FINGERPRINT: fingerprint(problem, start),
-            PARAMETERS: parameters(problem, start),
+            FINGERPRINT: fingerprint(request),
+            PARAMETERS: parameters(request),
         }
         folder = self.path / TRAJECTORY
         metadata = read_metadata(folder)
         self._check_is_this_run(folder, metadata)
         rows = whole_rows(folder, metadata)
-        with _reading(self.path):
-            snapshots = _snapshots(read_columns(folder, metadata, rows)) if rows else []
-        self._check_depths(snapshots)
+        self._arrays, kept = None, None
+        if rows > 0:
+            with _reading(self.path):
+                columns = read_columns(folder, metadata, rows)
+                kept = _trajectory(columns, _statuses(columns))
+            self._check_depths(depths, kept)
         self._on_begin()
-        self._arrays = None
         if rows > 0:
             self._arrays = GrowingArrays(folder, metadata)
             self._arrays.commit(rows)
         else:
             # Killed before the first depth was whole: nothing is lost.
             shutil.rmtree(folder, ignore_errors=True)
-        return snapshots
+        return kept
 
-    def append(self, index: int, state: State, velocities: Float[Array, "n d"]) -> None:
+    def append(self, index: int, row: AbstractTrajectory) -> None:
         """Write one depth and make it visible."""
-        rows = _rows(state, velocities)
+        columns = {
+            name: np.asarray(array)
+            for name, array in row.columns().items()
+            if array is not None
+        }
+        status = jax.tree.map(lambda leaf: leaf[0], row.status)
+        growing = {
+            name: array[0]
+            for name, array in columns.items()
+            if row.AXES[name][0] == "depth"
+        }
+        growing["status"] = np.asarray(status_code(status))
         if self._arrays is None:
-            self._arrays = self._create(rows)
-        self._arrays.write_row(index, rows)
+            self._arrays = self._create(row, columns, growing)
+        self._arrays.write_row(index, growing)
         self._arrays.commit(index + 1)
 
     def end(self) -> None:
@@ -108,15 +121,19 @@ class RunStore(AbstractRecorder):
             self._lock.release()
             self._lock = None
 
-    def _create(self, rows: dict[str, np.ndarray]) -> GrowingArrays:
+    def _create(
+        self,
+        row: AbstractTrajectory,
+        columns: Mapping[str, np.ndarray],
+        growing: Mapping[str, np.ndarray],
+    ) -> GrowingArrays:
         arrays = GrowingArrays.create(self.path / TRAJECTORY, self._attributes)
-        for name, row in rows.items():
-            attributes = STATUS_FLAGS if name == "status" else {}
-            arrays.create_growing(name, row, _AXES[name], attributes)
-        fixed = {"weights": self._cloud.weights, "position": self._cloud.positions}
-        for name, array in fixed.items():
-            if array is not None:
-                arrays.create_fixed(name, np.asarray(array), ("token",))
+        for name, array in growing.items():
+            is_status = name == "status"
+            axes = () if is_status else row.AXES[name][1:]
+            arrays.create_growing(name, array, axes, STATUS_FLAGS if is_status else {})
+        for name in columns.keys() - growing.keys():
+            arrays.create_fixed(name, columns[name], row.AXES[name])
         arrays.flush_all()
         arrays.commit(0)
         return arrays
@@ -158,79 +175,18 @@ class RunStore(AbstractRecorder):
             "or choose another folder.",
         )
 
-    def _check_depths(self, snapshots: Sequence[Snapshot]) -> None:
+    def _check_depths(self, depths: Float[Array, " t"], kept: Any) -> None:
         check(
-            len(snapshots) <= len(self._depths),
-            f"{self.path} holds {len(snapshots)} depths, more than the "
-            f"{len(self._depths)} asked for; choose another folder.",
+            len(kept) <= len(depths),
+            f"{self.path} holds {len(kept)} depths, more than the {len(depths)} asked "
+            "for; choose another folder.",
         )
         # The last depth of a run that stopped early is where it stopped.
-        kept = [s for s, _ in snapshots if bool(s.status == Status.reached)]
-        stored = [float(state.depth) for state in kept]
-        wanted = [float(depth) for depth in self._depths[: len(stored)]]
+        stored = kept.depths[np.asarray(kept.status == Status.reached)]
         check(
-            stored == wanted,
+            bool((stored == depths[: len(stored)]).all()),
             f"{self.path} holds a run with other saved depths; choose another folder.",
         )
-
-
-_AXES = {
-    "depth": (),
-    "points": ("token", "coordinate"),
-    "velocities": ("token", "coordinate"),
-    "probes": ("probe", "coordinate"),
-    "status": (),
-    "accepted_steps": (),
-    "rejected_steps": (),
-    **ATOM_AXES,
-    **dict.fromkeys(SUM_NAMES, ()),
-}
-
-
-def _rows(state: State, velocities: Float[Array, "n d"]) -> dict[str, np.ndarray]:
-    rows = {
-        "depth": state.depth,
-        "points": state.points,
-        "velocities": velocities,
-        "probes": state.probes,
-        "status": status_code(state.status),
-        "accepted_steps": state.accepted_steps,
-        "rejected_steps": state.rejected_steps,
-    }
-    if state.atoms is not None:
-        rows |= atom_arrays(state.atoms)
-    rows |= sum_arrays(state.sums)
-    return {name: np.asarray(row) for name, row in rows.items() if row is not None}
-
-
-def _snapshots(columns: Mapping[str, np.ndarray]) -> list[Snapshot]:
-    """Return the states of a store, bit for bit as they were computed."""
-    return [
-        (
-            State(
-                jnp.asarray(columns["depth"][index]),
-                jnp.asarray(columns["points"][index]),
-                jnp.asarray(columns["probes"][index]) if "probes" in columns else None,
-                status_from(int(columns["status"][index])),
-                jnp.asarray(columns["accepted_steps"][index]),
-                jnp.asarray(columns["rejected_steps"][index]),
-                jnp.asarray(index),
-                atoms_from(_row(columns, ATOM_AXES, index)),
-                sums_from(_row(columns, SUM_NAMES, index)),
-            ),
-            jnp.asarray(columns["velocities"][index]),
-        )
-        for index in range(len(columns["depth"]))
-    ]
-
-
-def _row(
-    columns: Mapping[str, np.ndarray], names: Iterable[str], index: int
-) -> dict[str, Array]:
-    """Return the arrays of these names at one depth, those that there are."""
-    return {
-        name: jnp.asarray(columns[name][index]) for name in names if name in columns
-    }
 
 
 def read_columns(
@@ -261,7 +217,9 @@ def _reading(path: Path) -> Iterator[None]:
         raise InvalidInput(f"{path} holds no trajectory: {error}") from error
 
 
-def open_run(path: str | Path) -> Trajectory | GaussianTrajectory:
+def open_run(
+    path: str | Path,
+) -> Trajectory | GaussianTrajectory | DensityTrajectory:
     """Read a trajectory from a run's folder, or from what its `save` wrote.
 
     A file that is not as it was written, be it by one byte, is told. The `flow` of a
@@ -284,9 +242,11 @@ def open_run(path: str | Path) -> Trajectory | GaussianTrajectory:
         rows = None if asked is None else whole_rows(folder, metadata)
         check(rows != 0, f"{path} holds no finished depth yet; resume the run first.")
         columns = read_columns(folder, metadata, rows)
-        if "covariances" in columns:
-            return _gaussian_from(columns)
-        trajectory = _from_columns(columns)
+        trajectory = _trajectory(columns, status_from(int(columns["status"][-1])))
+    if isinstance(trajectory, DensityTrajectory):
+        return trajectory.trimmed()
+    if not isinstance(trajectory, Trajectory):
+        return trajectory
     if asked is None or not (path / RECORD).exists():
         return trajectory
     flow = _described_flow(path, trajectory, asked)
@@ -308,35 +268,25 @@ def _described_flow(
     return flows[1] if short_hash(flows[0]) == asked.get("flow") else None
 
 
-def _gaussian_from(columns: Mapping[str, np.ndarray]) -> GaussianTrajectory:
-    names = ("depth", "means", "linear", "log_volumes", "drifts", "slopes", "root")
-    return GaussianTrajectory(
-        *(jnp.asarray(columns[name]) for name in names),
-        status_from(int(columns["status"][-1])),
-        jnp.asarray(columns["accepted_steps"]),
-        jnp.asarray(columns["rejected_steps"]),
-    )
+# What tells the kind of a trajectory: an array that only it has.
+KINDS = {
+    "points": Trajectory,
+    "linear": GaussianTrajectory,
+    "moments": DensityTrajectory,
+}
 
 
-def _from_columns(columns: Mapping[str, np.ndarray]) -> Trajectory:
-    def array(name: str) -> Array | None:
-        return jnp.asarray(columns[name]) if name in columns else None
+def _trajectory(columns: Mapping[str, np.ndarray], status: PyTree) -> Any:
+    kind = next(kind for name, kind in KINDS.items() if name in columns)
+    arrays = {
+        name: jnp.asarray(array)
+        for name, array in columns.items()
+        if array.dtype.kind in "fiu"
+    }
+    return kind.from_columns(arrays, status)
 
-    points, velocities = (
-        as_float_array(name, columns[name]) for name in ("points", "velocities")
-    )
-    check_finite("points", points)
-    check_finite("velocities", velocities)
-    return Trajectory(
-        array("depth"),
-        points,
-        velocities,
-        array("weights"),
-        array("position"),
-        array("probes"),
-        status_from(int(columns["status"][-1])),
-        array("accepted_steps"),
-        array("rejected_steps"),
-        atoms_from({name: array(name) for name in ATOM_AXES if name in columns}),
-        sums_from({name: array(name) for name in SUM_NAMES if name in columns}),
-    )
+
+def _statuses(columns: Mapping[str, np.ndarray]) -> PyTree:
+    """Return the statuses at all depths, stacked."""
+    statuses = [status_from(int(code)) for code in columns["status"]]
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *statuses)

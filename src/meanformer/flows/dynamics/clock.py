@@ -1,13 +1,10 @@
 """A phase of exponentially long depth, walked in the tokens' own clock."""
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
-import diffrax
 import equinox as eqx
-import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, PyTree
+from jaxtyping import Array, Bool, Float
 
 from meanformer.attention.log_domain import (
     ScaledVelocity,
@@ -17,20 +14,23 @@ from meanformer.attention.log_domain import (
 )
 from meanformer.errors import Unsupported
 from meanformer.flows.bounds.rates import internal_rate, largest_rate
-from meanformer.flows.dynamics.event_search import FirstZero
-from meanformer.flows.dynamics.merging import Atoms
-from meanformer.flows.dynamics.state import State, choose, kept_if_finite
-from meanformer.flows.dynamics.tokens import (
-    OVERFLOWN,
-    Problem,
-    grown,
-    saved_steps,
+from meanformer.flows.dynamics.derivatives import Mode
+from meanformer.flows.dynamics.merging import Gap, grown
+from meanformer.flows.dynamics.state import State, choose
+from meanformer.flows.dynamics.stretch import (
+    Settings,
+    Stretch,
+    in_clock,
+    integrate,
+    largest_error,
 )
+from meanformer.flows.dynamics.tokens import Points, Tokens
 from meanformer.flows.flow import Flow
 from meanformer.flows.methods import Retracted
 from meanformer.flows.schedule import Constant
 from meanformer.flows.solvers import ROUNDINGS, RescaledErrors, StepSettings, gap_error
-from meanformer.flows.status import AbstractStop, Status, moment_of
+from meanformer.flows.status import Moment, Status, moment_of
+from meanformer.flows.trajectories.atoms import Atoms
 from meanformer.geometry import Sphere
 from meanformer.measures import TokenCloud
 
@@ -55,8 +55,8 @@ class Pace(NamedTuple):
     rests: Bool[Array, ""]
 
 
-class Phase(eqx.Module):
-    r"""One phase: a flow with fixed atoms, from one depth on.
+class Clock(eqx.Module):
+    r"""The clock of a phase: a flow with fixed atoms, from one depth on.
 
     Depth is $t = t_0 + \Lambda_0^{-1}(e^u - 1)$ with the rate $\Lambda_0$ of the clock
     at the start, so that $u$ and $\Lambda/\Lambda_0$ are numbers of ordinary size.
@@ -84,7 +84,7 @@ class Phase(eqx.Module):
         log_rate = pull.log_scale + jnp.log(safe)
         return Pace(pull.velocities / safe, log_rate, rests)
 
-    def field(self, s: Float[Array, ""], walk: Walk, args: PyTree) -> Walk:
+    def field(self, s: Float[Array, ""], walk: Walk) -> Walk:
         """Return the change of all unknowns with the clock."""
         pace = self.pace(walk.points)
         log_depth = jnp.exp(-self.log_unit - pace.log_rate - walk.log_depth)
@@ -102,6 +102,15 @@ class Phase(eqx.Module):
         share = 1 - walk.log_depth / whole
         near = jnp.abs(share) < 64 * jnp.finfo(share.dtype).eps
         return jnp.where(near, 0, share)
+
+    def moment(self, depth: Float[Array, ""], walk: Walk) -> Moment:
+        """Return what stop conditions may look at."""
+
+        def velocity():
+            pull = self.pulls(walk.points)
+            return jnp.exp(pull.log_scale) * pull.velocities
+
+        return moment_of(depth, self.cloud.moved(walk.points), velocity)
 
     def rate(
         self, s: Float[Array, ""], points: Float[Array, "n d"]
@@ -147,154 +156,131 @@ def check_long_depth(flow: Flow, has_probes: bool) -> None:
     check_resting(flow.velocity.gamma)
 
 
-def long_velocity(problem: Problem, state: State) -> Float[Array, "n d"]:
-    """Return the velocities at a state, zero where they are below all numbers."""
-    pull = _phase(problem, state, state.depth).pulls(state.points)
-    velocities = jnp.exp(pull.log_scale) * pull.velocities
-    return velocities[cast(Atoms, state.atoms).leaders]
+class LongPhase(eqx.Module):
+    """A phase of `LongDepth()`: a flow with fixed atoms, until two of them meet.
 
-
-def walk_phase(problem: Problem, state: State, target: Float[Array, ""]) -> State:
-    """Walk to the target, or to the next meeting of tokens if that comes first.
-
-    Args:
-        problem: the problem, with the tokens' own masses.
-        state: where the phase begins, its close tokens joined.
-        target: the depth to reach.
+    Attributes:
+        tokens: the tokens, with the masses of the atoms.
+        gap: the gap that is watched.
+        counts: how many tokens each atom is made of.
+        settings: those of the solve.
     """
-    phase = _phase(problem, state, target)
-    pace = phase.pace(state.points)
-    phase = eqx.tree_at(lambda p: p.log_unit, phase, -pace.log_rate)
-    solution = _diffeqsolve(problem, phase, state)
-    walk = jax.tree.map(lambda leaf: leaf[-1], cast(Any, solution.ys)[0])
-    atoms = grown(cast(Atoms, state.atoms), solution, phase.rate)
-    moved = State(
-        jnp.where(phase.missing(walk) <= 0, target, phase.depth(walk)),
-        walk.points,
-        None,
-        _status(problem, solution),
-        state.accepted_steps + solution.stats["num_accepted_steps"],
-        state.rejected_steps + solution.stats["num_rejected_steps"],
-        state.stretch + 1,
-        eqx.tree_at(lambda a: a.arc_length, atoms, walk.arc_length),
-    )
-    moved = choose(pace.rests, _resting(phase, state), moved)
-    return kept_if_finite(moved, state, state.status == Status.reached)
+
+    tokens: Tokens
+    gap: Gap
+    counts: Float[Array, " n"]
+    settings: Settings
+
+    def walked(self, state: State, target: Float[Array, ""]) -> State:
+        """Walk to the target, or to the next meeting if that comes first."""
+        clock = self._clock(state, target)
+        rests = state.is_running & clock.pace(state.moving.tokens).rests
+        moved = integrate(self, state, target)
+        return choose(rests, _resting(clock, state), moved)
+
+    def stretch(self, state: State, end: Float[Array, ""], mode: Mode) -> Stretch:
+        """Return what to integrate, in the clock."""
+        clock, atoms = self._clock(state, end), state.record
+        log_rate = clock.pace(state.moving.tokens).log_rate
+        clock = eqx.tree_at(lambda c: c.log_unit, clock, -log_rate)
+
+        def meeting_or_target(depth, walk: Walk):
+            gap = self.gap.log_excess(clock.cloud.moved(walk.points))
+            return jnp.minimum(gap, clock.missing(walk))
+
+        def retract(walk: Walk) -> Walk:
+            return walk._replace(points=clock.flow.space.retract(walk.points))
+
+        def read(walk: Walk, met):
+            arrived = clock.missing(walk) <= 0
+            depth = jnp.where(arrived, clock.target, clock.depth(walk))
+            return depth, Points(walk.points, None)
+
+        def record(walk: Walk, *path) -> Atoms:
+            joined = grown(atoms, clock.rate, *path)
+            return eqx.tree_at(lambda a: a.arc_length, joined, walk.arc_length)
+
+        integrator = self.settings.integrator
+        stretch = in_clock(
+            clock.field,
+            Walk(state.moving.tokens, jnp.zeros_like(end), atoms.arc_length),
+            FIRST_STEP,
+            Retracted(integrator.method_for(False), retract),
+            self._controller(clock.cloud),
+            [
+                (meeting_or_target, None),
+                (lambda depth, walk: clock.pace(walk.points).rests, Status.steady),
+                *self.settings.conditions(clock.moment),
+            ],
+            lambda walk: (clock.depth(walk), walk),
+            read,
+        )
+        path = None if atoms.log_bound is None else lambda walk: walk.points
+        return stretch._replace(path=path, record=record)
+
+    def _clock(self, state: State, target: Float[Array, ""]) -> Clock:
+        """Return the clock that begins at a state, in units of depth."""
+        several, zero = state.record.are_several(), jnp.zeros_like(state.depth)
+        cloud = self.tokens.cloud.moved(state.moving.tokens)
+        times = (state.depth, target, zero)
+        return Clock(self.tokens.flow, cloud, self.counts, several, *times)
+
+    def _controller(self, cloud: TokenCloud) -> RescaledErrors:
+        dtype = cloud.points.dtype
+        zero, one = jnp.zeros((), dtype), jnp.ones((), dtype)
+        # The errors are rescaled by the tolerances already.
+        steps = StepSettings(zero, one, SMALLEST_STEP * one, largest_error, None)
+        # What is smaller than rounding cannot be asked for.
+        rtol = self.settings.rtol + ROUNDINGS * jnp.finfo(dtype).eps
+
+        def rescale(end: Walk, error: Walk) -> Walk:
+            # One number for all tokens: what counts is what an error does to the gaps.
+            gaps = gap_error(cloud.moved(end.points), error.points, self.settings.rtol)
+            return Walk(
+                jnp.maximum(jnp.abs(error.points) / rtol, gaps),
+                error.log_depth / (rtol * (1 + end.log_depth)),
+                error.arc_length / (rtol * (1 + end.arc_length)),
+            )
+
+        return RescaledErrors(self.settings.integrator.controller(steps), rescale)
 
 
-def _resting(phase: Phase, state: State) -> State:
+def long_velocity(tokens: Tokens, state: State) -> Float[Array, "n d"]:
+    """Return the velocities at a state, zero where they are below all numbers."""
+    points = tokens.flow.space.retract(state.moving.tokens)
+    weights = state.record.weights(tokens.cloud)
+    gamma = cast(Constant, tokens.flow.velocity).gamma
+    pull = scaled_velocity(gamma, points, weights)
+    velocities = jnp.exp(pull.log_scale) * pull.velocities
+    return velocities[state.record.leaders]
+
+
+def _resting(clock: Clock, state: State) -> State:
     """Return where tokens that rest end: a lone atom at the target, others here."""
-    alone = jnp.sum(phase.cloud.weights > 0) == 1
-    depth = jnp.where(alone, phase.target, state.depth)
-    status = Status.where(alone, Status.reached, Status.steady)
-    state = eqx.tree_at(lambda s: s.atoms, state, _grown_alone(phase, state, alone))
+    alone = jnp.sum(clock.cloud.weights > 0) == 1
     return eqx.tree_at(
-        lambda s: (s.depth, s.status, s.stretch),
+        lambda s: (s.depth, s.status, s.stretch, s.record),
         state,
-        (depth, status, state.stretch + 1),
+        (
+            jnp.where(alone, clock.target, state.depth),
+            Status.where(alone, Status.reached, Status.steady),
+            state.stretch + 1,
+            _grown_alone(clock, state, alone),
+        ),
     )
 
 
-def _grown_alone(phase: Phase, state: State, alone: Bool[Array, ""]) -> Atoms:
+def _grown_alone(clock: Clock, state: State, alone: Bool[Array, ""]) -> Atoms:
     """Return the atoms of a lone one that rests, where its own tokens may part."""
-    atoms = cast(Atoms, state.atoms)
+    atoms = state.record
     if atoms.log_bound is None:
         return atoms
     # The atom itself is free to turn: its rate is zero. The unit of a lone atom is one.
-    rate = jnp.maximum(phase.internal_rate(state.points), 0)
-    growth = jnp.where(rate > 0, rate * (phase.target - state.depth), 0)
+    rate = jnp.maximum(clock.internal_rate(state.moving.tokens), 0)
+    growth = jnp.where(rate > 0, rate * (clock.target - state.depth), 0)
     grows = alone & (atoms.jumps > 0)
     bound = atoms.log_bound + jnp.where(grows, growth, 0)
     return eqx.tree_at(lambda a: a.log_bound, atoms, bound)
-
-
-def _phase(problem: Problem, state: State, target: Float[Array, ""]) -> Phase:
-    """Return the phase that begins at a state, in units of depth."""
-    atoms, cloud = cast(Atoms, state.atoms), problem.seen_at(state).cloud
-    counts, zero = atoms.counts(problem.cloud), jnp.zeros_like(state.depth)
-    cloud, several = cloud.moved(state.points), atoms.are_several()
-    return Phase(problem.flow, cloud, counts, several, state.depth, target, zero)
-
-
-def _diffeqsolve(problem: Problem, phase: Phase, state: State) -> diffrax.Solution:
-    integrator, space = problem.integrator, problem.flow.space
-    zero, one = jnp.zeros_like(state.depth), jnp.ones_like(state.depth)
-    # The errors are rescaled by the tolerances already.
-    settings = StepSettings(zero, one, SMALLEST_STEP * one, _largest, None)
-
-    def retract(walk: Walk) -> Walk:
-        return walk._replace(points=space.retract(walk.points))
-
-    # What is smaller than rounding cannot be asked for.
-    rtol = problem.rtol + ROUNDINGS * jnp.finfo(state.points.dtype).eps
-
-    def rescale(end: Walk, error: Walk) -> Walk:
-        cloud = phase.cloud.moved(end.points)
-        # One number for all tokens: what counts is what an error does to the gaps.
-        gaps = gap_error(cloud, error.points, problem.rtol)
-        return Walk(
-            jnp.maximum(jnp.abs(error.points) / rtol, gaps),
-            error.log_depth / (rtol * (1 + end.log_depth)),
-            error.arc_length / (rtol * (1 + end.arc_length)),
-        )
-
-    return diffrax.diffeqsolve(
-        diffrax.ODETerm(phase.field),
-        Retracted(integrator.method_for(False), retract),
-        zero,
-        jnp.inf * one,
-        FIRST_STEP * one,
-        Walk(state.points, zero, cast(Atoms, state.atoms).arc_length),
-        stepsize_controller=RescaledErrors(integrator.controller(settings), rescale),
-        event=diffrax.Event(_events(problem, phase), FirstZero()),
-        saveat=saved_steps(state, lambda s, y, args: y.points),
-        max_steps=problem.max_steps,
-        throw=False,
-    )
-
-
-def _events(problem: Problem, phase: Phase) -> list[Callable]:
-    """Return what ends a phase: meeting or target, whichever is first; rest; stops."""
-
-    def meeting_or_target(t, y, args, **kwargs):
-        gap = problem.gap.log_excess(phase.cloud.moved(y.points))
-        return jnp.minimum(gap, phase.missing(y))
-
-    def rest(t, y, args, **kwargs):
-        return phase.pace(y.points).rests
-
-    def event(stop: AbstractStop) -> Callable:
-        def condition(t, y, args, **kwargs):
-            def velocity():
-                pull = phase.pulls(y.points)
-                return jnp.exp(pull.log_scale) * pull.velocities
-
-            cloud = phase.cloud.moved(y.points)
-            return stop(moment_of(phase.depth(y), cloud, velocity))
-
-        return condition
-
-    return [meeting_or_target, rest, *[event(stop) for stop in problem.stops]]
-
-
-def _status(problem: Problem, solution: diffrax.Solution) -> PyTree:
-    result, results = solution.result, diffrax.RESULTS
-    ended, rests, *fired = cast(Any, solution.event_mask)
-    located = ended & (result == results.event_occurred)
-    status = Status.where(located, Status.reached, Status.solver_failed)
-    stuck = result == results.dt_min_reached
-    budget = stuck | (result == results.max_steps_reached)
-    status = Status.where(budget, Status.step_budget, status)
-    status = Status.where(rests, Status.steady, status)
-    for stop, is_met in zip(problem.stops, fired, strict=True):
-        status = Status.where(is_met, stop.status, status)
-    return status
-
-
-def _largest(errors: Walk) -> Float[Array, ""]:
-    leaves = [jnp.max(jnp.abs(leaf)) for leaf in errors]
-    largest = jnp.max(jnp.stack(leaves))
-    return jnp.where(jnp.isfinite(largest), largest, OVERFLOWN)
 
 
 def _clock_rate(attention: Float[Array, "n n"]) -> Float[Array, ""]:

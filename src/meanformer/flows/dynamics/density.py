@@ -1,6 +1,6 @@
-"""Setting up the flow of a density on the circle, with as many modes as it needs."""
+"""A density on the circle along depth, with as many modes as it needs."""
 
-from collections.abc import Mapping
+import dataclasses
 from typing import Any
 
 import diffrax
@@ -9,225 +9,188 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from meanformer.errors import (
-    InvalidInput,
-    Unsupported,
-    as_integer,
-    as_number,
-    check,
-    is_concrete,
+from meanformer.flows.dynamics.abstract import AbstractIntegrated
+from meanformer.flows.dynamics.density_field import diffusion, transport
+from meanformer.flows.dynamics.derivatives import Mode
+from meanformer.flows.dynamics.state import State
+from meanformer.flows.dynamics.stretch import (
+    Settings,
+    Stretch,
+    in_depth,
+    largest_error,
+    term,
 )
-from meanformer.flows.dynamics.density_field import (
-    DensityProblem,
-    DensityState,
-    turns_with_queries,
-)
-from meanformer.flows.dynamics.density_steps import advance_density, density_snapshot
-from meanformer.flows.dynamics.driver import Way, visit_all
-from meanformer.flows.dynamics.recorder import AbstractProgress
+from meanformer.flows.dynamics.tokens import finite
 from meanformer.flows.flow import Flow
-from meanformer.flows.inputs import (
-    check_dimensions,
-    check_tolerances,
-    checked_solver,
-    saved_depths,
-    sorted_stops,
-)
-from meanformer.flows.solvers import (
-    AbstractIntegrator,
-    Adaptive,
-    FixedStep,
-    Stiff,
-)
-from meanformer.flows.status import Status
-from meanformer.geometry import Sphere
+from meanformer.flows.methods import Lawson
+from meanformer.flows.solvers import AbstractAdaptive, StepSettings
+from meanformer.flows.status import Moment, Status
+from meanformer.flows.trajectories.density import DensityTrajectory
 from meanformer.measures import FourierDensity
+from meanformer.numerics.special.trigonometric import on_grid
 
 FEWEST_MODES = 64
-# Of moments, which are at most one: no step can be judged more finely.
-ROUNDINGS = 4
-_REASONS = {
-    "probes": "the map itself gives velocities anywhere, gamma(density, points)",
-    "merge": "a density has no tokens that meet",
-    "key": "noise acts on a density as diffusion, without chance",
-    "store": "a density's trajectory is small: use trajectory.save(path)",
-}
+# How far below zero a density may fall, in units of its largest value.
+NEGATIVE = 1e-4
 
 
-class Spectral(eqx.Module):
-    """How the flow of a density is solved: how many modes, and which steps.
+class DensityFlow(AbstractIntegrated):
+    """A density on the circle that a flow moves, by its moments.
 
-    Modes are doubled when the last third of the coefficients exceeds the absolute
-    tolerance of the solve, up to `most_modes`; then the solve goes on until it exceeds
-    `tail`, where it ends as `unresolved`. Under `jit` the modes are those of the start.
-
-    Args:
+    Attributes:
+        flow: the velocity, and perhaps noise.
+        start: the density at the start.
+        settings: steps, tolerances, conditions that end it.
+        tail: the coefficients in the last third that end the solve.
         most_modes: how many modes there may be.
-        tail: the size of the last third that ends the solve.
-        integrator: `Adaptive(…)`, `Stiff(…)` or `FixedStep(…)`; by default explicit
-            steps of order 8. Explicit steps take diffusion out exactly.
+        grows: whether modes are added where they are needed.
+        is_round: whether tilts of queries around the circle have one length.
     """
 
-    most_modes: int = eqx.field(default=1024, static=True)
-    tail: float = 1e-6
-    integrator: AbstractIntegrator | None = None
+    flow: Flow
+    start: FourierDensity
+    settings: Settings
+    tail: Float[Array, ""]
+    most_modes: int = eqx.field(static=True)
+    grows: bool = eqx.field(static=True)
+    is_round: bool = eqx.field(static=True)
 
-    def __check_init__(self):
-        as_integer("most_modes", self.most_modes, least=1)
-        tail = as_number("tail", self.tail, "a positive number")
-        check(tail > 0, f"tail is {tail}; it must be positive.")
+    def first_state(self, depth: Float[Array, ""]) -> State:
+        """Return the state at the first depth, with modes to spare if there may be."""
+        state = State.first(depth, self.start.moments)
+        if not self.grows:
+            return state
+        state = self._padded(state, min(FEWEST_MODES, self.most_modes))
+        if float(FourierDensity(state.moving).tail()) <= float(self._smallest_tail()):
+            return state
+        return self._padded(state, min(2 * len(state.moving), self.most_modes))
 
+    def refined(self, state: State) -> State | None:
+        """Return a state that ended for want of modes with twice as many, if it may."""
+        modes = len(state.moving)
+        if modes >= self.most_modes or not bool(state.status == Status.unresolved):
+            return None
+        going_on = dataclasses.replace(state, status=Status.reached)
+        return self._padded(going_on, min(2 * modes, self.most_modes))
 
-def refuse_for_densities(options: Mapping[str, object]) -> None:
-    """Raise if an option was given that is for token clouds only."""
-    for name, value in options.items():
-        if value is not None:
-            raise InvalidInput(f"{name} is for token clouds: {_REASONS[name]}.")
-
-
-def density_set_up(
-    flow: Flow, mu: FourierDensity, depth, save, solver, rtol, atol, stop
-) -> tuple[DensityProblem, DensityState, Float[Array, " t"], Spectral]:
-    """Return problem, first state, depths and choice of modes of a solve, or raise."""
-    check_circle_flow(flow)
-    check_tolerances(rtol, atol)
-    dtype = mu.moments.dtype
-    depths = saved_depths(depth, save, dtype, flow.velocity.jumps)
-    if flow.noise is not None and is_concrete(depths):
-        check(
-            bool(depths[-1] > depths[0]),
-            "diffusion cannot run backward; give a positive depth.",
+    def stretch(self, state: State, end: Float[Array, ""], mode: Mode) -> Stretch:
+        """Return what to integrate; explicit steps take diffusion out exactly."""
+        integrator, schedule = self.settings.integrator, self.flow.velocity
+        method, decay = mode.method(integrator.method_for(False)), self._decay(state)
+        # Diffusion is stiff, and known: explicit adaptive steps do without it.
+        is_apart = (
+            decay is not None
+            and isinstance(integrator, AbstractAdaptive)
+            and isinstance(method, diffrax.AbstractERK)
         )
-    spectral = solver if isinstance(solver, Spectral) else Spectral(integrator=solver)
-    budget, stops = sorted_stops(stop, dtype)
-    rtol, atol, tail = (jnp.asarray(one, dtype) for one in (rtol, atol, spectral.tail))
-    atol = jnp.maximum(atol, ROUNDINGS * jnp.finfo(dtype).eps)
-    problem = DensityProblem(
-        flow,
-        _integrator(spectral).prepared(dtype),
-        (*stops, *flow.velocity.stops),
-        rtol,
-        atol,
-        tail,
-        budget.count,
-        turns_with_queries(flow.velocity),
-    )
-    none = jnp.zeros((), jnp.result_type(int))
-    state = DensityState(depths[0], mu.moments, Status.reached, none, none)
-    return problem, state, depths, spectral
+        left = None if is_apart else decay
 
+        def field(depth, moments):
+            return self._change(depth, moments, left)
 
-def visit_densities(
-    problem: DensityProblem,
-    state: DensityState,
-    depths: Float[Array, " t"],
-    spectral: Spectral,
-    progress: AbstractProgress,
-) -> tuple[DensityState, Float[Array, "s k 2"]]:
-    """Visit the depths one by one, with more modes where they are needed.
+        settings, zero = self.settings, jnp.zeros_like(end)
+        steps = (settings.rtol, settings.atol, zero, largest_error, schedule.jumps)
+        largest_tail = self._largest_tail(len(state.moving))
 
-    Those after an early end are left out.
-    """
-    if not all(map(is_concrete, jax.tree.leaves((state, depths)))):
-        return visit_all(DENSITIES, problem, state, depths)
-    state = _padded(state, min(FEWEST_MODES, spectral.most_modes))
-    state = _resolved(problem, state, spectral)
-    states = [state]
-    with progress:
-        for index in range(1, len(depths)):
-            if not bool(state.status == Status.reached):
-                break
-            state = _advance(problem, state, depths[index], spectral)
-            states.append(state)
-            progress.update(index, len(depths) - 1)
-    states = [_padded(one, len(state.moments)) for one in states]
-    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
-    return _snapshots(problem, stacked)
+        def is_sharp(depth, moments):
+            return FourierDensity(moments).tail() > largest_tail
 
+        def is_negative(depth, moments):
+            values = on_grid(moments, 2 * len(moments) + 2)
+            return jnp.min(values) < -NEGATIVE * jnp.max(values)
 
-def _advance(
-    problem: DensityProblem, state: DensityState, target: Array, spectral: Spectral
-) -> DensityState:
-    """Advance to a depth; with twice the modes as often as they do not suffice."""
-    while True:
-        moved = _stretch(_limited(problem, state, spectral), state, target)
-        can_grow = len(state.moments) < spectral.most_modes
-        if not (can_grow and bool(moved.status == Status.unresolved)):
-            return moved
-        going_on = eqx.tree_at(lambda s: s.status, moved, Status.reached)
-        state = _padded(going_on, min(2 * len(state.moments), spectral.most_modes))
-
-
-def _resolved(
-    problem: DensityProblem, state: DensityState, spectral: Spectral
-) -> DensityState:
-    """Return the first state with modes to spare, if there may be more."""
-    tail = float(FourierDensity(state.moments).tail())
-    if tail <= float(_smallest_tail(problem)):
-        return state
-    return _padded(state, min(2 * len(state.moments), spectral.most_modes))
-
-
-def _limited(
-    problem: DensityProblem, state: DensityState, spectral: Spectral
-) -> DensityProblem:
-    """Return the problem that ends where more modes are needed, if there may be."""
-    if len(state.moments) >= spectral.most_modes:
-        return problem
-    tail = _smallest_tail(problem)
-    return eqx.tree_at(lambda p: p.largest_tail, problem, tail)
-
-
-def _smallest_tail(problem: DensityProblem) -> Float[Array, ""]:
-    """Return the tail at which modes are added: the tolerance, or rounding."""
-    # The rounding of the last modes grows with their number, and along depth.
-    rounding = 4096 * jnp.finfo(problem.atol.dtype).eps
-    return jnp.minimum(jnp.maximum(problem.atol, rounding), problem.largest_tail)
-
-
-def _padded(state: DensityState, modes: int) -> DensityState:
-    added = max(modes - len(state.moments), 0)
-    moments = jnp.pad(state.moments, ((0, added), (0, 0)))
-    return eqx.tree_at(lambda s: s.moments, state, moments)
-
-
-@eqx.filter_jit
-def _stretch(problem, state, target):
-    return advance_density(problem, state, target)
-
-
-@eqx.filter_jit
-def _snapshots(problem, states):
-    return jax.lax.map(lambda state: density_snapshot(problem, state), states)
-
-
-def _resumed(state: DensityState) -> DensityState:
-    return state
-
-
-DENSITIES = Way(advance_density, density_snapshot, _resumed)
-
-
-def check_circle_flow(flow: Any) -> None:
-    """Raise unless this is a flow on the circle."""
-    check(
-        isinstance(flow, Flow),
-        f"flow is {type(flow).__name__}; it must be Flow(velocity).",
-    )
-    if not isinstance(flow.space, Sphere):
-        raise Unsupported(
-            "a FourierDensity lives on the circle: give the flow space=Sphere()."
+        return in_depth(
+            state,
+            end,
+            term(field, state, end),
+            Lawson(method, decay) if is_apart else method,
+            integrator.controller(StepSettings(*steps)),
+            settings,
+            [
+                (is_sharp, Status.unresolved),
+                (is_negative, Status.negative),
+                *settings.conditions(self._moment),
+            ],
         )
-    check_dimensions(flow, 2)
 
+    def rates(self, state: State) -> Float[Array, "k 2"]:
+        """Return how fast the moments change."""
+        return finite(self._change(state.depth, state.moving, self._decay(state)))
 
-def _integrator(spectral: Spectral) -> AbstractIntegrator:
-    if spectral.integrator is None:
-        return Adaptive(diffrax.Dopri8())
-    integrator = checked_solver(spectral.integrator)
-    if not isinstance(integrator, Adaptive | Stiff | FixedStep):
-        raise Unsupported(
-            f"{type(integrator).__name__}() is for tokens; a density takes Adaptive(), "
-            "Stiff(), FixedStep(h), or Spectral(…) with one of them."
+    def trajectory(
+        self, states: State, rates: Float[Array, "t k 2"]
+    ) -> DensityTrajectory:
+        """Return the densities along depth, with room for all modes there may be."""
+        count, modes = rates.shape[:2]
+        room = max(self.most_modes, modes) if self.grows else modes
+        moments, rates = (
+            jnp.pad(rows, ((0, 0), (0, room - modes), (0, 0)))
+            for rows in (states.moving, rates)
         )
-    return integrator
+        return DensityTrajectory(
+            states.depth,
+            moments,
+            rates,
+            states.status,
+            states.accepted_steps,
+            states.rejected_steps,
+            jnp.full((count,), modes),
+        )
+
+    def resumed(self, trajectory: DensityTrajectory) -> State:
+        """Return the moments at the last depth, as many as there were."""
+        last = jax.tree.map(lambda leaf: leaf[-1], trajectory.along_depth())
+        return State(
+            last["depths"],
+            last["moments"][: int(last["modes"])],
+            last["status"],
+            last["accepted_steps"],
+            last["rejected_steps"],
+            jnp.asarray(len(trajectory) - 1),
+        )
+
+    def request(self, start: State) -> dict[str, Any]:
+        """Return what a run of a density was asked for."""
+        return {
+            "flow": self.flow,
+            "density": self.start.moments,
+            "modes": (self.most_modes, self.tail),
+            **self.settings.request(),
+        }
+
+    def _change(self, depth, moments, decay) -> Float[Array, "k 2"]:
+        schedule = self.flow.velocity
+        rates = transport(schedule, depth, moments, is_round=self.is_round)
+        return rates if decay is None else rates - decay * moments
+
+    def _decay(self, state: State) -> Float[Array, "k 2"] | None:
+        if self.flow.noise is None:
+            return None
+        return diffusion(self.flow.noise, len(state.moving), state.moving.dtype)
+
+    def _moment(self, depth: Float[Array, ""], moments: Float[Array, "k 2"]) -> Moment:
+        def radius() -> Float[Array, ""]:
+            return jnp.ones_like(depth)
+
+        def speed() -> Float[Array, ""]:
+            rates = self.rates(State.first(depth, moments))
+            degrees = jnp.arange(1, len(moments) + 1, dtype=moments.dtype)
+            return jnp.max(jnp.hypot(rates[:, 0], rates[:, 1]) / degrees)
+
+        return Moment(depth, FourierDensity(moments), radius, speed)
+
+    def _largest_tail(self, modes: int) -> Float[Array, ""]:
+        """Return the tail that ends a stretch: a smaller one if modes can be added."""
+        can_grow = self.grows and modes < self.most_modes
+        return self._smallest_tail() if can_grow else self.tail
+
+    def _smallest_tail(self) -> Float[Array, ""]:
+        """Return the tail at which modes are added: the tolerance, or rounding."""
+        # The rounding of the last modes grows with their number, and along depth.
+        rounding = 4096 * jnp.finfo(self.tail.dtype).eps
+        return jnp.minimum(jnp.maximum(self.settings.atol, rounding), self.tail)
+
+    def _padded(self, state: State, modes: int) -> State:
+        added = max(modes - len(state.moving), 0)
+        moments = jnp.pad(state.moving, ((0, added), (0, 0)))
+        return dataclasses.replace(state, moving=moments)

@@ -1,87 +1,130 @@
-"""Visiting depths in turn: in one compiled loop, or one by one with a report of each.
-
-Tokens and Gaussians differ in what moves and in how a stretch of depth is integrated,
-not in how the stretches follow each other.
-"""
+"""Going from one saved depth to the next: in one compiled loop, or one by one."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from meanformer.flows.dynamics.recorder import AbstractProgress, AbstractRecorder
+from meanformer.errors import check, is_concrete
+from meanformer.flows.dynamics.abstract import AbstractDynamics
+from meanformer.flows.dynamics.recorder import (
+    AbstractProgress,
+    AbstractRecorder,
+    bar_for,
+)
+from meanformer.flows.dynamics.state import State
 from meanformer.flows.schedule import stack_flows
-from meanformer.flows.status import Status
+from meanformer.flows.trajectories.abstract import AbstractTrajectory, cut_off, joined
 
 
-class Way(NamedTuple):
-    """How something moves through depth.
+def drive(
+    dynamics: AbstractDynamics,
+    state: State,
+    depths: Float[Array, " t"],
+    progress: bool | AbstractProgress = False,
+    store: AbstractRecorder | None = None,
+    refine: Callable[[State], State | None] | None = None,
+) -> Any:
+    """Carry what moves through all depths; return its trajectory.
 
-    Attributes:
-        advance: takes a problem, a state and a depth, returns the state there.
-        snapshot: takes a problem and a state, returns the state to save, and more.
-        resumed: takes a saved state, returns the one to go on from.
+    It is cut off where it ended. Where it reports to nobody it is one compiled loop.
+
+    Args:
+        dynamics: what moves, and how.
+        state: where it is at the first depth.
+        depths: the depths to save, the first one included.
+        progress: show a progress bar; or an object to report to.
+        store: where to write each depth as it comes; a run that is there goes on.
+        refine: takes a state that has stopped, returns a finer one to go on from, or
+            `None` if there is none.
     """
-
-    advance: Callable
-    snapshot: Callable
-    resumed: Callable
+    is_known = is_concrete(depths) and all(map(is_concrete, jax.tree.leaves(state)))
+    if store is None and progress is False and not (refine and is_known):
+        return cut_off(dynamics.trajectory(*visit_all(dynamics, state, depths)))
+    check(
+        store is None or isinstance(store, AbstractRecorder),
+        f"store is {store!r}; it must be meanformer.storage.RunStore(folder).",
+    )
+    check(
+        is_known, "store and progress need concrete tokens; leave them out under jit."
+    )
+    bar = bar_for(progress)
+    return cut_off(_visit_each(dynamics, state, depths, bar, store, refine))
 
 
 @eqx.filter_jit
-def visit_all(way: Way, problem: Any, state: Any, depths: Float[Array, " t"]) -> Any:
-    """Visit all depths in one compiled loop; gradients redo a stretch at a time."""
-    problem = stack_flows(problem)
+def visit_all(
+    dynamics: AbstractDynamics, state: State, depths: Float[Array, " t"]
+) -> tuple[State, Any]:
+    """Return states and rates at all depths; gradients redo a stretch at a time."""
+    dynamics = stack_flows(dynamics)
 
-    def stretch(state, target: Float[Array, ""]):
-        moved = way.advance(problem, state, target)
+    def stretch(state: State, target: Float[Array, ""]):
+        moved = dynamics.advance(state, target)
         return moved, moved
 
     _, later = jax.lax.scan(stretch, state, depths[1:])
     states = jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), state, later)
-    return jax.lax.map(lambda state: way.snapshot(problem, state), states)
+    return states, jax.lax.map(dynamics.rates, states)
 
 
-def visit_each(
-    way: Way,
-    problem: Any,
-    state: Any,
+def _visit_each(
+    dynamics: AbstractDynamics,
+    state: State,
     depths: Float[Array, " t"],
     progress: AbstractProgress,
     store: AbstractRecorder | None,
-) -> Any:
-    """Visit the depths one by one, reporting and writing each as it comes."""
+    refine: Callable[[State], State | None] | None,
+) -> AbstractTrajectory:
     # A mistake that only tracing shows must be told before the store is touched.
-    eqx.filter_eval_shape(_advance, way, problem, state, depths[-1])
+    eqx.filter_eval_shape(_advance, dynamics, state, depths[-1])
+    kept = None
     try:
-        snapshots = []
         if store is not None:
-            snapshots += store.begin(depths, problem, state)
+            kept = store.begin(depths, dynamics, state)
+        rows, done = ([], 0) if kept is None else ([kept], len(kept))
+        if kept is not None:
+            state = dynamics.resumed(kept)
         with progress:
-            for index in range(len(snapshots), len(depths)):
+            for index in range(done, len(depths)):
+                if not bool(state.is_running):
+                    break
                 if index > 0:
-                    state = way.resumed(snapshots[-1][0])
-                    if not bool(state.status == Status.reached):
-                        break
-                    state = _advance(way, problem, state, depths[index])
-                snapshots.append(_snapshot(way, problem, state))
+                    state = _refining(dynamics, state, depths[index], refine)
+                rows.append(_row(dynamics, state))
                 if store is not None:
-                    store.append(index, *snapshots[-1])
+                    store.append(index, rows[-1])
                 progress.update(index, len(depths) - 1)
     finally:
         if store is not None:
             store.end()
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *snapshots)
+    return joined(rows)
+
+
+def _refining(dynamics, state: State, target: Float[Array, ""], refine) -> State:
+    """Advance; again from where it came to, as often as a finer state may go on."""
+    while True:
+        state = _advance(dynamics, state, target)
+        finer = None if refine is None else refine(state)
+        if finer is None:
+            return state
+        state = finer
+
+
+def _row(dynamics: AbstractDynamics, state: State) -> AbstractTrajectory:
+    """Return a trajectory of one depth."""
+    row = jax.tree.map(lambda leaf: leaf[None], (state, _rates(dynamics, state)))
+    return dynamics.trajectory(*row)
 
 
 @eqx.filter_jit
-def _advance(way: Way, problem, state, target):
-    return way.advance(stack_flows(problem), state, target)
+def _advance(dynamics, state, target):
+    return stack_flows(dynamics).advance(state, target)
 
 
 @eqx.filter_jit
-def _snapshot(way: Way, problem, state):
-    return way.snapshot(problem, state)
+def _rates(dynamics, state):
+    return dynamics.rates(state)

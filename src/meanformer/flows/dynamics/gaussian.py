@@ -1,182 +1,238 @@
-"""Setting up the flow of a Gaussian, and its finitely many layers."""
+"""A Gaussian along depth: its mean, and the linear part of the map that moved it."""
 
-from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import diffrax
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from meanformer.errors import InvalidInput, Unsupported, check
-from meanformer.flows.dynamics.driver import Way
-from meanformer.flows.dynamics.gaussian_state import (
+from meanformer.attention.affine import linearised
+from meanformer.flows.dynamics.abstract import AbstractIntegrated
+from meanformer.flows.dynamics.derivatives import Mode
+from meanformer.flows.dynamics.gaussian_errors import (
+    ROUNDINGS,
     Carried,
-    GaussianProblem,
-    GaussianState,
-    check_closed,
-    first_state,
+    Clocked,
+    relative_controller,
 )
-from meanformer.flows.dynamics.gaussian_steps import advance_gaussian
-from meanformer.flows.dynamics.state import kept_if_finite
+from meanformer.flows.dynamics.state import State
+from meanformer.flows.dynamics.stretch import (
+    Condition,
+    Settings,
+    Stretch,
+    in_clock,
+    in_depth,
+    term,
+)
+from meanformer.flows.dynamics.tokens import finite
 from meanformer.flows.flow import Flow
-from meanformer.flows.inputs import (
-    check_dimensions,
-    check_tolerances,
-    checked_solver,
-    followed,
-    layer_depths,
-    saved_depths,
-    sorted_stops,
-)
-from meanformer.flows.schedule import Constant, stack_flows
-from meanformer.flows.solvers import Adaptive, FixedStep, LongDepth, Switching
-from meanformer.flows.status import Status
-from meanformer.geometry import Euclidean
+from meanformer.flows.schedule import AbstractSchedule
+from meanformer.flows.solvers import LongDepth, Splitting
+from meanformer.flows.status import Moment, Status
+from meanformer.flows.trajectories.gaussian import GaussianTrajectory
 from meanformer.measures import Gaussian
 from meanformer.numerics.matrices import matmul
 
-_REASONS = {
-    "probes": "carry points along by the trajectory's transport(depth) instead",
-    "merge": "a Gaussian has no tokens that meet",
-    "key": "a Gaussian has no noise",
-    "store": "a Gaussian's trajectory is small: use trajectory.save(path)",
-}
+# Share of the tolerance; where less of the depth is left to a blow-up, it is reached.
+RESOLVED = 1e-3
+FIRST_STEP = 0.01
 
 
-def refuse_for_gaussians(options: Mapping[str, object]) -> None:
-    """Raise if an option was given that is for token clouds only."""
-    for name, value in options.items():
-        if value is not None:
-            raise InvalidInput(f"{name} is for token clouds: {_REASONS[name]}.")
+class Affine(NamedTuple):
+    r"""A velocity $u + L(x - m)$ around the mean $m$: slope $L$ and drift $u$."""
+
+    slope: Float[Array, "d d"]
+    drift: Float[Array, " d"]
+
+    def moving(self, carried: Carried) -> Carried:
+        """Return how mean and linear part change under it."""
+        moved = matmul(self.slope, carried.linear)
+        return Carried(self.drift, moved, jnp.trace(self.slope))
 
 
-def check_gaussian_flow(flow: Flow, mu: Gaussian) -> None:
-    """Raise unless this is a flow that keeps the Gaussian one."""
-    check(
-        isinstance(flow, Flow),
-        f"flow is {type(flow).__name__}; it must be Flow(velocity).",
-    )
-    if not isinstance(flow.space, Euclidean):
-        raise Unsupported(
-            f"a Gaussian does not live on {type(flow.space).__name__}(); use "
-            "Euclidean(), or a TokenCloud."
+class GaussianFlow(AbstractIntegrated):
+    r"""A Gaussian that a flow moves and keeps one.
+
+    With $\Gamma_t[\mu](x) = u + L(x - m)$ the measure stays Gaussian, and
+    $$\dot m = u, \qquad \dot\Phi = L\Phi, \qquad S = \Phi F_0 (\Phi F_0)^\top.$$
+    The covariance is positive semi-definite by construction, and its rank is that of
+    the factor $F_0$ for ever, since $\Phi$ is invertible.
+
+    Attributes:
+        flow: the velocity.
+        start: the Gaussian at the start.
+        root: the factor $F_0$.
+        first_depth: where the Gaussian began.
+        settings: steps, tolerances, conditions that end it.
+    """
+
+    flow: Flow
+    start: Gaussian
+    root: Float[Array, "d r"]
+    first_depth: Float[Array, ""]
+    settings: Settings
+
+    def gaussian(self, carried: Carried) -> Gaussian:
+        """Return the Gaussian that was carried to here."""
+        return Gaussian(carried.mean, factor=matmul(carried.linear, self.root))
+
+    def velocity(
+        self, schedule: AbstractSchedule, depth: Float[Array, ""], carried: Carried
+    ) -> Affine:
+        """Return the velocity on the Gaussian that was carried to here."""
+        mu = self.gaussian(carried)
+        return Affine(
+            *linearised(lambda x: schedule.velocity(depth, mu, x, None), mu.mean())
         )
-    if flow.noise is not None:
-        raise Unsupported("a Gaussian flows without noise; use a TokenCloud.")
-    check_dimensions(flow, mu.dimension)
-    check_closed(flow, mu)
+
+    def stretch(self, state: State, end: Float[Array, ""], mode: Mode) -> Stretch:
+        """Return what to integrate, in depth or with `LongDepth()` in a clock."""
+        if isinstance(self.settings.integrator, LongDepth):
+            return self._in_clock(state, end)
+
+        def part(schedule: AbstractSchedule) -> diffrax.ODETerm:
+            def field(depth, carried):
+                return self.velocity(schedule, depth, carried).moving(carried)
+
+            return term(field, state, end)
+
+        integrator, schedule = self.settings.integrator, self.flow.velocity
+        is_split = isinstance(integrator, Splitting)
+        terms = [part(one) for one in (schedule.terms() if is_split else (schedule,))]
+        return in_depth(
+            state,
+            end,
+            diffrax.MultiTerm(*terms) if is_split else terms[0],
+            mode.method(integrator.method_for(False)),
+            relative_controller(
+                self.settings, schedule.jumps, self.first_depth, lambda y: y
+            ),
+            self.settings,
+            self._conditions(),
+        )
+
+    def rates(self, state: State) -> Affine:
+        """Return slope and drift of the velocity."""
+        found = self.velocity(self.flow.velocity, state.depth, state.moving)
+        return jax.tree.map(finite, found)
+
+    def trajectory(self, states: State, rates: Affine) -> GaussianTrajectory:
+        """Return the Gaussians along depth."""
+        return GaussianTrajectory(
+            states.depth,
+            *states.moving,
+            rates.drift,
+            rates.slope,
+            self.root,
+            states.status,
+            states.accepted_steps,
+            states.rejected_steps,
+        )
+
+    def resumed(self, trajectory: GaussianTrajectory) -> State:
+        """Return the map that has carried the Gaussian to the last depth."""
+        last = jax.tree.map(lambda leaf: leaf[-1], trajectory.along_depth())
+        return State(
+            last["depths"],
+            Carried(last["means"], last["linear"], last["log_volumes"]),
+            last["status"],
+            last["accepted_steps"],
+            last["rejected_steps"],
+            jnp.asarray(len(trajectory) - 1),
+        )
+
+    def request(self, start: State) -> dict[str, Any]:
+        """Return what a run of a Gaussian was asked for."""
+        gaussian = (self.start.mean(), self.root)
+        return {"flow": self.flow, "Gaussian": gaussian, **self.settings.request()}
+
+    def _in_clock(self, state: State, end: Float[Array, ""]) -> Stretch:
+        r"""Integrate in the clock $\mathrm{d}s = (|LS|/|S| + 1/T)\,\mathrm{d}t$.
+
+        $T$ is the length of the stretch. The clock is the logarithm of depth where the
+        covariance decays algebraically, and that of the depth left before a blow-up.
+        """
+        span = jnp.where(end == state.depth, 1, end - state.depth)
+
+        def field(s, y: Clocked) -> Clocked:
+            found = self.velocity(self.flow.velocity, y.depth, y.carried)
+            speed = self._relative_speed(found, y.carried)
+            rate = jnp.sign(span) * speed + 1 / span
+            moving = found.moving(y.carried)
+            return Clocked(jax.tree.map(lambda leaf: leaf / rate, moving), 1 / rate)
+
+        def missing(depth, carried):
+            rounding = jnp.finfo(end.dtype).eps * jnp.abs(end)
+            near = jnp.abs(end - depth) <= ROUNDINGS * rounding
+            return jnp.where(near, 0, (end - depth) / span)
+
+        def read(y: Clocked, met):
+            return jnp.where(met[0], end, y.depth), y.carried
+
+        return in_clock(
+            field,
+            Clocked(state.moving, state.depth),
+            FIRST_STEP,
+            self.settings.integrator.method_for(False),
+            relative_controller(
+                self.settings, None, self.first_depth, lambda y: y.carried
+            ),
+            [(missing, None), *self._conditions()],
+            lambda y: (y.depth, y.carried),
+            read,
+        )
+
+    def _conditions(self) -> list[Condition]:
+        """Return what ends it early: the own condition first, then those asked for."""
+
+        def blows_up(depth, carried: Carried):
+            found = self.velocity(self.flow.velocity, depth, carried)
+            speed = self._relative_speed(found, carried)
+            # The depth that is left is of the order of one over the speed.
+            rounding = ROUNDINGS * jnp.finfo(depth.dtype).eps
+            resolved = jnp.maximum(rounding, RESOLVED * self.settings.rtol)
+            gone = jnp.abs(depth - self.first_depth)
+            return speed * gone * resolved > 1
+
+        own = (blows_up, Status.blow_up_suspected)
+        return [own, *self.settings.conditions(self._moment)]
+
+    def _moment(self, depth: Float[Array, ""], carried: Carried) -> Moment:
+        mu = self.gaussian(carried)
+
+        def speed() -> Float[Array, ""]:
+            found = self.velocity(self.flow.velocity, depth, carried)
+            drift, moving, _ = found.moving(carried)
+            spread = matmul(moving, self.root)
+            return jnp.sqrt(jnp.sum(drift**2) + jnp.sum(spread**2))
+
+        return Moment(depth, mu, lambda: _radius(mu), speed)
+
+    def _relative_speed(self, found: Affine, carried: Carried) -> Float[Array, ""]:
+        r"""Return how fast the Gaussian changes, in units of itself.
+
+        For the covariance $|LS|/|S|$; the slope $L$ itself may be large where it does
+        not move it. For the mean its speed over the radius.
+        """
+        factor = matmul(carried.linear, self.root)
+        largest = jnp.abs(factor).max(initial=0)
+        factor = factor / jnp.where(largest > 0, largest, 1)
+        spread = matmul(factor, factor.T)
+        size = jnp.linalg.norm(spread)
+        moved = jnp.linalg.norm(matmul(found.slope, spread))
+        moved = moved / jnp.where(size > 0, size, 1)
+        radius = jnp.maximum(jnp.linalg.norm(carried.mean), _radius(self.start))
+        travels = jnp.linalg.norm(found.drift) / jnp.where(radius > 0, radius, 1)
+        return jnp.maximum(moved, travels)
 
 
-def gaussian_set_up(flow, mu: Gaussian, depth, save, solver, rtol, atol, stop):
-    """Return problem, first state and depths of a solve, or raise."""
-    check_gaussian_flow(flow, mu)
-    check_tolerances(rtol, atol)
+def first_carried(mu: Gaussian) -> Carried:
+    """Return the map that has moved nothing yet."""
     dtype = mu.mean().dtype
-    depths = saved_depths(depth, save, dtype, flow.velocity.jumps)
-    integrator = (
-        Adaptive(diffrax.Dopri8()) if solver is None else checked_solver(solver)
-    )
-    if isinstance(integrator, LongDepth) and not isinstance(flow.velocity, Constant):
-        raise Unsupported(
-            "LongDepth() needs the same map at every depth; use Adaptive() for a "
-            "schedule."
-        )
-    if isinstance(integrator, Switching):
-        raise Unsupported(
-            "Switching() is for tokens; a Gaussian takes Adaptive(), Stiff() or "
-            "LongDepth()."
-        )
-    # Squares of covariances are formed: they must not overflow.
-    budget, stops = sorted_stops(stop, dtype, power=1 / 8)
-    tolerances = (jnp.asarray(tolerance, dtype) for tolerance in (rtol, atol))
-    problem = GaussianProblem(
-        flow,
-        mu.root(),
-        depths[0],
-        _radius(mu),
-        integrator.prepared(dtype),
-        stops,
-        *tolerances,
-        budget.count,
-    )
-    return problem, first_state(depths[0], mu), depths
+    return Carried(mu.mean(), jnp.eye(mu.dimension, dtype=dtype), jnp.zeros((), dtype))
 
 
 def _radius(mu: Gaussian) -> Float[Array, ""]:
+    """Return the root mean square of the distance from the origin."""
     return jnp.sqrt(jnp.sum(mu.mean() ** 2) + jnp.trace(mu.covariance()))
-
-
-def _snapshot(problem: GaussianProblem, state: GaussianState):
-    found = problem.slope_and_drift(problem.flow.velocity, state.depth, state.carried)
-    return state, _finite(found)
-
-
-def _finite(found: tuple[Array, Array]) -> tuple[Array, Array]:
-    return jax.tree.map(lambda leaf: jnp.where(jnp.isfinite(leaf), leaf, 0), found)
-
-
-def _resumed(state: GaussianState) -> GaussianState:
-    return state
-
-
-GAUSSIANS = Way(advance_gaussian, _snapshot, _resumed)
-
-
-def gaussian_layers(flow: Flow, mu: Gaussian, count: int, size: Float[Array, ""]):
-    r"""Run residual layers: $m \leftarrow m + hu$, $\Phi \leftarrow (I + hL)\Phi$.
-
-    This is exact, covariance $(I + hL)S(I + hL)^\top$ included. Returned are the
-    problem, and the states with slopes and drifts, all stacked.
-    """
-    check_gaussian_flow(flow, mu)
-    depths = layer_depths(flow, count, size)
-    problem = GaussianProblem(
-        flow, mu.root(), depths[0], _radius(mu), FixedStep(1.0), (), 1.0, 1.0, 1
-    )
-    return problem, _run(problem, first_state(depths[0], mu), size, depths)
-
-
-@eqx.filter_jit
-def _run(
-    problem: GaussianProblem,
-    first: GaussianState,
-    size: Float[Array, ""],
-    depths: Float[Array, " t"],
-):
-    problem = stack_flows(problem)
-
-    def layer(state: GaussianState, following: tuple[Array, Array]):
-        depth, is_left = following
-        found = problem.slope_and_drift(
-            problem.flow.velocity, state.depth, state.carried
-        )
-        step = jnp.where(is_left, size, 0)
-        return _step(problem, state, *found, depth, step), (state, _finite(found))
-
-    return jax.lax.scan(eqx.filter_checkpoint(layer), first, followed(depths))[1]
-
-
-def _step(
-    problem: GaussianProblem,
-    state: GaussianState,
-    slope: Float[Array, "d d"],
-    drift: Float[Array, " d"],
-    depth: Float[Array, ""],
-    size: Float[Array, ""],
-) -> GaussianState:
-    mean, linear, log_volume = state.carried
-    layer = jnp.eye(len(slope), dtype=slope.dtype) + size * slope
-    log_volume = log_volume + jnp.linalg.slogdet(layer)[1]
-    linear = linear + size * matmul(slope, linear)
-    carried = Carried(mean + size * drift, linear, log_volume)
-    moved = GaussianState(
-        depth,
-        carried,
-        state.status,
-        state.accepted_steps + 1,
-        state.rejected_steps,
-    )
-    # The covariance is the square of what was moved, so it overflows first.
-    is_finite = jnp.isfinite(problem.gaussian(carried).covariance()).all()
-    return kept_if_finite(moved, state, state.status == Status.reached, is_finite)

@@ -1,31 +1,36 @@
 """What a solve reports to while it runs: a store for its states, a progress bar."""
 
 import abc
-from collections.abc import Sequence
+from typing import Any
 
 from jaxtyping import Array, Float
 
+from meanformer.flows.dynamics.abstract import AbstractDynamics
 from meanformer.flows.dynamics.state import State
-from meanformer.flows.dynamics.tokens import Problem
-
-Snapshot = tuple[State, Float[Array, "n d"]]
+from meanformer.flows.trajectories.abstract import AbstractTrajectory
 
 
 class AbstractRecorder(abc.ABC):
-    """Something that keeps the states of a solve as they are computed."""
+    """Base class of stores that keep a trajectory while it is computed."""
 
     @abc.abstractmethod
     def begin(
-        self, depths: Float[Array, " t"], problem: Problem, start: State
-    ) -> Sequence[Snapshot]:
-        """Prepare for these depths; return the snapshots that are there already.
+        self, depths: Float[Array, " t"], dynamics: AbstractDynamics, start: State
+    ) -> Any:
+        """Prepare for these depths; return the trajectory that is there, or `None`.
 
-        Raise if they belong to another problem or start.
+        Raise if it belongs to other dynamics or another start. Its `status` has one
+        entry for each depth.
         """
 
     @abc.abstractmethod
-    def append(self, index: int, state: State, velocities: Float[Array, "n d"]) -> None:
-        """Keep the state at the depth of this index, so that a crash cannot lose it."""
+    def append(self, index: int, row: AbstractTrajectory) -> None:
+        """Keep the depth of this index, so that a crash cannot lose it.
+
+        Args:
+            index: which of the depths it is.
+            row: a trajectory of this depth alone.
+        """
 
     @abc.abstractmethod
     def end(self) -> None:

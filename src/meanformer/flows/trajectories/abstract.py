@@ -1,30 +1,40 @@
-"""How a solve is told: cut off where it ended, with a warning if it ended early."""
+"""Base class of trajectories: cut off where a solve ended, saved, written to files."""
 
 import abc
+import dataclasses
 import json
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from meanformer.errors import StoppedEarly, check, is_concrete, warn
 from meanformer.files import sealed, write_atomically
-from meanformer.flows.status import Status, status_code
+from meanformer.flows.status import STATUS_FLAGS, Status, status_code
+
+# Arrays of files that are labels of others.
+LABELS = ("position",)
 
 
 class AbstractTrajectory(eqx.Module):
-    """What a solve leaves behind, at the saved depths.
+    """Base class of trajectories: what a solve leaves behind, at the saved depths.
 
     Attributes:
         depths: the saved depths, from the first on.
         status: how the solve ended.
+        AXES: the axes of the arrays in files, by their names there.
+        UNMOVED: the fields that are not arrays along depth.
     """
 
     depths: eqx.AbstractVar[Float[Array, " t"]]
     status: eqx.AbstractVar[PyTree]
+    AXES: eqx.AbstractClassVar[Mapping[str, tuple[str, ...]]]
+    UNMOVED: eqx.AbstractClassVar[tuple[str, ...]]
 
     def __len__(self) -> int:
         return self.depths.shape[0]
@@ -35,12 +45,33 @@ class AbstractTrajectory(eqx.Module):
         return f"At depth {float(self.depths[-1]):.6g} {Status[self.status]}."
 
     @abc.abstractmethod
-    def to_xarray(self) -> Any:
-        """Return the trajectory as a labelled `xarray.Dataset`."""
+    def columns(self) -> dict[str, Any]:
+        """Return the arrays by their names in files; `None` for those there are not."""
 
+    @classmethod
     @abc.abstractmethod
-    def along_depth(self) -> tuple:
-        """Return the arrays that have one entry for every saved depth."""
+    def from_columns(cls, columns: Mapping[str, Array], status: PyTree) -> Any:
+        """Return the trajectory that arrays of a file stand for."""
+
+    def along_depth(self) -> dict[str, PyTree]:
+        """Return the fields that have one entry for every saved depth, by name."""
+        names = [field.name for field in dataclasses.fields(self)]
+        return {name: getattr(self, name) for name in names if name not in self.UNMOVED}
+
+    def to_xarray(self):
+        """Return the trajectory as a labelled `xarray.Dataset`."""
+        import xarray
+
+        variables: dict[str, tuple] = {
+            name: (self.AXES[name], np.asarray(array))
+            for name, array in self.columns().items()
+            if array is not None
+        }
+        codes = np.full(len(self), status_code(Status.reached))
+        codes[-1] = status_code(self.status)
+        variables["status"] = (("depth",), codes, STATUS_FLAGS)
+        dataset = xarray.Dataset(variables)
+        return dataset.set_coords([name for name in LABELS if name in variables])
 
     def save(self, path: str | Path) -> None:
         """Write the trajectory to a zarr folder, for `open_run` and xarray to read.
@@ -79,17 +110,12 @@ def cut_off(trajectory: Any) -> Any:
         last = jax.tree.map(lambda leaf: leaf[-1], trajectory.status)
         return eqx.tree_at(lambda t: t.status, trajectory, last)
     stopped = np.asarray(trajectory.status != Status.reached)
-    length = int(stopped.argmax()) + 1 if stopped.any() else len(stopped)
-    status = jax.tree.map(lambda leaf: leaf[length - 1], trajectory.status)
+    end = int(stopped.argmax()) if stopped.any() else len(stopped) - 1
     depths = np.asarray(trajectory.depths)
-    if length > 1 and depths[length - 1] == depths[length - 2]:
-        length -= 1  # it stopped where it stood
-    short = eqx.tree_at(
-        lambda t: t.along_depth(),
-        trajectory,
-        jax.tree.map(lambda leaf: leaf[:length], trajectory.along_depth()),
-        is_leaf=lambda leaf: leaf is None,
-    )
+    # It may have stopped where it stood.
+    length = end + 1 - (end > 0 and depths[end] == depths[end - 1])
+    status = jax.tree.map(lambda leaf: leaf[end], trajectory.status)
+    short = _changed(lambda leaf: leaf[:length], trajectory)
     short = eqx.tree_at(lambda t: t.status, short, status)
     asked_for = (Status.reached, Status.steady, Status.condition_met)
     if not any(bool(status == good) for good in asked_for):
@@ -97,8 +123,14 @@ def cut_off(trajectory: Any) -> Any:
     return short
 
 
-def status_codes(trajectory: Any) -> np.ndarray:
-    """Return the code of the status at each saved depth, for files."""
-    codes = np.full(len(trajectory), status_code(Status.reached))
-    codes[-1] = status_code(trajectory.status)
-    return codes
+def joined(parts: Sequence[Any]) -> Any:
+    """Return trajectories that follow each other as one, each with all its statuses."""
+    if len(parts) == 1:
+        return parts[0]
+    return _changed(lambda *leaves: jnp.concatenate(leaves), *parts)
+
+
+def _changed(change: Callable, first: Any, *others: Any) -> Any:
+    """Return the first trajectory with other arrays along depth."""
+    fields = [one.along_depth() for one in (first, *others)]
+    return dataclasses.replace(first, **jax.tree.map(change, *fields))

@@ -1,17 +1,16 @@
 """What a flow of a density leaves behind: the densities at the saved depths."""
 
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
-from meanformer.flows.dynamics.density_field import DensityState
-from meanformer.flows.status import STATUS_FLAGS
-from meanformer.flows.trajectories.abstract import (
-    AbstractTrajectory,
-    cut_off,
-    status_codes,
-)
+from meanformer.errors import is_concrete
+from meanformer.flows.trajectories.abstract import AbstractTrajectory
 from meanformer.flows.trajectories.interpolation import (
     check_in_range,
     hermite,
@@ -31,7 +30,21 @@ class DensityTrajectory(AbstractTrajectory):
         status: how the solve ended.
         accepted_steps: steps taken up to each saved depth.
         rejected_steps: steps tried and refused up to each saved depth.
+        modes: how many modes there were at each of them; the others are zero. `None`
+            in files from before they were told.
     """
+
+    AXES: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "depth": ("depth",),
+        "degree": ("degree",),
+        "part": ("part",),
+        "moments": ("depth", "degree", "part"),
+        "rates": ("depth", "degree", "part"),
+        "accepted_steps": ("depth",),
+        "rejected_steps": ("depth",),
+        "modes": ("depth",),
+    }
+    UNMOVED: ClassVar[tuple[str, ...]] = ()
 
     depths: Float[Array, " t"]
     moments: Float[Array, "t k 2"]
@@ -39,6 +52,7 @@ class DensityTrajectory(AbstractTrajectory):
     status: PyTree
     accepted_steps: Int[Array, " t"]
     rejected_steps: Int[Array, " t"]
+    modes: Int[Array, " t"] | None = None
 
     def density(self, index: int) -> FourierDensity:
         """Return the density at a saved depth, by its index."""
@@ -82,47 +96,32 @@ class DensityTrajectory(AbstractTrajectory):
             "tail": jax.vmap(lambda m: FourierDensity(m).tail())(self.moments),
         }
 
-    def to_xarray(self):
-        """Return the trajectory as a labelled `xarray.Dataset`."""
-        import xarray
-
-        axes = ("depth", "degree", "part")
-        variables: dict[str, tuple] = {
-            "moments": (axes, np.asarray(self.moments)),
-            "rates": (axes, np.asarray(self.rates)),
-            "accepted_steps": (("depth",), np.asarray(self.accepted_steps)),
-            "rejected_steps": (("depth",), np.asarray(self.rejected_steps)),
-            "status": (("depth",), status_codes(self), STATUS_FLAGS),
-        }
-        labels = {
-            "depth": np.asarray(self.depths),
+    def columns(self) -> dict[str, Any]:
+        """Return the arrays by their names in files, with labels of the moments."""
+        return {
             "degree": np.arange(1, self.moments.shape[1] + 1),
-            "part": ["cos", "sin"],
+            "part": np.array(["cos", "sin"]),
+            "depth": self.depths,
+            "moments": self.moments,
+            "rates": self.rates,
+            "accepted_steps": self.accepted_steps,
+            "rejected_steps": self.rejected_steps,
+            "modes": self.modes,
         }
-        return xarray.Dataset(variables, labels)
 
-    def along_depth(self) -> tuple:
-        """Return the arrays that have one entry for every saved depth."""
-        return (
-            self.depths,
-            self.moments,
-            self.rates,
-            self.accepted_steps,
-            self.rejected_steps,
-        )
+    @classmethod
+    def from_columns(
+        cls, columns: Mapping[str, Array], status: PyTree
+    ) -> "DensityTrajectory":
+        """Return the trajectory that arrays of a file stand for."""
+        first = (columns[name] for name in ("depth", "moments", "rates"))
+        steps = (columns["accepted_steps"], columns["rejected_steps"])
+        return cls(*first, status, *steps, columns.get("modes"))
 
-
-def as_density_trajectory(
-    visited: tuple[DensityState, Float[Array, "t k 2"]],
-) -> DensityTrajectory:
-    """Return stacked states as a trajectory, cut off where the solve ended."""
-    states, rates = visited
-    trajectory = DensityTrajectory(
-        states.depth,
-        states.moments,
-        rates,
-        states.status,
-        states.accepted_steps,
-        states.rejected_steps,
-    )
-    return cut_off(trajectory)
+    def trimmed(self) -> "DensityTrajectory":
+        """Return the same with as many modes as there are at the depth with most."""
+        if self.modes is None or not is_concrete(self.modes):
+            return self
+        most = int(self.modes.max())
+        moments, rates = self.moments[:, :most], self.rates[:, :most]
+        return dataclasses.replace(self, moments=moments, rates=rates)

@@ -1,18 +1,15 @@
 """What a flow of a Gaussian leaves behind: the Gaussians at the saved depths."""
 
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
 from meanformer.errors import is_concrete
-from meanformer.flows.dynamics.gaussian_state import GaussianProblem, GaussianState
-from meanformer.flows.status import STATUS_FLAGS, Status
-from meanformer.flows.trajectories.abstract import (
-    AbstractTrajectory,
-    cut_off,
-    status_codes,
-)
+from meanformer.flows.status import Status
+from meanformer.flows.trajectories.abstract import AbstractTrajectory
 from meanformer.flows.trajectories.interpolation import (
     check_in_range,
     hermite,
@@ -40,6 +37,20 @@ class GaussianTrajectory(AbstractTrajectory):
         accepted_steps: steps taken up to each saved depth.
         rejected_steps: steps tried and refused up to each saved depth.
     """
+
+    AXES: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "depth": ("depth",),
+        "means": ("depth", "coordinate"),
+        "covariances": ("depth", "coordinate", "other"),
+        "linear": ("depth", "coordinate", "other"),
+        "log_volumes": ("depth",),
+        "drifts": ("depth", "coordinate"),
+        "slopes": ("depth", "coordinate", "other"),
+        "root": ("coordinate", "column"),
+        "accepted_steps": ("depth",),
+        "rejected_steps": ("depth",),
+    }
+    UNMOVED: ClassVar[tuple[str, ...]] = ("root",)
 
     depths: Float[Array, " t"]
     means: Float[Array, "t d"]
@@ -115,37 +126,23 @@ class GaussianTrajectory(AbstractTrajectory):
             "speed": jnp.sqrt(jnp.sum(self.drifts**2, axis=1) + speeds),
         }
 
-    def to_xarray(self):
-        """Return the trajectory as a labelled `xarray.Dataset`."""
-        import xarray
-
-        square = ("depth", "coordinate", "other")
-        variables: dict[str, tuple] = {
-            "means": (("depth", "coordinate"), np.asarray(self.means)),
-            "covariances": (square, np.asarray(self.covariances)),
-            "linear": (square, np.asarray(self.linear)),
-            "log_volumes": (("depth",), np.asarray(self.log_volumes)),
-            "drifts": (("depth", "coordinate"), np.asarray(self.drifts)),
-            "slopes": (square, np.asarray(self.slopes)),
-            "root": (("coordinate", "column"), np.asarray(self.root)),
-            "accepted_steps": (("depth",), np.asarray(self.accepted_steps)),
-            "rejected_steps": (("depth",), np.asarray(self.rejected_steps)),
-            "status": (("depth",), status_codes(self), STATUS_FLAGS),
+    def columns(self) -> dict[str, Any]:
+        """Return the arrays by their names in files, covariances among them."""
+        arrays = {"covariances": self.covariances, "root": self.root}
+        return arrays | {
+            "depth" if name == "depths" else name: array
+            for name, array in self.along_depth().items()
+            if name != "status"
         }
-        return xarray.Dataset(variables, {"depth": np.asarray(self.depths)})
 
-    def along_depth(self) -> tuple:
-        """Return the arrays that have one entry for every saved depth."""
-        return (
-            self.depths,
-            self.means,
-            self.linear,
-            self.log_volumes,
-            self.drifts,
-            self.slopes,
-            self.accepted_steps,
-            self.rejected_steps,
-        )
+    @classmethod
+    def from_columns(
+        cls, columns: Mapping[str, Array], status: PyTree
+    ) -> "GaussianTrajectory":
+        """Return the trajectory that arrays of a file stand for."""
+        first = ("depth", "means", "linear", "log_volumes", "drifts", "slopes", "root")
+        steps = (columns["accepted_steps"], columns["rejected_steps"])
+        return cls(*(columns[name] for name in first), status, *steps)
 
     def _carried_to(
         self, depth: float | Float[Array, ""]
@@ -171,24 +168,3 @@ def _participation(singular: Float[Array, "t r"]) -> Float[Array, " t"]:
     shares = (singular / jnp.where(largest > 0, largest, 1)) ** 2
     squares = jnp.sum(shares**2, axis=1)
     return jnp.sum(shares, axis=1) ** 2 / jnp.where(squares > 0, squares, 1)
-
-
-def as_gaussian_trajectory(
-    problem: GaussianProblem,
-    visited: tuple[GaussianState, tuple[Float[Array, "t d d"], Float[Array, "t d"]]],
-) -> GaussianTrajectory:
-    """Return stacked states as a trajectory, cut off where the solve ended."""
-    states, (slopes, drifts) = visited
-    trajectory = GaussianTrajectory(
-        states.depth,
-        states.carried.mean,
-        states.carried.linear,
-        states.carried.log_volume,
-        drifts,
-        slopes,
-        problem.root,
-        states.status,
-        states.accepted_steps,
-        states.rejected_steps,
-    )
-    return cut_off(trajectory)

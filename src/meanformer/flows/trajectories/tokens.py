@@ -1,32 +1,34 @@
 """What a flow leaves behind: the tokens at the saved depths."""
 
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
-from meanformer.errors import is_concrete
-from meanformer.flows.dynamics.merging import (
+from meanformer.errors import as_float_array, check_finite
+from meanformer.flows.flow import Flow
+from meanformer.flows.trajectories.abstract import AbstractTrajectory
+from meanformer.flows.trajectories.atoms import (
     ATOM_AXES,
     Atoms,
     Merges,
     atom_arrays,
+    atoms_from,
     record_of,
     series,
-)
-from meanformer.flows.dynamics.state import State
-from meanformer.flows.dynamics.sum_statistics import SumSummary, sum_arrays
-from meanformer.flows.flow import Flow
-from meanformer.flows.status import STATUS_FLAGS
-from meanformer.flows.trajectories.abstract import (
-    AbstractTrajectory,
-    cut_off,
-    status_codes,
 )
 from meanformer.flows.trajectories.interpolation import (
     check_in_range,
     hermite,
     place_of,
+)
+from meanformer.flows.trajectories.sums import (
+    SUM_NAMES,
+    SumSummary,
+    sum_arrays,
+    sums_from,
 )
 from meanformer.measures import TokenCloud
 
@@ -52,6 +54,20 @@ class Trajectory(AbstractTrajectory):
         quadrature_error: how far coarser nodes are in mean and covariance, where the
             tokens are those of a quadrature that `solve` chose; `None` otherwise.
     """
+
+    AXES: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "depth": ("depth",),
+        "points": ("depth", "token", "coordinate"),
+        "velocities": ("depth", "token", "coordinate"),
+        "weights": ("token",),
+        "position": ("token",),
+        "probes": ("depth", "probe", "coordinate"),
+        "accepted_steps": ("depth",),
+        "rejected_steps": ("depth",),
+        **{name: ("depth", *axes) for name, axes in ATOM_AXES.items()},
+        **dict.fromkeys(SUM_NAMES, ("depth",)),
+    }
+    UNMOVED: ClassVar[tuple[str, ...]] = ("weights", "positions", "flow")
 
     depths: Float[Array, " t"]
     points: Float[Array, "t n d"]
@@ -128,66 +144,36 @@ class Trajectory(AbstractTrajectory):
             **by_nodes,
         }
 
-    def to_xarray(self):
-        """Return the trajectory as a labelled `xarray.Dataset`."""
-        import xarray
-
-        places, axes = {}, ("depth", "token", "coordinate")
-        variables: dict[str, tuple] = {
-            "points": (axes, np.asarray(self.points)),
-            "velocities": (axes, np.asarray(self.velocities)),
-            "weights": (("token",), np.asarray(self.weights)),
-            "accepted_steps": (("depth",), np.asarray(self.accepted_steps)),
-            "rejected_steps": (("depth",), np.asarray(self.rejected_steps)),
+    def columns(self) -> dict[str, Any]:
+        """Return the arrays by their names in files."""
+        return {
+            "depth": self.depths,
+            "points": self.points,
+            "velocities": self.velocities,
+            "weights": self.weights,
+            "position": self.positions,
+            "probes": self.probes,
+            "accepted_steps": self.accepted_steps,
+            "rejected_steps": self.rejected_steps,
+            **({} if self.atoms is None else atom_arrays(self.atoms)),
+            **sum_arrays(self.sums),
         }
-        if self.positions is not None:
-            places["position"] = (("token",), np.asarray(self.positions))
-        if self.probes is not None:
-            axes = ("depth", "probe", "coordinate")
-            variables["probes"] = (axes, np.asarray(self.probes))
-        if self.atoms is not None:
-            arrays = atom_arrays(self.atoms)
-            for name, array in arrays.items():
-                variables[name] = ("depth", *ATOM_AXES[name]), np.asarray(array)
-        for name, array in sum_arrays(self.sums).items():
-            variables[name] = ("depth",), np.asarray(array)
-        coordinates = {"depth": np.asarray(self.depths), **places}
-        variables["status"] = (("depth",), status_codes(self), STATUS_FLAGS)
-        return xarray.Dataset(variables, coordinates)
 
-    def along_depth(self) -> tuple:
-        """Return the arrays that have one entry for every saved depth."""
-        return (
-            self.depths,
-            self.points,
-            self.velocities,
-            self.probes,
-            self.accepted_steps,
-            self.rejected_steps,
-            self.atoms,
-            self.sums,
+    @classmethod
+    def from_columns(cls, columns: Mapping[str, Array], status: PyTree) -> "Trajectory":
+        """Return the trajectory that arrays of a file stand for, without its flow."""
+        for name in ("points", "velocities"):
+            check_finite(name, as_float_array(name, columns[name]))
+        return cls(
+            columns["depth"],
+            columns["points"],
+            columns["velocities"],
+            columns["weights"],
+            columns.get("position"),
+            columns.get("probes"),
+            status,
+            columns["accepted_steps"],
+            columns["rejected_steps"],
+            atoms_from(columns),
+            sums_from(columns),
         )
-
-
-def as_trajectory(
-    flow: Flow, mu: TokenCloud, states: State, velocities: Float[Array, "t n d"]
-) -> Trajectory:
-    """Return stacked states as a trajectory, cut off where the solve ended.
-
-    Warns if it ended early without having been asked to. Under `jit` nothing is cut.
-    """
-    trajectory = Trajectory(
-        states.depth,
-        states.points,
-        velocities,
-        mu.weights,
-        mu.positions,
-        states.probes,
-        states.status,
-        states.accepted_steps,
-        states.rejected_steps,
-        states.atoms,
-        states.sums,
-        flow if is_concrete(states.depth) else None,
-    )
-    return cut_off(trajectory)

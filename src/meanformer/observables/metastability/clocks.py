@@ -12,7 +12,7 @@ from meanformer.attention import AbstractInContextMap
 from meanformer.attention.log_domain import scaled_velocity
 from meanformer.errors import InvalidInput
 from meanformer.flows import Constant, Flow, Trajectory
-from meanformer.flows.dynamics.merging import Atoms
+from meanformer.flows.trajectories.atoms import Atoms
 from meanformer.flows.trajectories.interpolation import Place, hermite
 from meanformer.geometry import Sphere
 from meanformer.measures import TokenCloud

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 from meanformer.attention import AbstractExponential, Unnormalised
 from meanformer.flows import Constant, Flow, Trajectory
-from meanformer.flows.dynamics.merging import Merges
+from meanformer.flows.trajectories.atoms import Merges
 from meanformer.geometry import Sphere
 from meanformer.measures import TokenCloud
 from meanformer.observables.clusters.counting import cluster_profile

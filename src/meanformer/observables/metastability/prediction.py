@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from meanformer.errors import Unsupported, as_number, check
 from meanformer.flows import Constant, Flow, Status, Trajectory
-from meanformer.flows.dynamics.merging import Atoms, Merges
+from meanformer.flows.trajectories.atoms import Atoms, Merges
 from meanformer.observables.metastability.attraction import attraction_on_sphere
 from meanformer.observables.metastability.clocks import flow_of
 from meanformer.observables.metastability.staircase import Staircase, climbed

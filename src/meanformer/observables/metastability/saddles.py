@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 
 from meanformer.errors import as_number, check
 from meanformer.flows import Constant, Flow, Trajectory
-from meanformer.flows.dynamics.merging import Atoms
+from meanformer.flows.trajectories.atoms import Atoms
 from meanformer.geometry import Sphere
 from meanformer.measures import TokenCloud
 from meanformer.observables.clusters.counting import count_clusters
