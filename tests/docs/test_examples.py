@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -216,3 +217,22 @@ def test_the_count_on_many_clouds_that_the_questions_advise_runs():
     assert eval(
         advice, {**vars(mf), "observables": mf.observables, "paths": paths}
     ) == [2]
+
+
+def test_dynamics_of_ones_own_are_solved_stored_and_continued(tmp_path):
+    from meanformer.storage import RunStore
+
+    solve = run("own_dynamics")["solve_with_inertia"]
+    # A lone token under the value -4 is an oscillator with friction.
+    flow = mf.Flow(mf.Softmax(np.eye(1), np.eye(1), -4 * np.eye(1)))
+    cloud, depths = mf.TokenCloud([[1.0]]), jnp.linspace(0, 3, 7)
+    path = solve(flow, cloud, depths, friction=0.8)
+    rate = np.sqrt(4 - 0.4**2)
+    phase = rate * np.asarray(depths)
+    bow = np.cos(phase) + 0.4 / rate * np.sin(phase)
+    expected = np.exp(-0.4 * np.asarray(depths)) * bow
+    np.testing.assert_allclose(path.points[:, 0, 0], expected, atol=2e-6)
+    solve(flow, cloud, depths[:4], friction=0.8, store=RunStore(tmp_path / "run"))
+    longer = solve(flow, cloud, depths, friction=0.8, store=RunStore(tmp_path / "run"))
+    np.testing.assert_array_equal(longer.points, path.points)
+    np.testing.assert_array_equal(mf.open_run(tmp_path / "run").points, path.points)

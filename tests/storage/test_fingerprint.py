@@ -11,9 +11,11 @@ import pytest
 
 import meanformer as mf
 from meanformer.experiments import reference_attention, reference_cloud
+from meanformer.flows.dynamics.joining import MergingTokens
 from meanformer.flows.dynamics.merging import Merge
-from meanformer.flows.dynamics.state import initial_state
-from meanformer.flows.dynamics.tokens import Problem
+from meanformer.flows.dynamics.state import State
+from meanformer.flows.dynamics.stretch import Settings
+from meanformer.flows.dynamics.tokens import Points, Tokens
 from meanformer.storage.fingerprint import fingerprint, parameters, short_hash
 
 
@@ -31,14 +33,17 @@ def asked(**changes):
         "max_steps": 100,
         "probes": None,
     } | changes
-    start = initial_state(
-        jnp.zeros(()), given["cloud"].points, given.pop("probes"), None
-    )
-    return Problem(**given), start
+    points = Points(given["cloud"].points, given.pop("probes"))
+    merge = given.pop("merge", None)
+    names = ("integrator", "stops", "rtol", "atol", "max_steps")
+    settings = Settings(**{name: given.pop(name) for name in names})
+    tokens = Tokens(**given, settings=settings)
+    dynamics = tokens if merge is None else MergingTokens(tokens, merge)
+    return dynamics.request(State.first(jnp.zeros(()), points))
 
 
 def other_cloud(**changes):
-    cloud = asked()[0].cloud
+    cloud = reference_cloud(positions=jnp.array([0.25, 0.5, 0.75, 1.0]))
     parts = ("points", "weights", "positions", "sums")
     given = {name: getattr(cloud, name) for name in parts} | changes
     return mf.TokenCloud(given.pop("points"), given.pop("weights"), **given)
@@ -82,19 +87,19 @@ OTHERS = {
 @pytest.mark.parametrize("name", OTHERS)
 def test_each_thing_asked_for_shows_in_its_part_of_the_fingerprint(name):
     part, changes = OTHERS[name]
-    before, after = fingerprint(*asked()), fingerprint(*asked(**changes))
+    before, after = fingerprint(asked()), fingerprint(asked(**changes))
     different = {key for key in before | after if before.get(key) != after.get(key)}
     assert different == {part}
-    shown, now = parameters(*asked()), parameters(*asked(**changes))
+    shown, now = parameters(asked()), parameters(asked(**changes))
     assert {key for key in shown | now if shown.get(key) != now.get(key)} == {part}
 
 
 def test_the_same_question_has_the_same_fingerprint():
-    assert fingerprint(*asked()) == fingerprint(*asked())
+    assert fingerprint(asked()) == fingerprint(asked())
 
 
 def test_runs_of_earlier_versions_are_still_known():
-    assert fingerprint(*asked()) == {
+    assert fingerprint(asked()) == {
         "flow": "32888c37d9cc552a",
         "tokens": "7c74720d5162bcba",
         "weights": "44b557a9740dc35c",
@@ -188,4 +193,4 @@ def test_a_function_that_encloses_itself_is_described():
 
     assert short_hash(forever) == short_hash(forever)
     flow = mf.Flow(lambda depth: forever(depth))
-    assert parameters(*asked(flow=flow))["flow"]["velocity"]
+    assert parameters(asked(flow=flow))["flow"]["velocity"]

@@ -33,10 +33,10 @@ def long_run(folder, store=None, **options):
 class PullThePlug(RunStore):
     """A store that fails at one depth."""
 
-    def append(self, index, state, velocities):
+    def append(self, index, row):
         if index == 4:
             raise OSError("no space left on device")
-        super().append(index, state, velocities)
+        super().append(index, row)
 
 
 def assert_same(first, second):

@@ -83,13 +83,13 @@ class PullThePlug(RunStore):
         super().__init__(path)
         self.index, self.after_rows = index, after_rows
 
-    def append(self, index, state, velocities):
+    def append(self, index, row):
         if index == self.index:
             if self.after_rows:
-                super().append(index, state, velocities)
+                super().append(index, row)
                 self._arrays.commit(index)
             raise OSError("no space left on device")
-        super().append(index, state, velocities)
+        super().append(index, row)
 
 
 @pytest.mark.parametrize("after_rows", [False, True])
@@ -262,10 +262,10 @@ def test_two_writers_at_once_are_refused(tmp_path):
     class Intruder(RunStore):
         """A store that finds a second writer at its side."""
 
-        def append(self, index, state, velocities):
+        def append(self, index, row):
             with pytest.raises(mf.InvalidInput, match="another process"):
                 solve_into(self.path)
-            super().append(index, state, velocities)
+            super().append(index, row)
 
     store = Intruder(tmp_path)
     mf.solve(flow(), reference_cloud(), 1.0, save=6, store=store, **STEPS)

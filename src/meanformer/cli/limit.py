@@ -63,7 +63,7 @@ def _given(config: Path) -> tuple[Any, Any]:
             if name in tables
         }
         run = build(kept | {"solve": {"depth": 1.0}}, config.parent)
-        return attention_of(run.flow), run.cloud
+        return attention_of(run.flow), run.measure
 
 
 def _followed(layer: Any, cloud: Any, depth: float | None) -> Any:

@@ -65,15 +65,15 @@ def movie(
 
 def _tokens(folder: Path, coordinates: str | None) -> Any:
     from meanformer.errors import InvalidInput
-    from meanformer.flows import GaussianTrajectory
+    from meanformer.flows import GaussianTrajectory, Trajectory
     from meanformer.plotting.token_paths import choose_coordinates
     from meanformer.storage import open_run
 
     trajectory = open_run(folder)
-    if isinstance(trajectory, GaussianTrajectory):
-        raise InvalidInput(
-            f"{folder} holds Gaussians along depth; a movie shows tokens."
-        )
+    if not isinstance(trajectory, Trajectory):
+        is_gaussian = isinstance(trajectory, GaussianTrajectory)
+        kind = "Gaussians" if is_gaussian else "densities"
+        raise InvalidInput(f"{folder} holds {kind} along depth; a movie shows tokens.")
     if coordinates is None:
         return trajectory
     try:

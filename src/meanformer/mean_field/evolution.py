@@ -24,10 +24,10 @@ from meanformer.flows import (
     Trajectory,
     solve,
 )
-from meanformer.flows.set_up import check_circle_flow
 from meanformer.flows.dynamics.density_field import turns_with_queries
 from meanformer.flows.dynamics.recorder import NoProgress
 from meanformer.flows.inputs import saved_depths
+from meanformer.flows.set_up import check_circle_flow
 from meanformer.flows.trajectories.interpolation import check_in_range
 from meanformer.mean_field.panels import carried, refined
 from meanformer.measures import (

@@ -31,7 +31,6 @@ from meanformer.flows import (
     NGPT,
     AbstractIntegrator,
     AbstractScheme,
-    Adaptive,
     EscapeRadius,
     FixedStep,
     Flow,
@@ -42,6 +41,7 @@ from meanformer.flows import (
     PostNorm,
     PreNorm,
     Rescaled,
+    Spectral,
     Splitting,
     SqrtScaling,
     SteadyState,
@@ -51,11 +51,19 @@ from meanformer.flows import (
     normalised_flow,
 )
 from meanformer.geometry import Euclidean, Sphere
-from meanformer.measures import Gaussian, TokenCloud, UniformBox, UniformSphere
+from meanformer.measures import (
+    AbstractMeasure,
+    FourierDensity,
+    Gaussian,
+    TokenCloud,
+    UniformBox,
+    UniformSphere,
+)
 from meanformer.storage.sections import Section, is_number, numbers, shown
 
 MOST_NUMBERS = 10**9  # of the tokens of a sample
 MOST_DEPTHS = 10**6
+MEASURES = ("tokens", "gaussian", "density")
 SPACES = {"euclidean": Euclidean, "sphere": Sphere}
 LAWS = ("gaussian", "sphere", "box")
 MASKS = ("causal", "strict", "window", "prefix", "blocks")
@@ -81,7 +89,7 @@ class Run:
     """A configuration made into objects: what `solve` is called with."""
 
     flow: Flow
-    cloud: TokenCloud
+    measure: TokenCloud | Gaussian | FourierDensity
     depths: Float[Array, " t"]
     options: dict[str, Any]
 
@@ -115,34 +123,73 @@ def build(config: dict[str, Any], folder: Path) -> Run:
     """Build the objects that a configuration describes.
 
     Args:
-        config: its tables `tokens`, `attention`, `perceptron`, `flow`, `solve`, `stop`.
+        config: its tables `attention`, `perceptron`, `flow`, `solve`, `stop`, and one
+            of `tokens`, `gaussian` and `density`.
         folder: where files named in it are looked for.
     """
     tables = _tables(config)
-    cloud = _tokens(tables["tokens"], folder)
-    flow, key = _flow(tables, cloud)
-    depths, options = _solve(tables["solve"], cloud.points.dtype)
-    check(
-        key is None or isinstance(options["solver"], FixedStep),
-        'flow.noise needs equal steps; give solve.solver = "fixed" and solve.step.',
-    )
-    options |= {"stop": _stops(tables["stop"]), "key": key}
+    measure = _measure(config, tables, folder)
+    flow, key = _flow(tables, measure)
+    depths, options = _solve(tables["solve"], measure)
+    if not isinstance(measure, FourierDensity):
+        check(
+            key is None or isinstance(options["solver"], FixedStep),
+            'flow.noise needs equal steps; give solve.solver = "fixed" and solve.step.',
+        )
+        options["key"] = key
+    options["stop"] = _stops(tables["stop"])
     for section in tables.values():
         section.finish()
-    return Run(flow, cloud, depths, options)
+    return Run(flow, measure, depths, options)
 
 
-def build_flow(config: dict[str, Any], cloud: TokenCloud) -> Flow:
+def build_flow(config: dict[str, Any], measure: AbstractMeasure) -> Flow:
     """Build the flow alone, for tokens that are known already."""
-    return _flow(_tables(config), cloud)[0]
+    return _flow(_tables(config), measure)[0]
 
 
 def _tables(config: dict[str, Any]) -> dict[str, Section]:
     top = Section("config", config)
-    names = ("tokens", "attention", "perceptron", "flow", "solve", "stop")
+    names = (*MEASURES, "attention", "perceptron", "flow", "solve", "stop")
     tables = {name: Section(name, top.take(name, default={})) for name in names}
     top.finish()
     return tables
+
+
+def _measure(
+    config: dict[str, Any], tables: dict[str, Section], folder: Path
+) -> TokenCloud | Gaussian | FourierDensity:
+    given = [name for name in MEASURES if name in config]
+    check(
+        len(given) <= 1,
+        f"the file has {' and '.join(f'[{name}]' for name in given)}; one of them is "
+        "the measure that flows.",
+    )
+    if given == ["gaussian"]:
+        section = tables["gaussian"]
+        mean = section.require_numbers("mean")
+        return Gaussian(mean, section.require_numbers("covariance"))
+    if given == ["density"]:
+        return _density(tables["density"])
+    return _tokens(tables["tokens"], folder)
+
+
+def _density(section: Section) -> FourierDensity:
+    """Return a density on the circle: by its moments, or the von Mises law."""
+    moments = section.take_numbers("moments")
+    sharpness = section.take("concentration", float)
+    angle = section.take("angle", float, 0.0)
+    check(
+        (moments is None) != (sharpness is None),
+        "density needs exactly one of moments and concentration.",
+    )
+    if moments is not None:
+        return FourierDensity(moments)
+
+    def von_mises(angles):
+        return jnp.exp(sharpness * (jnp.cos(angles - angle) - 1))
+
+    return FourierDensity.from_function(von_mises, normalize=True)
 
 
 def _tokens(section: Section, folder: Path) -> TokenCloud:
@@ -211,11 +258,11 @@ def _sample(law: str, section: Section) -> Float[Array, "n d"]:
 
 
 def _velocity(
-    attention: Section, perceptron: Section, cloud: TokenCloud
+    attention: Section, perceptron: Section, measure: AbstractMeasure
 ) -> AbstractInContextMap:
-    mask, dimension = _mask(attention.take("mask")), cloud.dimension
+    mask, dimension = _mask(attention.take("mask")), measure.dimension
     check(
-        mask is None or cloud.positions is not None,
+        mask is None or getattr(measure, "positions", None) is not None,
         "attention.mask needs the places of the tokens; give tokens.in_order = true, "
         "or tokens.positions.",
     )
@@ -321,8 +368,8 @@ def _perceptron(section: Section) -> Perceptron | None:
     return Perceptron(*arrays, activation=ACTIVATIONS[activation])
 
 
-def _flow(tables: dict[str, Section], cloud: TokenCloud):
-    velocity = _velocity(tables["attention"], tables["perceptron"], cloud)
+def _flow(tables: dict[str, Section], measure: AbstractMeasure):
+    velocity = _velocity(tables["attention"], tables["perceptron"], measure)
     section = tables["flow"]
     scheme, is_rescaled = _scheme(section), section.take("rescaled", bool, False)
     has_space = section.has("space")
@@ -352,7 +399,9 @@ def _scheme(section: Section) -> AbstractScheme | None:
     return SCHEMES[name]()
 
 
-def _solve(section: Section, dtype) -> tuple[Float[Array, " t"], dict[str, Any]]:
+def _solve(
+    section: Section, measure: AbstractMeasure
+) -> tuple[Float[Array, " t"], dict[str, Any]]:
     depths = _depths(section)
     options = {
         "rtol": section.take_positive("rtol", float, 1e-6),
@@ -360,7 +409,10 @@ def _solve(section: Section, dtype) -> tuple[Float[Array, " t"], dict[str, Any]]
         "solver": _solver(section),
         "merge": _merge(section),
     }
-    return depths.astype(dtype), options
+    if isinstance(measure, FourierDensity):
+        most_modes = section.take_positive("most_modes", int, Spectral.most_modes)
+        options["solver"] = Spectral(most_modes, integrator=options["solver"])
+    return depths.astype(measure.mean().dtype), options
 
 
 def _depths(section: Section) -> Float[Array, " t"]:
@@ -427,8 +479,9 @@ def decade_grid(depth: float, first: float, per_decade: int) -> Float[Array, " t
     )
 
 
-def _solver(section: Section) -> AbstractIntegrator:
-    name = section.choose("solver", SOLVERS, "adaptive")
+def _solver(section: Section) -> AbstractIntegrator | None:
+    """Return how steps are taken; `None` for those that the measure has by default."""
+    name = section.choose("solver", SOLVERS) if section.has("solver") else "adaptive"
     step = section.take_positive("step", float)
     needs_step = name in ("fixed", "lie", "strang")
     check(
@@ -440,13 +493,8 @@ def _solver(section: Section) -> AbstractIntegrator:
         return FixedStep(step)
     if needs_step:
         return Splitting(step, order=1 if name == "lie" else 2)
-    kinds: dict[str, type[AbstractIntegrator]] = {
-        "adaptive": Adaptive,
-        "stiff": Stiff,
-        "switching": Switching,
-        "long-depth": LongDepth,
-    }
-    return kinds[name]()
+    kinds = {"stiff": Stiff, "switching": Switching, "long-depth": LongDepth}
+    return kinds[name]() if name in kinds else None
 
 
 def _merge(section: Section) -> Merge | None:

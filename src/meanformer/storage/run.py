@@ -105,7 +105,7 @@ class RunStore(AbstractRecorder):
         }
         status = jax.tree.map(lambda leaf: leaf[0], row.status)
         growing = {
-            name: array[0]
+            name: np.asarray(array[0])
             for name, array in columns.items()
             if row.AXES[name][0] == "depth"
         }

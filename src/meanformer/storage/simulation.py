@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from meanformer.errors import InvalidInput, check
-from meanformer.flows import AbstractProgress, Trajectory, solve
+from meanformer.flows import AbstractProgress, AbstractTrajectory, solve
 from meanformer.storage.config import Run, build, depth_grid, read_config
 from meanformer.storage.format import flush
 from meanformer.storage.record import RECORD, TOKENS, read_record, write_record
@@ -23,7 +23,7 @@ _PACKAGES = ("meanformer", "jax", "jaxlib", "equinox", "diffrax", "numpy")
 @mistakes_of_a_file()
 def simulate(
     config: str | Path, folder: str | Path, *, progress: bool | AbstractProgress = False
-) -> Trajectory:
+) -> AbstractTrajectory:
     """Start the run that a configuration file describes, streamed to a folder.
 
     A mistake in the configuration leaves no folder behind.
@@ -47,7 +47,7 @@ def simulate(
 
     def write() -> None:
         _check_free(folder)
-        if "file" in tables["tokens"]:
+        if "file" in tables.get("tokens", {}):
             # The record comes first, unfinished: it says whose the copy is.
             (folder / f"{RECORD}.new").touch()
             shutil.copy(config.parent / tables["tokens"]["file"], folder / TOKENS)
@@ -61,7 +61,7 @@ def simulate(
 @mistakes_of_a_file()
 def resume(
     folder: str | Path, *, progress: bool | AbstractProgress = False
-) -> Trajectory:
+) -> AbstractTrajectory:
     """Go on with a run that was interrupted, as if it had not been.
 
     It computes in the precision in which the run was started.
@@ -85,7 +85,7 @@ def resume(
 @mistakes_of_a_file()
 def extend(
     folder: str | Path, depth: float, *, progress: bool | AbstractProgress = False
-) -> Trajectory:
+) -> AbstractTrajectory:
     """Go on with a run to a larger depth, as if that had been asked for at once.
 
     Args:
@@ -122,11 +122,11 @@ def changed_versions(folder: str | Path) -> dict[str, tuple[str, str]]:
 
 def _carry_out(
     folder: Path, run: Run, write: Callable[[], None], progress: bool | AbstractProgress
-) -> Trajectory:
+) -> AbstractTrajectory:
     """Solve; the record is written once all is checked and the folder is ours."""
     return solve(
         run.flow,
-        run.cloud,
+        run.measure,
         float(run.depths[-1]),
         save=run.depths,
         progress=progress,

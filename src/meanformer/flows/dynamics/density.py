@@ -5,7 +5,6 @@ from typing import Any
 
 import diffrax
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -103,14 +102,15 @@ class DensityFlow(AbstractIntegrated):
             state,
             end,
             term(field, state, end),
-            Lawson(method, decay) if is_apart else method,
-            integrator.controller(StepSettings(*steps)),
             settings,
+            mode,
             [
                 (is_sharp, Status.unresolved),
                 (is_negative, Status.negative),
                 *settings.conditions(self._moment),
             ],
+            method=Lawson(method, decay) if is_apart else method,
+            controller=integrator.controller(StepSettings(*steps)),
         )
 
     def rates(self, state: State) -> Float[Array, "k 2"]:
@@ -139,15 +139,8 @@ class DensityFlow(AbstractIntegrated):
 
     def resumed(self, trajectory: DensityTrajectory) -> State:
         """Return the moments at the last depth, as many as there were."""
-        last = jax.tree.map(lambda leaf: leaf[-1], trajectory.along_depth())
-        return State(
-            last["depths"],
-            last["moments"][: int(last["modes"])],
-            last["status"],
-            last["accepted_steps"],
-            last["rejected_steps"],
-            jnp.asarray(len(trajectory) - 1),
-        )
+        modes = int(trajectory.modes[-1])
+        return State.at_end_of(trajectory, trajectory.moments[:, :modes])
 
     def request(self, start: State) -> dict[str, Any]:
         """Return what a run of a density was asked for."""

@@ -104,12 +104,12 @@ class GaussianFlow(AbstractIntegrated):
             state,
             end,
             diffrax.MultiTerm(*terms) if is_split else terms[0],
-            mode.method(integrator.method_for(False)),
-            relative_controller(
+            self.settings,
+            mode,
+            self._conditions(),
+            controller=relative_controller(
                 self.settings, schedule.jumps, self.first_depth, lambda y: y
             ),
-            self.settings,
-            self._conditions(),
         )
 
     def rates(self, state: State) -> Affine:
@@ -132,15 +132,9 @@ class GaussianFlow(AbstractIntegrated):
 
     def resumed(self, trajectory: GaussianTrajectory) -> State:
         """Return the map that has carried the Gaussian to the last depth."""
-        last = jax.tree.map(lambda leaf: leaf[-1], trajectory.along_depth())
-        return State(
-            last["depths"],
-            Carried(last["means"], last["linear"], last["log_volumes"]),
-            last["status"],
-            last["accepted_steps"],
-            last["rejected_steps"],
-            jnp.asarray(len(trajectory) - 1),
-        )
+        path = trajectory
+        carried = Carried(path.means, path.linear, path.log_volumes)
+        return State.at_end_of(path, carried)
 
     def request(self, start: State) -> dict[str, Any]:
         """Return what a run of a Gaussian was asked for."""

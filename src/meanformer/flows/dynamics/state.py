@@ -37,6 +37,20 @@ class State(eqx.Module):
         none = jnp.zeros((), jnp.result_type(int))
         return cls(depth, moving, Status.reached, none, none, none, record)
 
+    @classmethod
+    def at_end_of(cls, trajectory: Any, moving: PyTree, record: PyTree = None):
+        """Return the state at the last depth of a trajectory.
+
+        Args:
+            trajectory: has depths, statuses and steps, one for each depth.
+            moving: what moved, along depth.
+            record: what was noted on the way, along depth; or `None`.
+        """
+        steps = (trajectory.accepted_steps, trajectory.rejected_steps)
+        given = (trajectory.depths, moving, trajectory.status, *steps, record)
+        *last, record = jax.tree.map(lambda leaf: leaf[-1], given)
+        return cls(*last, jnp.asarray(len(trajectory) - 1), record)
+
     @property
     def is_running(self) -> Bool[Array, ""]:
         """Whether it has not stopped."""

@@ -14,7 +14,13 @@ from jaxtyping import Array, Bool, Float, PyTree
 from meanformer.flows.dynamics.derivatives import BACKWARD, Mode, without_derivative
 from meanformer.flows.dynamics.event_search import FirstZero
 from meanformer.flows.dynamics.state import State, kept_if_finite
-from meanformer.flows.solvers import AbstractIntegrator, Adaptive, Stiff, Switching
+from meanformer.flows.solvers import (
+    AbstractIntegrator,
+    Adaptive,
+    StepSettings,
+    Stiff,
+    Switching,
+)
 from meanformer.flows.status import AbstractStop, Moment, Status
 from meanformer.numerics.precision import cast
 
@@ -99,10 +105,12 @@ def in_depth(
     state: State,
     end: Float[Array, ""],
     terms: Any,
-    method: diffrax.AbstractSolver,
-    controller: diffrax.AbstractStepSizeController,
     settings: Settings,
+    mode: Mode,
     conditions: Sequence[Condition] = (),
+    *,
+    method: diffrax.AbstractSolver | None = None,
+    controller: diffrax.AbstractStepSizeController | None = None,
 ) -> Stretch:
     """Return a stretch with depth as time.
 
@@ -110,18 +118,27 @@ def in_depth(
         state: where it begins.
         end: the depth where it ends.
         terms: the equation for what moves; see `term`.
-        method: the single step.
-        controller: what chooses the steps.
         settings: those of the solve.
+        mode: how the steps are to be differentiated.
         conditions: what ends it early.
+        method: the single step; that of the integrator by default.
+        controller: what chooses the steps; by default the integrator's, which keeps the
+            largest error of a number below the tolerances.
     """
+    integrator = settings.integrator
+    if method is None:
+        method = mode.method(integrator.method_for(False))
+    if controller is None:
+        tolerances = (settings.rtol, settings.atol, jnp.zeros_like(end))
+        steps = StepSettings(*tolerances, largest_error, None)
+        controller = integrator.controller(steps)
     # Diffrax runs backward solves in negated time, and shows it to events.
     forward = jnp.where(state.depth < end, 1, -1).astype(end.dtype)
     return Stretch(
         terms,
         method,
         (state.depth, end),
-        settings.integrator.first_step(state.depth, end),
+        integrator.first_step(state.depth, end),
         state.moving,
         controller,
         watched(conditions, lambda t, y: (forward * t, y)),

@@ -97,10 +97,11 @@ class Tokens(AbstractIntegrated):
             state,
             end,
             self._terms(state, end),
-            Retracted(method, lambda y: jax.tree.map(flow.space.retract, y)),
-            integrator.controller(self.step_settings(state.depth, end)),
             self.settings,
+            mode,
             self.settings.conditions(self._moment),
+            method=Retracted(method, lambda y: jax.tree.map(flow.space.retract, y)),
+            controller=integrator.controller(self.step_settings(state.depth, end)),
         )
 
     def step_settings(
@@ -142,16 +143,8 @@ class Tokens(AbstractIntegrated):
 
     def resumed(self, trajectory: Trajectory) -> State:
         """Return tokens, probes and joins at the last depth."""
-        last = jax.tree.map(lambda leaf: leaf[-1], trajectory.along_depth())
-        return State(
-            last["depths"],
-            Points(last["points"], last["probes"]),
-            last["status"],
-            last["accepted_steps"],
-            last["rejected_steps"],
-            jnp.asarray(len(trajectory) - 1),
-            last["atoms"],
-        )
+        points = Points(trajectory.points, trajectory.probes)
+        return State.at_end_of(trajectory, points, trajectory.atoms)
 
     def request(self, start: State) -> dict[str, Any]:
         """Return what a run of tokens was asked for."""
