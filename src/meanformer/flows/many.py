@@ -14,7 +14,7 @@ from meanformer.flows.dynamics.driver import visit_all
 from meanformer.flows.dynamics.joining import MergingTokens
 from meanformer.flows.dynamics.merging import Merge
 from meanformer.flows.dynamics.state import State
-from meanformer.flows.dynamics.tokens import Points, Tokens
+from meanformer.flows.dynamics.tokens import Points, TokenRates, Tokens
 from meanformer.flows.flow import Flow
 from meanformer.flows.inputs import check_flow
 from meanformer.flows.set_up import Options, tokens_set_up
@@ -101,7 +101,7 @@ def _visited(
     return jax.lax.map(visited, (clouds, keys))
 
 
-def _member(found: tuple[State, Array], index: int, count: int):
+def _member(found: tuple[State, TokenRates], index: int, count: int):
     """Return what belongs to one cloud, without the tokens that filled it up."""
 
     def own(leaf):

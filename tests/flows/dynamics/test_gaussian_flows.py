@@ -918,12 +918,6 @@ def test_what_a_gaussian_cannot_do_is_refused_with_the_reason(name, untyped):
         mf.solve(flow(), gaussian(), **{"depth": 1.0, **options})
 
 
-def test_a_store_is_refused_with_the_reason(tmp_path):
-    store = mf.storage.RunStore(tmp_path / "run")
-    with pytest.raises(InvalidInput, match=r"use trajectory\.save"):
-        mf.solve(flow_of("softmax"), gaussian(), 1.0, store=store)
-
-
 def test_layers_refuse_what_bends_gaussians_and_probes(untyped):
     with pytest.raises(Unsupported, match="Sigmoid is not affine"):
         mf.run_layers(mf.Flow(mf.Sigmoid(QUERY, KEY, VALUE)), gaussian(), 2)

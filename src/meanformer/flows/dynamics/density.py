@@ -1,7 +1,7 @@
 """A density on the circle along depth, with as many modes as it needs."""
 
 import dataclasses
-from typing import Any
+from typing import Any, cast
 
 import diffrax
 import equinox as eqx
@@ -139,7 +139,7 @@ class DensityFlow(AbstractIntegrated):
 
     def resumed(self, trajectory: DensityTrajectory) -> State:
         """Return the moments at the last depth, as many as there were."""
-        modes = int(trajectory.modes[-1])
+        modes = int(cast(Array, trajectory.modes)[-1])
         return State.at_end_of(trajectory, trajectory.moments[:, :modes])
 
     def request(self, start: State) -> dict[str, Any]:
