@@ -60,13 +60,10 @@ class GeodesicStep(diffrax.AbstractStratonovichSolver):
         return terms.terms[0].vf(t0, y0, args)
 
 
-def check_geodesic(
-    method: diffrax.AbstractSolver, space: AbstractSpace, is_noisy: bool
-) -> None:
+def check_geodesic(space: AbstractSpace, is_noisy: bool) -> None:
     """Raise if great circles are asked for where there are none, or no noise."""
     check(
-        not isinstance(method, GeodesicStep)
-        or (isinstance(space, Sphere) and is_noisy),
+        isinstance(space, Sphere) and is_noisy,
         "GeodesicStep is for flows on Sphere() with noise; leave method out.",
     )
 

@@ -122,12 +122,12 @@ def tokens_set_up(
     is_long = isinstance(integrator, LongDepth)
     if is_long:
         check_long_depth(flow, passive is not None)
-    merging = as_merge(merge, is_long, dtype)
     settings = options.settings(integrator, dtype, flow.velocity.stops)
     tokens = Tokens(flow, mu, places, settings, key)
     points = Points(mu.points, passive)
-    if merging is None:
+    if merge is None and not is_long:
         return tokens, State.first(depths[0], points), depths
+    merging = as_merge(merge, dtype)
     check_mergeable(mu, flow.noise is not None, _is_forward(depths))
     atoms = initial_atoms(depths[0], mu.points, is_long)
     state = State.first(depths[0], points, atoms)

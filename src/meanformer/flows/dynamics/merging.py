@@ -60,12 +60,10 @@ class Merge(eqx.Module):
         return Merge(jnp.asarray(distance, dtype))
 
 
-def as_merge(
-    merge: "Merge | float | None", is_needed: bool, dtype: jnp.dtype
-) -> Merge | None:
+def as_merge(merge: "Merge | float | None", dtype: jnp.dtype) -> Merge:
     """Return what `merge=` stands for, a number being the distance."""
     if merge is None:
-        return Merge().prepared(dtype) if is_needed else None
+        return Merge().prepared(dtype)
     if isinstance(merge, bool) or not isinstance(merge, Merge | float | int | Array):
         raise InvalidInput(
             f"merge is {merge!r}; it must be Merge(distance), a distance, or None."

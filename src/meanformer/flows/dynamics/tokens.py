@@ -23,13 +23,14 @@ from meanformer.flows.dynamics.stretch import (
     term,
 )
 from meanformer.flows.flow import Flow, field_of
-from meanformer.flows.geodesic import check_geodesic
+from meanformer.flows.geodesic import GeodesicStep, check_geodesic
 from meanformer.flows.methods import Retracted
 from meanformer.flows.schedule import AbstractSchedule
 from meanformer.flows.solvers import Splitting, StepSettings
 from meanformer.flows.status import Moment, moment_of
 from meanformer.flows.trajectories.sums import SumSummary, summary_of
 from meanformer.flows.trajectories.tokens import Trajectory
+from meanformer.geometry import Euclidean
 from meanformer.measures import TokenCloud
 from meanformer.numerics.fourier.watched import Watched
 from meanformer.typing import Key
@@ -92,7 +93,10 @@ class Tokens(AbstractIntegrated):
         """Return what to integrate, kept in the space by retractions."""
         flow, integrator = self.flow, self.settings.integrator
         method = mode.method(integrator.method_for(flow.noise is not None))
-        check_geodesic(method, flow.space, flow.noise is not None)
+        if isinstance(method, GeodesicStep):
+            check_geodesic(flow.space, flow.noise is not None)
+        if not isinstance(flow.space, Euclidean):
+            method = Retracted(method, lambda y: jax.tree.map(flow.space.retract, y))
         return in_depth(
             state,
             end,
@@ -100,7 +104,7 @@ class Tokens(AbstractIntegrated):
             self.settings,
             mode,
             self.settings.conditions(self._moment),
-            method=Retracted(method, lambda y: jax.tree.map(flow.space.retract, y)),
+            method=method,
             controller=integrator.controller(self.step_settings(state.depth, end)),
         )
 
@@ -122,7 +126,8 @@ class Tokens(AbstractIntegrated):
         watched = Watched(self.cloud.sums)
         seen = eqx.tree_at(lambda tokens: tokens.cloud.sums, self, watched)
         found, _ = seen.velocity(seen.flow.velocity, state.depth, state.moving)
-        return TokenRates(finite(found), summary_of(watched.reports))
+        sums = summary_of(watched.reports) if watched.reports else None
+        return TokenRates(finite(found), sums)
 
     def trajectory(self, states: State, rates: TokenRates) -> Trajectory:
         """Return the tokens along depth."""

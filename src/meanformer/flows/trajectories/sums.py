@@ -26,10 +26,8 @@ class SumSummary(eqx.Module):
     exact: Int[Array, "*t"]
 
 
-def summary_of(reports: Sequence[SumReport]) -> SumSummary | None:
-    """Return the worst of the reports; `None` if no sum was to be fast."""
-    if not reports:
-        return None
+def summary_of(reports: Sequence[SumReport]) -> SumSummary:
+    """Return the worst of the reports, of which there is at least one."""
 
     def gathered(values) -> Array:
         return jnp.concatenate([jnp.ravel(value) for value in values])
