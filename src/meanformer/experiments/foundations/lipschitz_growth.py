@@ -16,7 +16,7 @@ import numpy as np
 
 import meanformer as mf
 import meanformer.experiments as lab
-from meanformer.plotting import draw_slope, mark_sizes, style
+from meanformer.plotting import draw_curves, draw_slope, mark_sizes, style
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,7 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
     counts = 4 ** np.arange(1, parameters.sizes + 1)
     adversarial, random = [], []
     for count in progress.over(map(int, counts), 0.7):
-        cloud = mf.attention.adversarial_cloud(gamma, count, parameters.radius)
-        adversarial.append(float(mf.local_lipschitz(gamma, cloud)))
+        adversarial.append(adversarial_constant(gamma, count, parameters.radius))
         random.append(random_constants(gamma, count, parameters))
     bounds = [mf.lipschitz_bounds(gamma, parameters.radius, int(n)) for n in counts]
     maximised = maximise(gamma, parameters, progress)
@@ -113,6 +112,12 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
 def repelling() -> mf.Softmax:
     """Softmax attention of the line whose score changes sign: $A = -1$, $V = 1$."""
     return mf.Softmax([[-1.0]], [[1.0]], [[1.0]])
+
+
+def adversarial_constant(gamma, count: int, radius: float) -> float:
+    """The constant of one token opposite to all others."""
+    cloud = mf.attention.adversarial_cloud(gamma, count, radius)
+    return float(mf.local_lipschitz(gamma, cloud))
 
 
 def random_constants(gamma, count: int, parameters: Parameters) -> np.ndarray:
@@ -180,15 +185,8 @@ def dense_constant(layer: mf.Softmax, points: jax.Array) -> float:
 
 def root_finding():
     """The exponent of the adversarial constants far below saturation."""
-    gamma, counts = repelling(), np.array([4, 16, 64, 256])
-    constants = [
-        float(
-            mf.local_lipschitz(
-                gamma, mf.attention.adversarial_cloud(gamma, int(n), 3.0)
-            )
-        )
-        for n in counts
-    ]
+    counts = np.array([4, 16, 64, 256])
+    constants = [adversarial_constant(repelling(), int(n), 3.0) for n in counts]
     slope = np.polyfit(np.log(counts), np.log(constants), 1)[0]
     source = lab.theory(r"fitted to $n = 4, \dots, 256$ at $R = 3$, far below $e^{18}$")
     return ROOT.inside(slope, 0.45, 0.55, source=source)
@@ -200,31 +198,33 @@ def table(counts, adversarial, random, bounds) -> lab.Table:
         [int(n), max(r), a, bound.lower, bound.by_count, bound.mean_field]
         for n, r, a, bound in zip(counts, random, adversarial, bounds, strict=True)
     ]
-    columns = [
-        "$n$",
-        "random",
-        "adversarial",
-        "lower bound",
-        r"$\sqrt{n}$ bound",
-        "$L(R)$",
-    ]
+    names = ["lower bound", r"$\sqrt{n}$ bound", "$L(R)$"]
+    columns = ["$n$", "random", "adversarial", *names]
     return lab.Table(columns, rows, "Lipschitz constants against the number of tokens.")
 
 
 def draw(counts, adversarial, random, bounds, maximised) -> lab.Picture:
     """All constants and bounds on doubly logarithmic axes."""
     figure, axes = style.canvas(panel=(6.2, 4.2))
-    axes.loglog(counts, adversarial, "o-", label="adversarial cloud")
-    axes.loglog(counts, [max(r) for r in random], "s-", label="random clouds, largest")
-    axes.loglog([16], [float(maximised.value)], "*", markersize=11, label="maximised")
-    lower = [float(bound.lower) for bound in bounds]
-    axes.loglog(counts, lower, ":", color=style.INK, label="lower bound")
-    by_count = [float(bound.by_count) for bound in bounds]
-    axes.loglog(counts, by_count, "--", color=style.GREY, label=r"$\sqrt{n}$ bound")
+    curves = {
+        "adversarial cloud": adversarial,
+        "random clouds, largest": [max(constants) for constants in random],
+        "lower bound": [float(bound.lower) for bound in bounds],
+        r"$\sqrt{n}$ bound": [float(bound.by_count) for bound in bounds],
+    }
+    axes.plot(
+        16,
+        float(maximised.value),
+        "*",
+        color=style.GOLD,
+        markersize=11,
+        label="maximised",
+    )
+    marks = ("o-", "s-", ":", "--")
+    draw_curves(counts, curves, axes, marks=marks, xscale="log", yscale="log")
     draw_slope(counts[:3], adversarial[2], 0.5, axes)
     mark_sizes(counts, axes)
     axes.set(xlabel="tokens $n$", ylabel="local Lipschitz constant")
-    axes.legend()
     return lab.Picture(
         figure,
         r"Local Lipschitz constant against the number of tokens, $A = -1$, $V = \beta "

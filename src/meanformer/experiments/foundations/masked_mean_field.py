@@ -20,7 +20,7 @@ import scipy.linalg
 
 import meanformer as mf
 import meanformer.experiments as lab
-from meanformer.plotting import draw_paths, style
+from meanformer.plotting import draw_curves, mark_values, style
 
 PLACES = (0.25, 0.5, 0.75, 1.0)
 
@@ -123,7 +123,7 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
                 source=lab.theory("the local Lipschitz constant at every size"),
             ),
         ],
-        pictures=[draw_growth(counts, growth, ratios), draw_past(path)],
+        pictures=[draw_growth(counts, growth, ratios)],
     )
 
 
@@ -140,12 +140,9 @@ def whole_path() -> mf.Trajectory:
 
 def prefix_finding(path: mf.Trajectory):
     """The first three tokens alone against the same three in company."""
-    cloud = path.cloud(0)
+    points, weights = path.points[0, :3], path.weights[:3]
     short = mf.TokenCloud(
-        cloud.points[:3],
-        cloud.weights[:3],
-        positions=jnp.array(PLACES[:3]),
-        normalize=True,
+        points, weights, positions=jnp.array(PLACES[:3]), normalize=True
     )
     alone = mf.solve(masked_flow(), short, 2.0, save=41, solver=mf.FixedStep(0.025))
     return PREFIX.close_to(
@@ -158,10 +155,7 @@ def prefix_finding(path: mf.Trajectory):
 
 def first_finding(path: mf.Trajectory):
     """The first token against the exponential of the value matrix."""
-    value, start = (
-        np.asarray(lab.reference_attention().value),
-        np.asarray(path.points[0, 0]),
-    )
+    value, start = np.asarray(lab.reference_attention().value), path.points[0, 0]
     exact = [scipy.linalg.expm(float(t) * value) @ start for t in path.depths]
     return FIRST.close_to(
         np.asarray(path.points[:, 0]),
@@ -261,18 +255,15 @@ def first_move(count: int, order: int) -> float:
 def draw_growth(counts, growth, ratios) -> lab.Picture:
     """Amplification against the number of tokens, and the stress test."""
     figure, (left, right) = style.canvas(2)
-    left.semilogx(counts, growth[1], "o-", label="$p = 1$")
-    left.semilogx(counts, growth[2], "o-", label="$p = 2$")
-    left.semilogx(counts, np.log(counts) + np.euler_gamma, "--", color=style.GREY,
-                  label=r"$\log n + \gamma$")  # fmt: skip
-    left.axhline(2, color=style.ORANGE, linestyle=":", label="Hardy's constant, $p=2$")
-    left.set(
-        xlabel="tokens $n$", ylabel="amplification", title="moving the first token"
-    )
-    left.legend()
-    right.hist(list(ratios.values()), bins=30, stacked=True,
-               label=[f"$n = {n}$" for n in ratios])  # fmt: skip
-    right.axvline(1, color=style.GREY, linestyle="--")
+    curves = {"$p = 1$": growth[1], "$p = 2$": growth[2]}
+    curves[r"$\log n + \gamma$"] = np.log(counts) + np.euler_gamma
+    mark_values(2, left, axis="y", label="Hardy's constant, $p=2$")
+    draw_curves(counts, curves, left, marks=("o-", "o-", "--"), xscale="log")
+    left.set(xlabel="tokens $n$", ylabel="amplification")
+    left.set_title("moving the first token")
+    names = [f"$n = {n}$" for n in ratios]
+    right.hist(list(ratios.values()), bins=30, stacked=True, label=names)
+    mark_values(1, right)
     right.set(xlabel="measured over bound, $p = 2$", ylabel="trials")
     right.set_title("random pairs of clouds")
     right.legend()
@@ -280,23 +271,7 @@ def draw_growth(counts, growth, ratios) -> lab.Picture:
         figure,
         "Left: with $A = 0$ and $V = I$ a move of the first token is amplified "
         "without bound in $d_1$, but not in $d_2$. Right: random attentions and "
-        "clouds against the bound with Hardy's factor (dashed at 1).",
-    )
-
-
-def draw_past(path: mf.Trajectory) -> lab.Picture:
-    """Paths under the causal mask."""
-    figure, axes = style.canvas(panel=(5.0, 4.2))
-    draw_paths(path, axes)
-    for index, point in enumerate(np.asarray(path.points[-1])):
-        axes.annotate(
-            f"${index + 1}$", point, xytext=(6, 4), textcoords="offset points"
-        )
-    return lab.Picture(
-        figure,
-        "The reference tokens under causal attention, numbered by place. Token 1 sees "
-        "only itself and follows $e^{tV}x_1$; each later one is drawn by those before "
-        "it.",
+        "clouds against the bound with Hardy's factor (dotted at 1).",
     )
 
 

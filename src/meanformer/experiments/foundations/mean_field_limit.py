@@ -75,9 +75,10 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
         )
         for beta in progress.over((0.5, 1.0, 2.0), 0.4)
     }
-    others = {}
-    for name in progress.over(("dimension 16", "flow"), 0.4):
-        others[name] = other_rate(name, counts, parameters)
+    others = {
+        name: other_rate(name, counts, parameters)
+        for name in progress.over(("dimension 16", "flow"), 0.4)
+    }
     for _ in progress.over(range(1), 0.2):
         covariance, exact = limit_covariance(parameters)
     near_half = lab.theory("fitted exponent over all sizes")
@@ -157,24 +158,16 @@ def limit_covariance(parameters: Parameters) -> tuple[np.ndarray, np.ndarray]:
     tilt = np.asarray(COVARIANCE) @ np.asarray(attention.score) @ np.array(PROBE)
     q = np.array(PROBE) @ np.asarray(attention.score).T @ tilt
     value = np.asarray(attention.value)
-    exact = (
-        np.exp(q) * value @ (np.asarray(COVARIANCE) + np.outer(tilt, tilt)) @ value.T
-    )
-    return measured, exact
+    spread = np.asarray(COVARIANCE) + np.outer(tilt, tilt)
+    return measured, np.exp(q) * value @ spread @ value.T
 
 
 def table(rates) -> lab.Table:
     """Slopes and constants for each temperature."""
-    rows = [
-        [
-            beta,
-            rate.slope,
-            *rate.slope_interval,
-            rate.fitted_constant,
-            rate.predicted_constant,
-        ]
-        for beta, rate in rates.items()
-    ]
+    rows = []
+    for beta, rate in rates.items():
+        constants = rate.fitted_constant, rate.predicted_constant
+        rows.append([beta, rate.slope, *rate.slope_interval, *constants])
     columns = [r"$\beta$", "slope", "from", "to", "constant", "predicted"]
     caption = "Fitted exponent with its 95% interval, and the constant of $n^{-1/2}$."
     return lab.Table(columns, rows, caption)
@@ -186,9 +179,8 @@ def draw(rates, others, parameters: Parameters) -> lab.Picture:
     for beta, rate in rates.items():
         draw_rate(rate.counts, rate.table, axes, label=rf"$\beta = {beta}$")
         predicted = rate.predicted_constant / np.sqrt(np.array(rate.counts))
-        axes.plot(
-            rate.counts, predicted, "--", color=axes.lines[-1].get_color(), alpha=0.6
-        )
+        colour = axes.lines[-1].get_color()
+        axes.plot(rate.counts, predicted, "--", color=colour, alpha=0.6)
     for name, rate in others.items():
         draw_rate(rate.counts, rate.table, axes, label=name, slope=-0.5)
     mark_sizes(rates[1.0].counts, axes)

@@ -20,7 +20,7 @@ import numpy as np
 import meanformer as mf
 import meanformer.experiments as lab
 from meanformer.errors import check
-from meanformer.plotting import style
+from meanformer.plotting import draw_curves, mark_values, style
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,6 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
         name: growth_of(*kind, parameters)
         for name, kind in progress.over((AVERAGING | SEVERAL_HEADS).items(), 0.8)
     }
-    tokens = reference_path()
     linear, unnormalised = lone_token(mf.Linear, 0.45), lone_token(mf.Unnormalised, 0.1)
     alone = {"linear": linear, "unnormalised": unnormalised}
     averages = [growth[name] for name in AVERAGING]
@@ -93,13 +92,10 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
             AVERAGES.at_most(averages, 1.0, source=IN_UNITS),
             HEADS.at_most(growth["two heads"], 1.0, source=IN_UNITS),
             sharpness(),
-            *reference_findings(tokens),
+            *reference_findings(reference_path()),
             *escape_findings(linear, unnormalised),
         ],
-        pictures=[
-            draw_growth(growth, parameters.depth, alone),
-            draw_tokens(tokens),
-        ],
+        pictures=[draw_growth(growth, parameters.depth, alone)],
         tables=[growth_table(growth)],
     )
 
@@ -263,47 +259,24 @@ def growth_table(growth: dict[str, np.ndarray]) -> lab.Table:
 def draw_growth(growth: dict[str, np.ndarray], depth: float, alone) -> lab.Picture:
     """Growth against the bound: averages on the left, the others on the right."""
     figure, (left, right) = style.canvas(2)
-    for name, values in growth.items():
-        depths = np.linspace(0, depth, values.shape[1] + 1)[1:]
-        left.plot(depths, values.max(axis=0), label=name)
-    left.axhline(1, linestyle="--", color=style.GREY)
-    left.set(title="averages: below the bound", ylabel="growth in units of the bound")
+    fastest = {name: values.max(axis=0) for name, values in growth.items()}
+    depths = np.linspace(0, depth, len(fastest["softmax"]) + 1)[1:]
+    draw_curves(depths, fastest, left, ylabel="growth in units of the bound")
+    mark_values(1, left, axis="y")
+    left.set(title="averages: below the bound", xlabel="depth $t$")
     left.set(xlim=(0, depth), ylim=(0, 1.8), yticks=[0, 0.5, 1])
+    left.legend(loc="upper left", ncols=2)
     for name, path in alone.items():
         right.plot(path.depths, radius(path), label=name)
     depths = np.linspace(0, 0.45, 50)
-    right.plot(depths, np.exp(depths), "--", color=style.GREY, label="bound $e^t$")
+    bound, options = {"bound $e^t$": np.exp(depths)}, {"colours": style.GREY}
+    draw_curves(depths, bound, right, marks="--", xlabel="depth $t$", **options)
     right.set(title="no averages: above it", ylabel="radius $R(t)$")
-    for axes in (left, right):
-        axes.set(xlabel="depth $t$")
-        axes.legend(loc="upper left", ncols=2 if axes is left else 1)
     caption = (
         r"Left: the fastest growing of all random clouds under each attention that "
-        r"averages, as $\log(R(t)/R_0) \,/ \int_0^t \|V\|_2$; the bound is the dashed "
+        r"averages, as $\log(R(t)/R_0) \,/ \int_0^t \|V\|_2$; the bound is the dotted "
         r"line. Right: a single token under linear and under unnormalised attention "
         r"leaves the ball of the bound."
-    )
-    return lab.Picture(figure, caption)
-
-
-def draw_tokens(path: mf.Trajectory) -> lab.Picture:
-    """Paths of the reference tokens, with the balls at both ends."""
-    figure, axes = style.canvas(panel=(4.6, 4.1))
-    norm, start = np.linalg.norm(lab.reference_attention().value, 2), radius(path)[0]
-    angles = np.linspace(0, 2 * np.pi, 200)
-    circle = np.stack([np.cos(angles), np.sin(angles)])
-    for size, line in ((start, "-"), (start * np.exp(norm), "--")):
-        axes.plot(*(size * circle), line, color=style.GREY, linewidth=1)
-    points = np.asarray(path.points)
-    depths = np.broadcast_to(np.asarray(path.depths)[:, None], points.shape[:2])
-    dots = axes.scatter(
-        points[..., 0], points[..., 1], c=depths, s=9, cmap=style.depth_colours()
-    )
-    figure.colorbar(dots, ax=axes, label="depth $t$", shrink=0.8)
-    axes.set(aspect="equal", xlabel="$x_1$", ylabel="$x_2$")
-    caption = (
-        "The four reference tokens under softmax attention, from depth 0 to 1. Solid: "
-        "the ball of radius $R_0$; dashed: the ball that the bound allows at depth 1."
     )
     return lab.Picture(figure, caption)
 

@@ -20,7 +20,7 @@ import meanformer as mf
 import meanformer.experiments as lab
 from meanformer.numerics.sinkhorn.algorithm import alternate
 from meanformer.numerics.sinkhorn.self_transport import SelfTransport
-from meanformer.plotting import style
+from meanformer.plotting import draw_curves, draw_paths, style
 
 FORM = ((0.8, 0.3), (0.3, -0.4))
 
@@ -79,17 +79,13 @@ DISSIPATION = lab.theorem(
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Solve two flows and watch mean, plan and energy along them."""
     cloud = random_cloud(parameters)
-    steps = iter(progress.over(range(4)))
-    next(steps)
-    mean_path = solve(lab.reference_attention(mf.Sinkhorn), cloud, parameters.depth)
-    next(steps)
-    ratios, ceiling, errors = contraction()
-    next(steps)
     layer = ascending_layer()
-    ascent = solve(layer, cloud, parameters.depth)
-    next(steps)
+    mean_path, ascent = (
+        solve(one, cloud, parameters.depth)
+        for one in progress.over([lab.reference_attention(mf.Sinkhorn), layer])
+    )
+    ratios, ceiling, errors = contraction()
     profile = mf.observables.energy_profile(mf.Flow(layer), ascent)
-    next(steps, None)
     return lab.Outcome(
         findings=[
             mean_finding(mean_path),
@@ -131,12 +127,16 @@ def ascending_layer() -> mf.Sinkhorn:
     return mf.Sinkhorn(form, jnp.eye(2), form, kernel="dot", tolerance=1e-12)
 
 
+def exact_means(path: mf.Trajectory) -> np.ndarray:
+    """The exponential of the value matrix on the mean at the start, by SciPy."""
+    value, depths = np.asarray(lab.reference_attention().value), path.depths[:, None]
+    powers = scipy.linalg.expm(np.asarray(depths[..., None]) * value)
+    return powers @ np.asarray(path.statistics["mean"][0])
+
+
 def mean_finding(path: mf.Trajectory):
     """The mean along the flow against the exponential of the value matrix."""
-    value, means = np.asarray(lab.reference_attention().value), path.statistics["mean"]
-    exact = [
-        scipy.linalg.expm(float(t) * value) @ np.asarray(means[0]) for t in path.depths
-    ]
+    means, exact = path.statistics["mean"], exact_means(path)
     source = lab.closed_form(r"relative error against $e^{tV} m_0$ by SciPy's expm")
     sizes = np.linalg.norm(exact, axis=1, keepdims=True)
     errors = np.abs(np.asarray(means) - exact) / sizes
@@ -225,25 +225,17 @@ def dissipation_finding(layer, path: mf.Trajectory, profile):
 def draw_laws(path: mf.Trajectory, errors: np.ndarray, ceiling: float) -> lab.Picture:
     """The mean along depth, and the contraction of the algorithm."""
     figure, (left, right) = style.canvas(2)
-    value, means = np.asarray(lab.reference_attention().value), path.statistics["mean"]
-    fine = np.linspace(0, float(path.depths[-1]), 100)
-    exact = np.stack(
-        [scipy.linalg.expm(t * value) @ np.asarray(means[0]) for t in fine]
-    )
-    for axis, colour in enumerate((style.BLUE, style.ORANGE)):
-        left.plot(
-            path.depths, means[:, axis], "o", color=colour, label=f"$m_{axis + 1}$"
-        )
-        left.plot(fine, exact[:, axis], "-", color=colour, linewidth=1)
+    means, colours = path.statistics["mean"], [style.BLUE, style.ORANGE]
+    found = {"$m_1$": means[:, 0], "$m_2$": means[:, 1]}
+    draw_curves(path.depths, found, left, marks="o", colours=colours)
+    for colour, exact in zip(colours, exact_means(path).T, strict=True):
+        left.plot(path.depths, exact, color=colour, linewidth=1)
     left.set(xlabel="depth $t$", ylabel="mean of the tokens", title="the mean is exact")
-    left.legend()
     rounds = np.arange(len(errors))
-    right.semilogy(rounds, errors, "o-", label="observed")
-    right.semilogy(rounds, errors[0] * ceiling**rounds, "--", color=style.GREY,
-                   label=r"bound $\kappa^{2r}$")  # fmt: skip
+    curves = {"observed": errors, r"bound $\kappa^{2r}$": errors[0] * ceiling**rounds}
+    draw_curves(rounds, curves, right, marks=("o-", "--"), yscale="log")
     right.set(xlabel="round $r$", ylabel=r"oscillation of $f - f_\infty$")
     right.set_title("the algorithm contracts")
-    right.legend()
     return lab.Picture(
         figure,
         "Left: mean of the tokens along the flow (dots) and $e^{tV}m_0$ (lines). "
@@ -254,14 +246,11 @@ def draw_laws(path: mf.Trajectory, errors: np.ndarray, ceiling: float) -> lab.Pi
 
 def draw_ascent(path: mf.Trajectory, profile) -> lab.Picture:
     """The tokens of the gradient flow, and its energy."""
-    from meanformer.plotting import draw_paths
-
     figure, (left, right) = style.canvas(2)
     draw_paths(path, left)
     right.plot(profile.depths, profile.energies, "o-", label="$E_B$")
-    right.set(
-        xlabel="depth $t$", ylabel="energy $E_B(\\mu_t)$", title="gradient ascent"
-    )
+    right.set(xlabel="depth $t$", ylabel=r"energy $E_B(\mu_t)$")
+    right.set_title("gradient ascent")
     return lab.Picture(
         figure,
         "The flow with $V = B$ symmetric, of signature $(1, 1)$: tokens spread along "

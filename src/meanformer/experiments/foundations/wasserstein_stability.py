@@ -21,7 +21,7 @@ import scipy.optimize
 
 import meanformer as mf
 import meanformer.experiments as lab
-from meanformer.plotting import style
+from meanformer.plotting import draw_curves, style
 
 SHIFT = ((1.0, -1.0), (0.5, 0.3), (-0.2, 0.8), (0.0, 1.0))
 
@@ -67,10 +67,10 @@ SHARP = lab.observation(
 
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Compare observed growth with both bounds, for reference and random clouds."""
-    pair = reference_pair(parameters.depth)
-    rows = []
-    for trial in progress.over(range(parameters.trials)):
-        rows.append(random_trial(parameters, trial))
+    flow, *pair = reference_pair(parameters.depth)
+    growth = mf.flows.growth_factor(flow, *pair)
+    trials = progress.over(range(parameters.trials))
+    rows = [random_trial(parameters, trial) for trial in trials]
     a_priori, a_posteriori = (np.array([row[i] for row in rows]) for i in (4, 5))
     return lab.Outcome(
         findings=[
@@ -86,7 +86,7 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
             ),
             sharpness(),
         ],
-        pictures=[draw(*pair)],
+        pictures=[draw(growth, pair[0], bound_before(flow, pair))],
         tables=[
             lab.Table(
                 ["$n$", "$W_2$ at depth 0", "observed growth", "bound along the path"],
@@ -175,21 +175,20 @@ def random_trial(parameters: Parameters, trial: int) -> list:
         for x in (points, moved)
     )
     growth = mf.flows.growth_factor(flow, first, second)
-    radius = max(float(path.statistics["radius"][0]) for path in (first, second))
-    a_priori = mf.flows.stability_bound(flow, radius, np.asarray(first.depths[1:]))
     observed = np.asarray(growth.observed)
-    along = np.asarray(growth.log_factors)[
-        :: (len(growth.depths) - 1) // (len(first) - 1)
-    ]
+    finer = (len(growth.depths) - 1) // (len(first) - 1)
+    along = np.exp(np.asarray(growth.log_factors)[::finer])
     start = float(mf.wasserstein(first.cloud(0), second.cloud(0)))
-    return [
-        parameters.count,
-        start,
-        observed[-1],
-        float(np.exp(along[-1])),
-        np.log(observed[1:]) / np.asarray(a_priori),
-        observed / np.exp(along),
-    ]
+    a_priori = np.log(observed[1:]) / bound_before(flow, (first, second))
+    shown = [parameters.count, start, observed[-1], float(along[-1])]
+    return [*shown, a_priori, observed / along]
+
+
+def bound_before(flow: mf.Flow, pair) -> np.ndarray:
+    """The exponent of the a priori bound at the later depths of two paths."""
+    radius = max(float(path.statistics["radius"][0]) for path in pair)
+    depths = np.asarray(pair[0].depths[1:])
+    return np.asarray(mf.flows.stability_bound(flow, radius, depths))
 
 
 def best_matching(points: np.ndarray, moved: np.ndarray) -> np.ndarray:
@@ -214,26 +213,19 @@ def sharpness():
     )
 
 
-def draw(flow: mf.Flow, first: mf.Trajectory, second: mf.Trajectory) -> lab.Picture:
+def draw(growth, path: mf.Trajectory, a_priori: np.ndarray) -> lab.Picture:
     """Observed growth and both bounds along depth."""
     figure, (left, right) = style.canvas(2)
-    growth = mf.flows.growth_factor(flow, first, second)
-    left.plot(first.depths, growth.observed, "o-", label="observed")
-    left.plot(growth.depths, np.exp(growth.log_factors), "--", color=style.ORANGE,
-              label="bound along the path")  # fmt: skip
-    left.set(xlabel="depth $t$", ylabel="growth of $W_2$", title="along the path")
-    left.legend()
-    radius = max(float(path.statistics["radius"][0]) for path in (first, second))
-    depths = np.asarray(first.depths[1:])
-    a_priori = np.asarray(mf.flows.stability_bound(flow, radius, depths))
-    right.semilogy(depths, a_priori, color=style.GREY, label="bound known beforehand")
-    right.semilogy(growth.depths[1:], growth.log_factors[1:], "--", color=style.ORANGE,
-                   label="bound along the path")  # fmt: skip
-    right.semilogy(depths, np.log(np.asarray(growth.observed)[1:]), "o-",
-    color=style.BLUE, label="observed")  # fmt: skip
+    depths, names = np.asarray(path.depths), ("observed", "bound along the path")
+    along = np.interp(depths, growth.depths, growth.log_factors)
+    curves = dict(zip(names, (growth.observed, np.exp(along)), strict=True))
+    draw_curves(depths, curves, left, marks=("o-", "--"), ylabel="growth of $W_2$")
+    left.set(xlabel="depth $t$", title="along the path")
+    logs = dict(zip(names, (np.log(growth.observed)[1:], along[1:]), strict=True))
+    logs["bound known beforehand"] = a_priori
+    draw_curves(depths[1:], logs, right, marks=("o-", "--", "-"), yscale="log")
     right.set(xlabel="depth $t$", ylabel="logarithm of the growth of $W_2$")
     right.set_title("known beforehand")
-    right.legend()
     return lab.Picture(
         figure,
         "Growth of the distance between two flows of the reference attention: "

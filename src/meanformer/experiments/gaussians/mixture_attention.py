@@ -18,10 +18,11 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 import numpy as np
 import scipy.integrate
+import scipy.stats
 
 import meanformer as mf
 import meanformer.experiments as lab
-from meanformer.plotting import draw_rate, draw_slope, style
+from meanformer.plotting import draw_curves, draw_rate, draw_slope, style
 
 QUERIES = (-2.0, -1.0, 0.0, 1.0, 2.0, 3.0)
 VELOCITIES = (
@@ -163,7 +164,7 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
             draw_velocity(line),
             draw_departures(residuals, comparisons, linear, parameters),
         ],
-        tables=[table(gaps, residuals, comparisons)],
+        tables=[table(residuals, comparisons)],
     )
 
 
@@ -182,28 +183,18 @@ def line_layer() -> mf.Softmax:
     return mf.Softmax(one, one, one)
 
 
-def density(places: np.ndarray) -> np.ndarray:
-    """The density of the mixture on the line, written out."""
-    halves = [
-        np.exp(-((places - centre) ** 2) / (2 * width**2))
-        / (2 * width * np.sqrt(2 * np.pi))
-        for centre, width in zip(CENTRES, WIDTHS, strict=True)
-    ]
-    return np.sum(halves, axis=0)
+def density(place: float) -> float:
+    """The density of the mixture on the line, by SciPy."""
+    return scipy.stats.norm.pdf(place, CENTRES, WIDTHS).mean()
 
 
 def integrated(query: float) -> float:
     """The velocity by integrals over the density."""
 
     def integral(power: int) -> float:
+        options = {"points": [0.0, query], "epsabs": 1e-13, "epsrel": 1e-13}
         return scipy.integrate.quad(
-            lambda y: y**power * np.exp(query * y) * float(density(np.array([y]))[0]),
-            -25,
-            25,
-            points=[0.0, query],
-            epsabs=1e-13,
-            epsrel=1e-13,
-            limit=400,
+            lambda y: y**power * np.exp(query * y) * density(y), -25, 25, **options
         )[0]
 
     return integral(1) / integral(0)
@@ -257,24 +248,15 @@ def compare(kind, separation: float, parameters: Parameters):
     )
 
 
-def table(gaps, residuals, comparisons) -> lab.Table:
+def table(residuals, comparisons) -> lab.Table:
     """Residual at depth zero and errors at the last depth."""
-    rows = [
-        [
-            gap,
-            residuals[gap],
-            float(comparisons[gap].covariance_errors[-1]),
-            float(comparisons[gap].distances[-1]),
-        ]
-        for gap in gaps
-    ]
+    rows = []
+    for gap, one in comparisons.items():
+        errors = one.covariance_errors[-1], one.distances[-1]
+        rows.append([gap, residuals[gap], *map(float, errors)])
+    names = ["separation", "not affine, at depth 0", "error of the covariance"]
     return lab.Table(
-        [
-            "separation",
-            "not affine, at depth 0",
-            "error of the covariance",
-            "relative distance",
-        ],
+        [*names, "relative distance"],
         rows,
         "Mixtures against the single Gaussian with their moments, at the last depth.",
     )
@@ -282,35 +264,26 @@ def table(gaps, residuals, comparisons) -> lab.Table:
 
 def draw_velocity(mixture: mf.Mixture) -> lab.Picture:
     """The velocity over the line with its best affine fit and that of the moments."""
-    figure, (left, right) = style.canvas(2, panel=(4.6, 3.6))
+    figure, axes = style.canvas(panel=(5.6, 3.7))
     places = np.linspace(-4, 4, 321)
-    velocity = np.asarray(line_layer()(mixture, jnp.asarray(places)[:, None]))[:, 0]
     tokens = mf.quadrature(mixture, 40)
     nodes, weights = np.asarray(tokens.points)[:, 0], np.asarray(tokens.weights)
     seen = np.asarray(line_layer()(mixture, tokens.points))[:, 0]
     slope, constant = np.polyfit(nodes, seen, 1, w=np.sqrt(weights))
-    mean, variance = weights @ nodes, weights @ nodes**2 - (weights @ nodes) ** 2
-    left.plot(places, velocity, color=style.BLUE, label="the mixture")
-    left.plot(places, constant + slope * places, "--", color=style.ORANGE,
-              label="best affine fit")  # fmt: skip
-    left.plot(places, mean + variance * places, ":", color=style.GREEN,
-              label="Gaussian of its moments")  # fmt: skip
-    left.plot(QUERIES, VELOCITIES, "o", color=style.INK, label="tabulated")
-    left.set(xlabel="query $x$", ylabel=r"velocity $\Gamma[\mu](x)$", ylim=(-4.2, 4.2))
-    left.legend(loc="upper left")
-    heights = density(places)
-    right.fill_between(places, heights, color=style.GREY, alpha=0.25, linewidth=0)
-    right.plot(places, heights, color=style.GREY, label=r"density of $\mu$")
-    right.plot(places, velocity - constant - slope * places, color=style.BLUE,
-               label="velocity minus the fit")  # fmt: skip
-    right.set(xlabel="query $x$", ylabel="residual, density", ylim=(-1.05, 0.8))
-    right.legend(loc="upper left")
+    mean, variance = mixture.mean()[0], mixture.covariance()[0, 0]
+    curves = {
+        "the mixture": line_layer()(mixture, jnp.asarray(places)[:, None])[:, 0],
+        "best affine fit": constant + slope * places,
+        "Gaussian of its moments": mean + variance * places,
+    }
+    axes.plot(QUERIES, VELOCITIES, "o", color=style.INK, label="tabulated")
+    draw_curves(places, curves, axes, marks=("-", "--", ":"), ylim=(-4.2, 4.2))
+    axes.set(xlabel="query $x$", ylabel=r"velocity $\Gamma[\mu](x)$")
     return lab.Picture(
         figure,
-        r"Half $\mathcal{N}(0, 1)$, half $\mathcal{N}(1, \tfrac14)$ as context. Left: "
-        "the velocity, steep on the left where queries attend to the wide component, "
-        "with the affine map closest to it under the mixture. Right: what is left, "
-        "over the density of the mixture.",
+        r"Half $\mathcal{N}(0, 1)$, half $\mathcal{N}(1, \tfrac14)$ as context: the "
+        "velocity, steep on the left where queries attend to the wide component, with "
+        "the affine map closest to it under the mixture.",
     )
 
 
@@ -321,22 +294,21 @@ def draw_departures(residuals, comparisons, linear, parameters) -> lab.Picture:
     draw_rate(gaps, [residuals[gap] for gap in gaps], left, label="residual")
     small = gaps[:4]
     draw_slope(small[::-1], residuals[small[0]], 4, left, label="fourth power")
-    left.set(
-        xlabel="separation of the components",
-        ylabel="share of the velocity not affine",
-    )
+    left.set(xlabel="separation of the components")
+    left.set(ylabel="share of the velocity not affine")
     left.legend()
-    colours = style.depth_colours()
-    shown = [gap for gap in comparisons if gap > 0]
-    for index, gap in enumerate(shown):
-        one = comparisons[gap]
-        right.semilogy(one.depths[1:], one.distances[1:], ".-", label=f"{gap:g}",
-                       color=colours(index / max(len(shown) - 1, 1)))  # fmt: skip
-    last = f"linear, {parameters.separations[-1]:g}"
-    for one, name, mark in ((comparisons[0.0], "0", "-"), (linear, last, "--")):
-        heights = np.maximum(np.asarray(one.distances[1:]), 1e-16)
-        right.semilogy(one.depths[1:], heights, mark, color=style.GREY, label=name)
-    right.set(xlabel="depth $t$", ylabel="relative distance of the moments")
+    shown = {f"{gap:g}": one for gap, one in comparisons.items()}
+    shown[f"linear, {parameters.separations[-1]:g}"] = linear
+    draw_curves(
+        linear.depths[1:],
+        {name: np.maximum(one.distances[1:], 1e-16) for name, one in shown.items()},
+        right,
+        marks=["-", *[".-"] * (len(shown) - 2), "--"],
+        colours=[style.GREY, *style.shades(len(shown) - 2), style.GREY],
+        yscale="log",
+        xlabel="depth $t$",
+        ylabel="relative distance of the moments",
+    )
     right.legend(title="separation", ncols=2)
     return lab.Picture(
         figure,

@@ -11,10 +11,8 @@ one atom, since $E$ is convex in $\mu$.
 from dataclasses import dataclass
 from typing import cast
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.integrate
 import scipy.optimize
 
 import meanformer as mf
@@ -27,6 +25,7 @@ from meanformer.experiments.helpers.circle_atoms import (
     table_of,
     turned,
 )
+from meanformer.experiments.helpers.many_starts import last_points
 from meanformer.observables import (
     CriticalPoint,
     energy_maximiser,
@@ -136,7 +135,7 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
         ],
         pictures=[
             draw_states(states[2], skewed),
-            draw_folds(betas, folds),
+            draw_folds(),
             draw_basin_picture(labels),
         ],
         tables=[table_of(search)],
@@ -208,22 +207,13 @@ def states_finding(states, skewed: CriticalPoint):
 
 def rates_finding(state: CriticalPoint):
     """Rates against the closed form of the symmetric branch."""
-    angle = angles_of(state.cloud)[0]
-    gap = UNIT - 2 * angle
-    bend = -STRENGTH * np.cos(2 * angle)
-    exact = [bend - link(gap, 2.0), bend]
+    _, bend, both = branch(angles_of(state.cloud)[0], 2.0)
     return STABLE.close_to(
         [*np.asarray(state.eigenvalues), *np.asarray(state.eigenvalues)],
-        [*exact, *RATES],
+        [both, bend, *RATES],
         tolerance=5e-10,
         source=lab.closed_form("the Jacobian in the angles, and tabulated digits"),
     )
-
-
-def link(gap: float, beta: float) -> float:
-    """The derivative of the pull in the gap."""
-    steep = np.cos(gap) - beta * np.sin(gap) ** 2
-    return float(np.exp(beta * np.cos(gap)) * steep)
 
 
 def localised_finding(states):
@@ -322,23 +312,6 @@ def fold_by_newton(beta: float) -> float:
     return kept
 
 
-@jax.jit
-def _last_points(flow, starts, depth):
-    def of_start(points):
-        path = mf.solve(
-            flow,
-            mf.TokenCloud(points),
-            depth,
-            save=2,
-            rtol=1e-5,
-            atol=1e-7,
-            stop=mf.flows.SteadyState(1e-5),
-        )
-        return path.points[-1]
-
-    return jax.lax.map(of_start, starts)
-
-
 def basins(parameters: Parameters) -> tuple[np.ndarray, np.ndarray]:
     """Where two tokens end from all pairs of starts: labels, and angles."""
     # Not symmetric: tokens on both sides of the valley would meet in it, and stay.
@@ -349,7 +322,9 @@ def basins(parameters: Parameters) -> tuple[np.ndarray, np.ndarray]:
     pairs = np.stack(np.meshgrid(first, second, indexing="ij"), axis=-1)
     starts = np.stack([np.cos(pairs), np.sin(pairs)], axis=-1)
     rows = jnp.asarray(starts.reshape(-1, 2, 2))
-    lasts = _last_points(block_flow(2.0), rows, parameters.depth).reshape(starts.shape)
+    weights, tolerances = jnp.full(2, 0.5), (1e-5, 1e-7, 1e-5)
+    ends = last_points(block_flow(2.0), rows, weights, parameters.depth, tolerances)
+    lasts = ends.reshape(starts.shape)
     ends = np.arctan2(lasts[..., 1], lasts[..., 0]) % (2 * np.pi)
     return labels_of(ends), ends
 
@@ -377,77 +352,43 @@ def basins_finding(labels: np.ndarray, ends: np.ndarray, state: CriticalPoint):
 
 
 def draw_states(equal: CriticalPoint, skewed: CriticalPoint) -> lab.Picture:
-    """The potential with atoms, and the first variation that they see."""
-    figure, (left, right) = style.canvas(2, panel=(4.8, 3.3))
-    flow = block_flow(2.0)
+    """The potential with atoms on it."""
+    figure, axes = style.canvas(panel=(5.2, 3.3))
     clouds = [equal.cloud, skewed.cloud]
     labels = ["masses 1/2, 1/2", "masses 0.7, 0.3"]
-    draw_potential(flow, left, atoms=clouds, labels=labels, first_quarter=-1)
-    left.set(ylim=(-0.1, 2.75))
-    left.legend(loc="upper right")
-    turn = np.linspace(-np.pi / 2, 3 * np.pi / 2, 721)
-    for cloud, colour in zip(clouds, style.PALETTE, strict=False):
-        layer = map_of(flow)
-        heights = first_variation(layer, cloud, mf.TokenCloud.from_angles(turn).points)
-        right.plot(turn, heights, color=colour)
-        at = first_variation(layer, cloud, cloud.points)
-        right.plot(angles_of(cloud), at, "o", color=colour)
-    right.set(
-        xlabel=r"angle $\theta$",
-        ylabel=r"first variation $W(\theta)$",
-        xticks=left.get_xticks(),
-        xticklabels=left.get_xticklabels(),
-        xlim=left.get_xlim(),
-    )
+    draw_potential(block_flow(2.0), axes, atoms=clouds, labels=labels, first_quarter=-1)
+    axes.set(ylim=(-0.1, 2.75))
+    axes.legend(loc="upper right")
     return lab.Picture(
         figure,
-        r"Two stable states at $\beta = 2$, $c = 4$. Left: the potential of the "
-        "perceptron with the atoms on it, drawn a little towards each other from its "
-        r"peaks. Right: the first variation $W = \delta E/\delta\mu$, for equal masses "
-        "largest at both atoms, though neither state is a maximiser over measures.",
+        r"Two stable states at $\beta = 2$, $c = 4$: the potential of the perceptron "
+        "with the atoms on it, drawn a little towards each other from its peaks.",
     )
 
 
-def draw_folds(betas, folds) -> lab.Picture:
-    """Branches of two-atom states, and the strength they need."""
-    figure, (left, right) = style.canvas(2, panel=(4.6, 3.4))
-    angles = np.linspace(5e-3, np.pi / 6, 600)
+def draw_folds() -> lab.Picture:
+    """Branches of two-atom states against the strength."""
+    figure, axes = style.canvas(panel=(5.2, 3.5))
+    angles, close = np.linspace(5e-3, np.pi / 6, 600), np.linspace(0, np.pi / 3, 100)
     for beta, colour in zip((0.0, 1.0, 2.0, 4.0), style.PALETTE, strict=False):
         strength, *rates = branch(angles, beta)
-        stable = np.maximum(*rates) < 0
-        gap = UNIT - 2 * angles
-        left.plot(
-            strength,
-            np.where(stable, gap, np.nan),
-            color=colour,
-            label=rf"$\beta = {beta:g}$",
-        )
-        left.plot(strength, np.where(stable, np.nan, gap), ":", color=colour)
+        stable, gap = np.maximum(*rates) < 0, UNIT - 2 * angles
+        name, dotted = rf"$\beta = {beta:g}$", {"linestyle": ":", "color": colour}
+        axes.plot(strength, np.where(stable, gap, np.nan), color=colour, label=name)
+        axes.plot(strength, np.where(stable, np.nan, gap), **dotted)
         # Both units act on both atoms from here on; never stable.
-        close = np.linspace(0, np.pi / 3, 100)
-        left.plot(np.exp(beta * np.cos(close)), close, ":", color=colour)
-    left.axhline(0, color=style.INK, linewidth=1.2)
-    left.annotate("one atom", (4.6, 0.07))
-    left.set(xlim=(0, 6), ylim=(-0.1, 2.2), xlabel="strength $c$")
-    left.set(ylabel="distance of the two atoms")
-    left.legend(loc="upper left")
-    fine = np.linspace(0, 5, 61)
-    edge = np.array([fold_by_formula(beta) for beta in fine])
-    right.fill_between(fine, edge, 3.2, color=style.GREEN, alpha=0.15, linewidth=0)
-    right.plot(fine, edge, color=style.GREEN, label="smallest on the branch")
-    right.plot(betas, folds, "o", color=style.ORANGE, label="Newton and bisection")
-    right.annotate("two atoms or one are stable", (1.2, 2.6))
-    right.annotate("one atom only", (0.15, 0.12))
-    right.set(xlabel=r"$\beta$", ylabel="strength $c$", xlim=(0, 5), ylim=(0, 3.2))
-    right.legend(loc="lower right")
+        axes.plot(np.exp(beta * np.cos(close)), close, **dotted)
+    axes.axhline(0, color=style.INK, linewidth=1.2)
+    axes.annotate("one atom", (4.6, 0.07))
+    axes.set(xlim=(0, 6), ylim=(-0.1, 2.2), xlabel="strength $c$")
+    axes.set(ylabel="distance of the two atoms")
+    axes.legend(loc="upper left")
     return lab.Picture(
         figure,
-        "How strong the perceptron must be to keep two atoms apart. Left: distance of "
-        "the atoms on the symmetric branch, stable (lines) and unstable (dotted). At "
-        r"$\pi/3$ each atom comes into the reach of the other unit; below it, "
-        r"$c = e^{\beta\cos\varphi}$ down to one atom in the valley at $c = e^\beta$. "
-        "Right: the strength from which two atoms are stable; stronger attraction at "
-        r"short range, large $\beta$, means less at long range.",
+        "How strong the perceptron must be to keep two atoms apart: their distance on "
+        "the symmetric branch, stable (lines) and unstable (dotted). At $\\pi/3$ each "
+        "atom comes into the reach of the other unit; below it, "
+        r"$c = e^{\beta\cos\varphi}$ down to one atom in the valley at $c = e^\beta$.",
     )
 
 

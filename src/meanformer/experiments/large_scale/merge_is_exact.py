@@ -14,10 +14,10 @@ integrator in angles.
 from dataclasses import dataclass
 
 import numpy as np
-import scipy.integrate
 
 import meanformer as mf
 import meanformer.experiments as lab
+from meanformer.experiments.helpers.dense_angles import dense_angle_flow
 from meanformer.plotting import draw_rate, mark_sizes, style
 
 ANGLES = np.array(
@@ -76,10 +76,11 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Merge at smaller and smaller distances, against the flow without merging."""
     distances = 0.08 / 2 ** np.arange(parameters.halvings)
     depths = np.linspace(0, parameters.depth, 161)
-    exact = true_angles(parameters.beta, depths)
+    options = {"weights": WEIGHTS}
+    exact = dense_angle_flow(ANGLES, parameters.beta, depths, **options).y.T
     paths = [merged(parameters, r, depths) for r in progress.over(distances)]
     errors = np.array([error_along(path, exact) for path in paths])
-    bounds = np.array([bound_along(path) for path in paths])
+    bounds = np.array([10 ** path.statistics["log10_merge_bound"] for path in paths])
     joined = np.array([path.statistics["merge_error"] > 0 for path in paths])
     return lab.Outcome(
         findings=[
@@ -115,27 +116,6 @@ def on_circle(angles) -> np.ndarray:
     return np.stack([np.cos(angles), np.sin(angles)], axis=-1)
 
 
-def velocity(_, angles, beta):
-    """The flow in angles."""
-    gaps = angles[None, :] - angles[:, None]
-    masses = WEIGHTS[None, :] * np.exp(beta * np.cos(gaps))
-    return (masses * np.sin(gaps)).sum(1) / masses.sum(1)
-
-
-def true_angles(beta: float, depths) -> np.ndarray:
-    """The angles of the true flow, by SciPy."""
-    return scipy.integrate.solve_ivp(
-        velocity,
-        (depths[0], depths[-1]),
-        ANGLES,
-        method="DOP853",
-        t_eval=depths,
-        args=(beta,),
-        rtol=1e-12,
-        atol=1e-13,
-    ).y.T
-
-
 def merged(parameters: Parameters, distance: float, depths) -> mf.Trajectory:
     """The flow with tokens joined at a distance."""
     flow = mf.Flow(
@@ -156,11 +136,6 @@ def error_along(path: mf.Trajectory, exact: np.ndarray) -> np.ndarray:
     """Distance of the two flows at each depth, token by token: no less than $W_2$."""
     squares = ((np.asarray(path.points) - on_circle(exact)) ** 2).sum(-1)
     return np.sqrt(squares @ WEIGHTS)
-
-
-def bound_along(path: mf.Trajectory) -> np.ndarray:
-    """The jumps carried along the path."""
-    return 10 ** np.asarray(path.statistics["log10_merge_bound"])
 
 
 def fitted_order(distances, errors) -> float:
@@ -187,27 +162,12 @@ def jump_finding(distances, paths):
 
 def event_finding(parameters: Parameters, distances, paths):
     """The first join of each solve, against an event of SciPy."""
-    expected = []
-    for distance in distances:
-
-        def event(_, angles, beta, distance=distance):
-            return np.diff(angles).min() - distance
-
-        event.terminal = True
-        found = scipy.integrate.solve_ivp(
-            velocity,
-            (0, parameters.depth),
-            ANGLES,
-            method="DOP853",
-            args=(parameters.beta,),
-            events=event,
-            rtol=1e-12,
-            atol=1e-13,
-        )
-        expected.append(found.t[-1])
+    events = [lambda _, angles, r=r: np.diff(angles).min() - r for r in distances]
+    options = {"weights": WEIGHTS, "events": events}
+    found = dense_angle_flow(ANGLES, parameters.beta, [0, parameters.depth], **options)
     return EVENT.close_to(
         [float(path.merges.depths[0]) for path in paths],
-        expected,
+        [depths[0] for depths in found.t_events],
         tolerance=1e-6,
         source=lab.other_method("event of SciPy's DOP853, in angles"),
     )
@@ -240,21 +200,11 @@ def draw(depths, distances, errors, bounds) -> lab.Picture:
     for index, color in ((0, style.BLUE), (len(distances) - 1, style.ORANGE)):
         label = f"$r = {distances[index]:.3g}$"
         right.plot(depths, errors[index], color=color, label=label)
-        began = bounds[index] > 1e-30
-        right.plot(
-            depths[began],
-            bounds[index][began],
-            "--",
-            color=color,
-            linewidth=1.2,
-            label=f"its bound, {label}",
-        )
-    right.set(
-        yscale="log",
-        ylim=(1e-7, 1),
-        xlabel="depth $t$",
-        ylabel="distance to the true flow",
-    )
+        began, bound = bounds[index] > 1e-30, f"its bound, {label}"
+        line = {"color": color, "linewidth": 1.2, "label": bound}
+        right.plot(depths[began], bounds[index][began], "--", **line)
+    right.set(yscale="log", ylim=(1e-7, 1), xlabel="depth $t$")
+    right.set_ylabel("distance to the true flow")
     right.legend()
     return lab.Picture(
         figure,

@@ -12,7 +12,6 @@ grow with the logarithm of the depth at most.
 from dataclasses import dataclass
 
 import numpy as np
-import scipy.integrate
 
 import meanformer as mf
 import meanformer.experiments as lab
@@ -23,8 +22,9 @@ from meanformer.experiments.helpers.circle_walks import (
     joins_of,
     walk_on_circle,
 )
+from meanformer.experiments.helpers.dense_angles import dense_angle_flow
 from meanformer.observables import TwoGroups
-from meanformer.plotting import CircleFrames, style
+from meanformer.plotting import CircleFrames, draw_curves, mark_values, style
 
 FIVE = (0.0621971438, 0.2143229734, 1.8191226208, 2.9110710095, 3.1879369617)
 CLOSE = (2.78, 4.09, 6.70, 329.87)  # where the five come within 0.01, tabulated
@@ -80,21 +80,7 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
     return lab.Outcome(
         findings=[*dwell_findings(betas, dwells), *five_findings(five)],
         pictures=[draw_steps(betas, dwells), draw_five(five)],
-        tables=[
-            lab.Table(
-                [
-                    r"$\beta$",
-                    r"$\log_{10}$ of the depth of the meeting",
-                    "two-group law",
-                    "steps",
-                ],
-                [
-                    [beta, log_depth / np.log(10), log_law(beta) / np.log(10), steps]
-                    for beta, (log_depth, steps) in zip(betas, dwells, strict=True)
-                ],
-                r"Two equal groups at the angle $\pi/2$, until they are $0.1$ apart.",
-            )
-        ],
+        tables=[table(betas, dwells)],
         movies=[
             lab.Movie(
                 five,
@@ -153,7 +139,7 @@ def five_tokens(rtol: float) -> mf.Trajectory:
 def five_findings(five: mf.Trajectory):
     """Meetings and energies against SciPy in angles."""
     depths = np.asarray(five.depths)
-    exact = angles_by_scipy(depths)
+    exact = dense_angle_flow(FIVE, 4.0, depths).y.T
     meetings = close_depths(depths, np.asarray(five.points), 1e-2)
     energies = energy_of(five, 4.0)
     gram = np.cos(exact[:, :, None] - exact[:, None, :])
@@ -189,37 +175,10 @@ def close_depths(depths, points, distance: float) -> np.ndarray:
     return np.sort(found)
 
 
-def circle_velocity(_, angles):
-    """The flow of the five tokens in angles."""
-    gaps = angles[None, :] - angles[:, None]
-    masses = np.exp(4 * np.cos(gaps))
-    return (masses * np.sin(gaps)).sum(1) / masses.sum(1)
-
-
-def angles_by_scipy(depths) -> np.ndarray:
-    """The five angles at these depths."""
-    options = {"method": "DOP853", "rtol": 1e-11, "atol": 1e-12}
-    ends = depths[0], depths[-1]
-    return scipy.integrate.solve_ivp(
-        circle_velocity, ends, FIVE, t_eval=depths, **options
-    ).y.T
-
-
 def first_depths_within(distance: float) -> np.ndarray:
     """Where neighbouring gaps fall below a distance, in order."""
-
-    def event(pair):
-        return lambda _, angles: angles[pair + 1] - angles[pair] - distance
-
-    found = scipy.integrate.solve_ivp(
-        circle_velocity,
-        (0, 350),
-        FIVE,
-        method="DOP853",
-        rtol=1e-11,
-        atol=1e-12,
-        events=[event(pair) for pair in range(4)],
-    )
+    events = [lambda _, now, k=k: now[k + 1] - now[k] - distance for k in range(4)]
+    found = dense_angle_flow(FIVE, 4.0, [0, 350], events=events)
     return np.sort([times[0] for times in found.t_events])
 
 
@@ -230,26 +189,30 @@ def energy_of(path: mf.Trajectory, beta: float) -> np.ndarray:
     return np.exp(beta * (gram - 1)).mean((1, 2))
 
 
+def table(betas, dwells) -> lab.Table:
+    """Meetings, the law of two groups, and steps."""
+    names = [r"$\beta$", r"$\log_{10}$ of the depth of the meeting", "two-group law"]
+    rows = [
+        [beta, log_depth / np.log(10), log_law(beta) / np.log(10), steps]
+        for beta, (log_depth, steps) in zip(betas, dwells, strict=True)
+    ]
+    caption = r"Two equal groups at the angle $\pi/2$, until they are $0.1$ apart."
+    return lab.Table([*names, "steps"], rows, caption)
+
+
 def draw_steps(betas, dwells) -> lab.Picture:
     """Steps against the logarithm of the depth of the meeting."""
     logs, steps = (np.array(column) for column in zip(*dwells, strict=True))
     figure, axes = style.canvas(panel=(5.4, 3.0))
     tens = logs / np.log(10)
-    axes.plot(tens, steps, "o-", color=style.BLUE, label="steps of the walk")
-    bound = steps[0] * logs / logs[0]
-    label = "growth with the logarithm"
-    axes.plot(tens, bound, ":", color=style.INK, label=label)
+    axes.plot(tens, steps, "o-", label="steps of the walk")
+    bound = {"growth with the logarithm": steps[0] * logs / logs[0]}
+    draw_curves(tens, bound, axes, marks=":", colours=style.INK, legend="upper right")
+    below = {"xytext": (0, -14), "textcoords": "offset points", "ha": "center"}
     for beta, place, count in zip(betas, tens, steps, strict=True):
-        axes.annotate(
-            rf"$\beta = {beta:g}$",
-            (place, count),
-            (0, -14),
-            textcoords="offset points",
-            ha="center",
-        )
+        axes.annotate(rf"$\beta = {beta:g}$", (place, count), **below)
     axes.set(xlabel=r"$\log_{10}$ of the depth of the meeting", ylabel="steps")
     axes.set_ylim(0, 2.2 * steps.max())
-    axes.legend(loc="upper right")
     return lab.Picture(
         figure,
         "Steps until two groups have met, against the number of digits of the depth at "
@@ -265,9 +228,8 @@ def draw_five(five: mf.Trajectory) -> lab.Picture:
         above.plot(depths, angles[:, token], linewidth=1.5)
     below.plot(depths, energy_of(five, 4.0)[1:], color=style.BLUE)
     for axes in (above, below):
-        for depth in np.asarray(joins_of(five).depths):
-            axes.axvline(depth, color=style.INK, linestyle=":", linewidth=1)
-    above.plot([], [], ":", color=style.INK, linewidth=1, label="tokens are joined")
+        depths = np.asarray(joins_of(five).depths)
+        mark_values(depths, axes, label="tokens are joined")
     above.legend(loc="center left")
     above.set(ylabel="angle")
     below.set(xscale="log", xlabel="depth $t$", ylabel="energy (one cluster: 1)")

@@ -160,12 +160,8 @@ def sample_error(layer, cloud: mf.TokenCloud, parameters: Parameters) -> float:
         cloud.count, parameters.checks, replace=False
     )
     found = np.asarray(layer(cloud, cloud.points))[chosen]
-    expected = lab.dense_velocity(
-        layer,
-        np.asarray(cloud.weights),
-        np.asarray(cloud.points),
-        queries=np.asarray(cloud.points)[chosen],
-    )
+    points, weights = np.asarray(cloud.points), np.asarray(cloud.weights)
+    expected = lab.dense_velocity(layer, weights, points, queries=points[chosen])
     return float(np.abs(found - expected).max()) / 2
 
 
@@ -186,12 +182,8 @@ def timed(
 
 def energies_along(layer, cloud: mf.TokenCloud, trajectory) -> np.ndarray:
     """The energy at each saved depth."""
-    return np.array(
-        [
-            float(mf.observables.energy(layer, cloud.moved(points)))
-            for points in trajectory.points
-        ]
-    )
+    clouds = [cloud.moved(points) for points in trajectory.points]
+    return np.array([float(mf.observables.energy(layer, one)) for one in clouds])
 
 
 def table(counts, seconds, exact, parameters: Parameters) -> lab.Table:
@@ -200,13 +192,8 @@ def table(counts, seconds, exact, parameters: Parameters) -> lab.Table:
         [count, second, 1e9 * second / count, plain, plain / second]
         for count, second, plain in zip(counts, seconds, exact, strict=True)
     ]
-    columns = [
-        "tokens $n$",
-        "processor seconds",
-        "nanoseconds per token",
-        f"exact sums [s], from {QUERIES} queries",
-        "ratio",
-    ]
+    columns = ["tokens $n$", "processor seconds", "nanoseconds per token"]
+    columns += [f"exact sums [s], from {QUERIES} queries", "ratio"]
     caption = (
         rf"One velocity at $\beta = {parameters.beta:g}$, error at most "
         rf"${parameters.tolerance:g}$."
@@ -221,10 +208,8 @@ def draw_flow(trajectory, energies: np.ndarray, beta: float) -> lab.Picture:
     )
     for panel, index in zip(axes, (0, len(trajectory) // 2, -1), strict=True):
         mesh = draw_sphere_density(trajectory.cloud(index), panel)
-        panel.set_title(
-            f"depth {float(trajectory.depths[index]):g}, "
-            rf"$E_\beta = {energies[index]:.4g}$"
-        )
+        depth, energy = float(trajectory.depths[index]), energies[index]
+        panel.set_title(rf"depth {depth:g}, $E_\beta = {energy:.4g}$")
     bar = figure.colorbar(mesh, ax=axes, shrink=0.7, orientation="horizontal")
     bar.set_label("density of tokens relative to the uniform law")
     return lab.Picture(
@@ -241,12 +226,7 @@ def draw_times(counts, seconds, exact, parameters: Parameters) -> lab.Picture:
     draw_rate(counts, seconds, axes, label="fast sums", slope=1)
     label = f"exact sums, from {QUERIES} queries"
     draw_rate(counts, exact, axes, label=label, slope=2)
-    axes.set(
-        xscale="log",
-        yscale="log",
-        xlabel="tokens $n$",
-        ylabel="processor time of a velocity [s]",
-    )
+    axes.set(xlabel="tokens $n$", ylabel="processor time of a velocity [s]")
     mark_sizes(counts, axes)
     axes.legend(loc="upper left")
     return lab.Picture(

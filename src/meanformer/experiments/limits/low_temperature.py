@@ -123,14 +123,8 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
     ]
     known = compared(known_cloud(), SHIFT_BETAS, **SHARP)
     phases = compared(known_cloud(), np.geomspace(0.5, 1e4, parameters.columns))
-    spectrum = terminal()
+    dropped = compared(square_cloud(parameters.seed), (10, 100, 300), DEPTHS / 3)
     ladder = compared(known_cloud(), LADDER)
-    fit = fit_low_temperature_bound(LADDER, DEPTHS, ladder.end_coupled)
-    shift = low_temperature_shift(softmax(), known_cloud(), DEPTHS, LADDER)
-    cloud = square_cloud(parameters.seed)
-    paths = compared(cloud, [10.0, 100.0, 300.0], DEPTHS / 3)
-    leads = mf.flows.run_hardmax(cloud, 0, step=1.0).is_leader[0]
-    start = np.asarray(cloud.points)
     return lab.Outcome(
         findings=[
             exact_finding(seeds),
@@ -138,16 +132,14 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
             *shift_findings(known),
             log_beta_finding(),
             pair_finding(),
-            terminal_finding(spectrum),
+            terminal_finding(),
         ],
         pictures=[
             picture_of_betas(randoms, betas),
-            picture_of_paths(paths, Cells(start[leads])),
-            picture_of_depths(ladder, fit, shift),
+            picture_of_paths(dropped),
             picture_of_phases(phases),
-            picture_of_spectrum(spectrum),
         ],
-        tables=[table_of_fit(fit)],
+        tables=[table_of_fit(ladder)],
     )
 
 
@@ -174,12 +166,6 @@ def known_cloud() -> mf.TokenCloud:
     signs = generator.choice([-1, 1], (count, 2))
     inside = signs * generator.uniform(0.3, 0.8, (count, 2))
     return mf.TokenCloud(np.concatenate([CORNERS, inside]))
-
-
-def terminal() -> LowTemperature:
-    """A value with two rates, followed twice as deep."""
-    value = np.diag(RATES)
-    return compared(known_cloud(), TERMINAL_BETAS, 2 * DEPTHS, value, **SHARP)
 
 
 def exact_finding(seeds):
@@ -292,64 +278,59 @@ def pair_finding():
     )
 
 
-def spreads(spectrum: LowTemperature) -> np.ndarray:
-    """Widths of the cloud along the axes, for each temperature and depth."""
-    return np.ptp(spectrum.points, axis=2)
-
-
-def terminal_finding(spectrum: LowTemperature):
-    """Rates of the collapse, over the last five units of depth."""
-    late = spreads(spectrum)[0, [-6, -1]]
-    rates = np.log(late[0] / late[1]) / np.diff(spectrum.depths[[-6, -1]])
+def terminal_finding():
+    """Rates of the collapse under a value with two, over the last depths."""
+    value = np.diag(RATES)
+    path = compared(known_cloud(), TERMINAL_BETAS, 2 * DEPTHS, value, **SHARP)
+    late = np.ptp(path.points[0, [-6, -1]], axis=1)
+    rates = np.log(late[0] / late[1]) / np.diff(path.depths[[-6, -1]])
     return TERMINAL.close_to(
         rates, RATES, tolerance=1e-3, source=lab.theory("linearised at one point")
     )
 
 
 def picture_of_betas(randoms, betas) -> lab.Picture:
-    """Distances and other leaders against the temperature, at depth two."""
-    figure, (left, right) = style.canvas(2, panel=(4.6, 3.4))
+    """Distances against the temperature, at depth two."""
+    figure, axes = style.canvas(panel=(6.0, 3.7))
     counts = [path.at(-1).changed[:, 0] for path in randoms]
     latest = np.argsort([-(others > 0).sum() for others in counts], kind="stable")
     for colour, index in zip(style.PALETTE, latest[:6], strict=False):
-        path, others = randoms[index], counts[index]
-        coupled = path.coupled[:, -1]
-        left.plot(betas, np.maximum(coupled, 1e-13), color=colour, linewidth=1.2)
-        faces = np.where(others > 0, "white", colour)
-        shown = np.maximum(coupled, 1e-13)
-        left.scatter(betas, shown, c=faces, edgecolors=colour, s=22, zorder=3)
-        turns = f"cloud {index}: {len(path.limit.changes)}"
-        right.plot(betas, others, "o-", color=colour, label=turns, linewidth=1.2)
-    left.plot(betas[4:], 30 / betas[4:], ":", color=style.INK, linewidth=1)
-    left.annotate(r"$\beta^{-1}$", (betas[-2], 60 / betas[-2]))
-    left.set(xscale="log", yscale="log", ylim=(3e-14, 3), xlabel=r"$\beta$")
-    left.set_ylabel("distance to hardmax at depth 2")
-    right.set(xscale="log", xlabel=r"$\beta$", ylabel="tokens with another leader")
-    right.legend(title="changes of leaders\nunder hardmax")
+        coupled = np.maximum(randoms[index].coupled[:, -1], 1e-13)
+        name = f"cloud {index}: {len(randoms[index].limit.changes)}"
+        faces = np.where(counts[index] > 0, "white", colour)
+        axes.plot(betas, coupled, color=colour, linewidth=1.2, label=name)
+        axes.scatter(betas, coupled, c=faces, edgecolors=colour, s=22, zorder=3)
+    axes.plot(betas[4:], 30 / betas[4:], ":", color=style.INK, linewidth=1)
+    axes.annotate(r"$\beta^{-1}$", (betas[-2], 60 / betas[-2]))
+    axes.set(xscale="log", yscale="log", ylim=(3e-14, 3), xlabel=r"$\beta$")
+    axes.set_ylabel("distance to hardmax at depth 2")
+    axes.legend(title="changes of leaders\nunder hardmax", loc="lower left")
     return lab.Picture(
         figure,
         r"Softmax beside hardmax for random clouds of 30 tokens, of all those the six "
         r"whose last token changes over at the largest $\beta$. Open marks: a token "
-        r"follows another leader (numbers on the right), and the distance does not "
-        r"fall. When the last one has changed over, it drops at once, and then falls "
-        r"like $1/\beta$ in clouds where tokens change their leader on the way, and "
-        r"exponentially where none does (down to the tolerance of the solver).",
+        r"follows another leader, and the distance does not fall. When the last one "
+        r"has changed over, it drops at once, and then falls like $1/\beta$ in clouds "
+        r"where tokens change their leader on the way, and exponentially where none "
+        r"does (down to the tolerance of the solver).",
     )
 
 
-def picture_of_paths(paths: LowTemperature, cells: Cells) -> lab.Picture:
+def picture_of_paths(paths: LowTemperature) -> lab.Picture:
     """Paths of both flows over the cells of the hull."""
     figure, axes = style.canvas(3, panel=(3.3, 3.3))
+    start = paths.limit_points[0]
+    run = mf.flows.run_hardmax(mf.TokenCloud(start), 0, step=1.0)
+    cells = Cells(start[run.is_leader[0]])
     for panel, beta, soft in zip(axes, paths.betas, paths.points, strict=True):
         draw_cells(cells, panel, opacity=0.25, is_labelled=False)
         apart = np.linalg.norm(soft[-1] - paths.limit_points[-1], axis=1) > 0.3
         for token in range(TOKENS):
             hard = paths.limit_points[:, token]
             panel.plot(*hard.T, ":", color=style.INK, linewidth=0.9)
-            colour = style.ORANGE if apart[token] else style.BLUE
-            width = 2.0 if apart[token] else 1.1
+            colour, width = (style.ORANGE, 2) if apart[token] else (style.BLUE, 1.1)
             panel.plot(*soft[:, token].T, color=colour, linewidth=width)
-        panel.plot(*soft[0].T, ".", color=style.INK, markersize=3)
+        panel.plot(*start.T, ".", color=style.INK, markersize=3)
         panel.set_title(rf"$\beta = {beta:g}$")
     return lab.Picture(
         figure,
@@ -360,56 +341,16 @@ def picture_of_paths(paths: LowTemperature, cells: Cells) -> lab.Picture:
     )
 
 
-def picture_of_depths(ladder: LowTemperature, fit, shift) -> lab.Picture:
-    """Distances along depth, with the first-order shift and the fitted form."""
-    figure, (left, right) = style.canvas(2, panel=(4.6, 3.4))
-    predicted = np.sqrt((shift**2).sum(axis=3).mean(axis=2))
-    ends = ladder.end_coupled
-    form, later = fit(ladder.betas, DEPTHS), DEPTHS[1:]
-    for index, beta in enumerate(ladder.betas):
-        colour, label = style.PALETTE[index], rf"$\beta = 10^{{{np.log10(beta):.0f}}}$"
-        left.plot(later, ladder.coupled[index, 1:], color=colour, label=label)
-        left.plot(later, predicted[index, 1:], "--", color=style.INK, linewidth=0.9)
-        right.plot(DEPTHS, ends[index], color=colour, label=label)
-        right.plot(DEPTHS, form[index], ":", color=colour, linewidth=1.2)
-        for panel in (left, right):
-            panel.axvline(np.log(beta), color=colour, linewidth=0.6, alpha=0.6)
-    left.set(yscale="log", ylim=(1e-8, 1), xlabel="depth $t$")
-    left.set_ylabel("distance to hardmax at depth $t$")
-    right.set(yscale="log", xlabel="depth $t$")
-    right.set_ylabel("distance to hardmax at infinite depth")
-    left.legend(loc="lower right")
-    return lab.Picture(
-        figure,
-        r"A cloud whose leaders, the corners of a square, are known. Left: the "
-        r"distance of the two flows is exponentially small before $t = \log\beta$ "
-        r"(thin lines) and of order $1/\beta$ after it; dashed, the first-order "
-        r"shift. Right: the distance to the limit falls like $e^{-t}$ up to there and "
-        r"then stays; dotted, the published form "
-        r"$a\sqrt{\log(\beta+1)/\beta}\,e^{Ct} + b\,e^{-ct}$ with "
-        rf"four constants that were fitted ($C = {fit.growth:.2f}$, "
-        rf"$c = {fit.decay:.2f}$): for finite clouds $1/\beta$ is smaller than its "
-        r"first term.",
-    )
-
-
 def picture_of_phases(phases: LowTemperature) -> lab.Picture:
     """The distance to the limit over temperature and depth."""
     figure, axes = style.canvas(panel=(6.6, 4.2))
-    logs = phases.reach
-    levels = np.arange(-4, 0.51, 0.25)
+    logs, distances = phases.reach, np.log10(phases.end_coupled).T
+    options = {"levels": np.arange(-4, 0.51, 0.25), "extend": "both"}
     image = axes.contourf(
-        logs,
-        DEPTHS,
-        np.log10(phases.end_coupled).T,
-        levels,
-        cmap=style.depth_colours(),
-        extend="both",
+        logs, DEPTHS, distances, cmap=style.depth_colours(), **options
     )
     axes.plot(logs[logs > 0], logs[logs > 0], "--", color=style.INK, linewidth=1.2)
-    axes.annotate(
-        r"$t = \log\beta$", (7.0, 7.25), rotation=38, ha="center", va="bottom"
-    )
+    axes.text(7.0, 7.25, r"$t = \log\beta$", rotation=38, ha="center", va="bottom")
     figure.colorbar(image, ax=axes, label=r"$\log_{10}$ distance to the limit")
     axes.set(xlabel=r"$\log\beta$", ylabel="depth $t$", xlim=(logs[0], logs[-1]))
     axes.grid(visible=False)
@@ -423,38 +364,9 @@ def picture_of_phases(phases: LowTemperature) -> lab.Picture:
     )
 
 
-def picture_of_spectrum(spectrum: LowTemperature) -> lab.Picture:
-    """Widths of the cloud for a value with two rates."""
-    figure, axes = style.canvas(2, panel=(4.6, 3.4), sharey=True)
-    depths = spectrum.depths
-    for axis, (panel, rate) in enumerate(zip(axes, RATES, strict=True)):
-        for index, beta in enumerate(spectrum.betas):
-            widths = spreads(spectrum)[index, :, axis]
-            panel.plot(depths, np.maximum(widths, 1e-12), label=rf"$\beta = {beta:g}$")
-        guide = 2.6 * np.exp(-rate * depths)
-        panel.plot(depths, guide, ":", color=style.INK, linewidth=1.2)
-        panel.annotate(
-            "$e^{-t}$" if rate == 1 else rf"$e^{{-{rate:g}t}}$",
-            (10, 2.6 * np.exp(-10 * rate)),
-            (-6, -14),
-            textcoords="offset points",
-            ha="right",
-        )
-        panel.set(yscale="log", ylim=(1e-10, 10), xlabel="depth $t$")
-        panel.set_title(f"along axis {axis + 1}, eigenvalue {rate:g}")
-    axes[0].set_ylabel("width of the cloud")
-    axes[1].legend(loc="lower left")
-    return lab.Picture(
-        figure,
-        r"The terminal phase for $V = \mathrm{diag}(1, 0.3)$. A metastable plateau, "
-        r"longer for lower temperature (at $\beta = 4$ up to depth 10), and then the "
-        r"collapse to one point at the rates of the eigenvalues of $V$ (dotted), the "
-        r"same for all $\beta$. At $\beta = 4$ the axes collapse one after the other.",
-    )
-
-
-def table_of_fit(fit) -> lab.Table:
+def table_of_fit(ladder: LowTemperature) -> lab.Table:
     """Constants of the published form, fitted."""
+    fit = fit_low_temperature_bound(ladder.betas, DEPTHS, ladder.end_coupled)
     row = [fit.growth, fit.decay, fit.rough, fit.far, fit.excess]
     return lab.Table(
         ["$C$", "$c$", "$a$", "$b$", "largest ratio"],

@@ -31,7 +31,7 @@ from meanformer.mean_field import (
 )
 from meanformer.numerics.special.quadrature import gauss_legendre
 from meanformer.numerics.special.zonal import zonal_polynomials
-from meanformer.plotting import style
+from meanformer.plotting import mark_values, style
 
 BETA = 5.0
 MODES = np.arange(1, 6)
@@ -56,6 +56,9 @@ TOKENS, SAVED = 192, 33
 LAST = 40.0
 SMALL = 1e-6
 COUNTED = (5.0, 9.0, 25.0)
+# Dimensions and temperatures of the integrals; attentions that are linearised.
+CASES = [(d, beta) for d in (2, 3, 8, 128) for beta in (1.0, 5.0, 25.0)]
+LINEAR = [("softmax", 3), ("unnormalised", 8)]
 
 
 @dataclass(frozen=True)
@@ -133,8 +136,8 @@ FEWER = lab.observation(
 
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Rates by five methods, then clusters from smooth and from random starts."""
-    integrals = [integral_rates(d, b) for d, b in progress.over(cases(), 0.05)]
-    linear = [linear_rates(*case) for case in progress.over(linear_cases(), 0.2)]
+    integrals = [integral_rates(d, b) for d, b in progress.over(CASES, 0.05)]
+    linear = [linear_rates(*case) for case in progress.over(LINEAR, 0.2)]
     grown = grown_rates()
     nodes = {count: node_error(count) for count in progress.over(NODES, 0.15)}
     growth = particle_growth(parameters, progress)
@@ -147,7 +150,7 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
             *rate_findings(integrals, linear, grown),
             *degree_findings(),
             PARTICLES.at_most(
-                np.abs(growth.rates - closed(MODES)) / growth.errors,
+                np.abs(growth[0] - closed(MODES)) / growth[1],
                 5.0,
                 source=lab.closed_form("five standard errors of random tokens"),
             ),
@@ -157,11 +160,9 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
         pictures=[
             draw_rates(grown, growth),
             draw_fastest(),
-            draw_growth(growth),
             draw_walks(smooth[25.0], chance[25.0][0]),
-            draw_nodes(nodes),
         ],
-        tables=[rate_table(grown, growth), cluster_table(smooth, chance)],
+        tables=[cluster_table(smooth, chance)],
     )
 
 
@@ -169,11 +170,6 @@ def closed(degrees, *, beta=BETA, kind="softmax", dimension=2) -> np.ndarray:
     """The closed growth rates."""
     layer = mf.identity_attention(kind, 2, beta)
     return np.asarray(growth_rates(layer, degrees, dimension=dimension))
-
-
-def cases() -> list[tuple[int, float]]:
-    """Dimensions and temperatures of the integrals."""
-    return [(d, beta) for d in (2, 3, 8, 128) for beta in (1.0, 5.0, 25.0)]
 
 
 def integral_rates(dimension: int, beta: float) -> np.ndarray:
@@ -195,11 +191,6 @@ def polynomial(degree: int, dimension: int, angles: np.ndarray) -> np.ndarray:
     half = dimension / 2 - 1
     values = scipy.special.eval_gegenbauer(degree, half, np.cos(angles))
     return values / scipy.special.eval_gegenbauer(degree, half, 1.0)
-
-
-def linear_cases() -> list[tuple[str, int]]:
-    """Attentions and dimensions of the linearised velocity."""
-    return [("softmax", 3), ("unnormalised", 8)]
 
 
 def linear_rates(kind: str, dimension: int) -> np.ndarray:
@@ -228,12 +219,8 @@ def linear_rates(kind: str, dimension: int) -> np.ndarray:
 
 def walk(cloud: mf.TokenCloud, beta: float, depth: float) -> mf.Trajectory:
     """The flow of tokens on the circle, filled up to one size with absent ones."""
-    missing = TOKENS - cloud.count
-    filled = mf.TokenCloud(
-        np.concatenate([cloud.points, np.tile([1.0, 0.0], (missing, 1))]),
-        np.concatenate([cloud.weights, np.zeros(missing)]),
-    )
     flow = mf.Flow(mf.identity_attention("softmax", 2, beta), space=mf.Sphere())
+    filled = mf.pad(cloud, TOKENS)
     return mf.solve(flow, filled, depth, save=SAVED, rtol=1e-10, atol=1e-13)
 
 
@@ -264,40 +251,25 @@ def node_error(count: int) -> float:
     return abs(moments(walk(cloud, BETA, 3.0), [3])[0] - WAVE)
 
 
-@dataclass(frozen=True)
-class Growth:
-    """Amplitudes of waves in clouds of random tokens, along depth."""
-
-    depths: np.ndarray
-    gains: np.ndarray  # of each cloud, depth and mode, relative to the start
-    rates: np.ndarray
-    errors: np.ndarray  # standard errors of the rates
-
-
-def particle_growth(parameters: Parameters, progress) -> Growth:
-    """Growth of the waves that chance has put into clouds of random tokens."""
+def particle_growth(parameters: Parameters, progress) -> tuple[np.ndarray, np.ndarray]:
+    """Rates of the waves that chance has put into clouds, and their errors."""
     flow = mf.Flow(mf.identity_attention("softmax", 2, BETA), space=mf.Sphere())
-    depths = np.linspace(0, 1, 3)
     random = np.random.default_rng(parameters.seed)
     series = []
     for _ in progress.over(range(parameters.repeats), 0.2):
         angles = random.uniform(0, 2 * np.pi, parameters.tokens)
         cloud = mf.TokenCloud.from_angles(angles)
-        path = mf.solve(flow, cloud, 1.0, save=depths, solver=mf.FixedStep(0.5))
-        phases = angles_of(path.points)
+        path = mf.solve(flow, cloud, 1.0, save=3, solver=mf.FixedStep(0.5))
+        phases = angles_of(path.points[::2])
         series.append([np.exp(1j * k * phases).mean(axis=1) for k in MODES])
-    waves = np.moveaxis(np.array(series), 1, 2)
-    start = waves[:, :1]
+    start, end = np.moveaxis(np.array(series), 2, 0)
     # The part in phase with the start, weighted by it, so that no start is too small.
-    gains = np.real(waves * np.conj(start)).sum(axis=0) / (np.abs(start) ** 2).sum(
-        axis=0
-    )
+    sizes = np.linalg.norm(start, axis=0)
+    gains = np.real(end * np.conj(start)).sum(axis=0) / sizes**2
     # What the gains leave unexplained, in any phase: waves act on each other, on some
     # ten times more than on others.
-    apart = waves[:, -1] - gains[-1] * waves[:, 0]
-    scatter = np.sqrt((np.abs(apart) ** 2).sum(axis=0) / (2 * len(apart) - 1))
-    sizes = np.sqrt((np.abs(waves[:, 0]) ** 2).sum(axis=0))
-    return Growth(depths, gains, np.log(gains[-1]), scatter / (sizes * gains[-1]))
+    scatter = np.linalg.norm(end - gains * start, axis=0) / np.sqrt(2 * len(start) - 1)
+    return np.log(gains), scatter / (sizes * gains)
 
 
 def smooth_start(beta: float) -> mf.Trajectory:
@@ -314,12 +286,8 @@ def smooth_start(beta: float) -> mf.Trajectory:
 def random_starts(beta: float, parameters: Parameters) -> list[mf.Trajectory]:
     """Walks from random tokens."""
     random = np.random.default_rng([parameters.seed, int(beta)])
-    return [
-        walk(
-            mf.TokenCloud.from_angles(random.uniform(0, 2 * np.pi, TOKENS)), beta, LAST
-        )
-        for _ in range(parameters.starts)
-    ]
+    angles = random.uniform(0, 2 * np.pi, (parameters.starts, TOKENS))
+    return [walk(mf.TokenCloud.from_angles(one), beta, LAST) for one in angles]
 
 
 def clusters(path: mf.Trajectory, beta: float) -> int:
@@ -330,11 +298,9 @@ def clusters(path: mf.Trajectory, beta: float) -> int:
 
 def rate_findings(integrals, linear, grown):
     """Digits, integrals, derivative, and the flow of small waves."""
-    exact = [closed(range(1, 7), beta=b, dimension=d) for d, b in cases()]
+    exact = [closed(range(1, 7), beta=b, dimension=d) for d, b in CASES]
     rates = [closed(MODES), closed(MODES, kind="unnormalised")]
-    linear_exact = [
-        closed([1, 2, 3], kind=kind, dimension=d) for kind, d in linear_cases()
-    ]
+    linear_exact = [closed([1, 2, 3], kind=kind, dimension=d) for kind, d in LINEAR]
     return (
         DIGITS.close_to(
             rates, [SOFTMAX, UNNORMALISED], tolerance=1e-9, source=lab.tabulated()
@@ -423,18 +389,6 @@ def cluster_findings(smooth, chance):
     )
 
 
-def rate_table(grown, growth: Growth) -> lab.Table:
-    """Rates at one temperature by all methods."""
-    columns = ["periods", "closed form", "flow of nodes", "random tokens", "its error"]
-    rows = [
-        [int(k), *row]
-        for k, *row in zip(
-            MODES, closed(MODES), grown, growth.rates, growth.errors, strict=True
-        )
-    ]
-    return lab.Table(columns, rows, r"Growth rates at $\beta = 5$, softmax attention.")
-
-
 def cluster_table(smooth, chance) -> lab.Table:
     """Clusters from smooth and from random starts."""
     rows = []
@@ -450,44 +404,21 @@ def cluster_table(smooth, chance) -> lab.Table:
     )
 
 
-def draw_rates(grown, growth: Growth) -> lab.Picture:
+def draw_rates(grown, growth) -> lab.Picture:
     """Growth rates against the number of periods."""
     figure, axes = style.canvas(panel=(5.6, 3.8))
-    for beta in (1.0, 5.0, 9.0, 25.0, 81.0):
-        degrees = np.arange(1, 31)
-        rates = closed(degrees, beta=beta)
-        (line,) = axes.plot(
-            degrees, rates, "-", linewidth=1.3, label=rf"$\beta = {beta:g}$"
-        )
-        top = fastest(beta)
-        axes.plot(top, rates[top - 1], "o", color=line.get_color(), markersize=6)
-    axes.errorbar(
-        MODES,
-        growth.rates,
-        growth.errors,
-        fmt="s",
-        color=style.INK,
-        markersize=4,
-        capsize=2.5,
-        linewidth=1,
-        label=r"random tokens, $\beta = 5$",
-    )
-    axes.plot(
-        MODES,
-        grown,
-        "x",
-        color=style.INK,
-        markersize=8,
-        label=r"weighted nodes, $\beta = 5$",
-    )
-    axes.axhline(2 / np.e, color=style.GREY, linestyle=":", linewidth=1)
-    axes.text(29.5, 2 / np.e + 0.012, r"$2/e$", ha="right", color=style.GREY)
-    axes.set(
-        xlabel="periods $k$ of the wave",
-        ylabel=r"growth rate $\lambda_k$",
-        xlim=(0, 30),
-        ylim=(0, 0.82),
-    )
+    degrees = np.arange(1, 31)
+    for colour, beta in zip(style.PALETTE, (1.0, 5.0, 9.0, 25.0, 81.0), strict=False):
+        rates, top = closed(degrees, beta=beta), fastest(beta)
+        axes.plot(degrees, rates, color=colour, label=rf"$\beta = {beta:g}$")
+        axes.plot(top, rates[top - 1], "o", color=colour, markersize=6)
+    ink, name = {"color": style.INK, "markersize": 5}, r"random tokens, $\beta = 5$"
+    axes.errorbar(MODES, *growth, fmt="s", capsize=2.5, label=name, **ink)
+    axes.plot(MODES, grown, "x", label=r"weighted nodes, $\beta = 5$", **ink)
+    mark_values(2 / np.e, axes, axis="y")
+    axes.text(29.5, 2 / np.e + 0.012, r"$2/e$", ha="right")
+    axes.set(xlabel="periods $k$ of the wave", xlim=(0, 30), ylim=(0, 0.82))
+    axes.set_ylabel(r"growth rate $\lambda_k$")
     axes.legend(loc="upper right", bbox_to_anchor=(1.0, 0.88))
     return lab.Picture(
         figure,
@@ -502,13 +433,8 @@ def draw_fastest() -> lab.Picture:
     figure, axes = style.canvas(panel=(5.6, 3.6))
     betas = np.linspace(0.2, 100, 260)
     for dimension, colour in zip((2, 3, 8, 32), style.PALETTE, strict=False):
-        axes.step(
-            betas,
-            fastest_at(betas, dimension, 24),
-            where="mid",
-            color=colour,
-            label=f"$d = {dimension}$",
-        )
+        degrees, name = fastest_at(betas, dimension, 24), f"$d = {dimension}$"
+        axes.step(betas, degrees, where="mid", color=colour, label=name)
         half = (dimension - 2) / 2
         root = np.sqrt(half**2 + 2 * betas) - half
         axes.plot(betas, root, "--", color=colour, linewidth=1)
@@ -520,34 +446,6 @@ def draw_fastest() -> lab.Picture:
         r"The degree that grows fastest. Dashed: the root of $l(l+d-2) = 2\beta$, "
         r"which is $\sqrt{2\beta}$ on the circle and the limit at low temperature. In "
         "high dimension degree 1 stays the fastest: tokens gather in one cluster.",
-    )
-
-
-def draw_growth(growth: Growth) -> lab.Picture:
-    """Gains of random waves along depth."""
-    figure, axes = style.canvas(panel=(5.2, 3.6))
-    fine = np.linspace(0, 1, 50)
-    for index, mode in enumerate(MODES):
-        colour = style.PALETTE[index]
-        rate = closed(MODES)[index]
-        axes.plot(fine, np.exp(rate * fine), color=colour, linewidth=1.2)
-        axes.plot(
-            growth.depths,
-            growth.gains[:, index],
-            "o",
-            color=colour,
-            label=f"$k = {mode}$",
-        )
-    axes.set(
-        xlabel="depth $t$", ylabel="amplitude, relative to the start", yscale="log"
-    )
-    axes.set_yticks([1, 1.2, 1.5, 2], labels=["1", "1.2", "1.5", "2"])
-    axes.minorticks_off()
-    axes.legend(loc="upper left")
-    return lab.Picture(
-        figure,
-        r"Waves in clouds of random tokens at $\beta = 5$ (dots: their part in phase "
-        r"with the start, over all clouds) and $e^{\lambda_kt}$ (lines).",
     )
 
 
@@ -572,30 +470,6 @@ def draw_walks(smooth: mf.Trajectory, chance: mf.Trajectory) -> lab.Picture:
         "around depth 25 (left); random tokens gather at once, where chance has put "
         "more of them (right). Angles are periodic; colours "
         "change every twelve tokens.",
-    )
-
-
-def draw_nodes(nodes) -> lab.Picture:
-    """Errors of weighted nodes, and of random tokens."""
-    figure, axes = style.canvas(panel=(4.8, 3.4))
-    counts = np.array(list(nodes))
-    axes.plot(counts, list(nodes.values()), "o-", label="weighted nodes")
-    axes.plot(
-        counts,
-        0.7 / np.sqrt(counts),
-        "--",
-        color=style.GREY,
-        label="scale of random tokens, $0.7\\,n^{-1/2}$",
-    )
-    axes.axhline(5e-11, color=style.INK, linestyle=":", linewidth=1)
-    axes.text(13, 8e-11, "digits of the reference", color=style.INK, fontsize=9)
-    axes.set(xlabel="nodes $n$", ylabel=r"error of $\int\cos 3\theta$", yscale="log")
-    axes.legend(loc="center right", bbox_to_anchor=(1.0, 0.72))
-    return lab.Picture(
-        figure,
-        r"The mean field from $1 + 0.1\cos 3\theta$ at depth 3, $\beta = 5$, by few "
-        "tokens with the weights of the density: the error falls faster than any power "
-        "of their number.",
     )
 
 

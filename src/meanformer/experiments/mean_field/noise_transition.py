@@ -30,7 +30,7 @@ from meanformer.mean_field import (
     tricritical_beta,
 )
 from meanformer.measures import FourierDensity
-from meanformer.plotting import draw_branch, draw_uniform, style
+from meanformer.plotting import draw_branch, draw_uniform, mark_values, style
 
 GRID = 256  # angles of the independent discretisation
 SMOOTH, STEEP = 2.3, 5.0  # on the circle, below and above the tricritical beta
@@ -116,13 +116,12 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
     for _ in progress.over(range(1), 0.2):
         relaxed = [relaxation(SMOOTH, 1.3), relaxation(STEEP, 1.2)]
     densities = by_solve(parameters) if parameters.density else []
-    steep = branches["circle, steep"]
     return lab.Outcome(
         findings=[
             threshold_finding(),
             dichotomy_finding(),
             bend_finding(),
-            *grid_findings(steep),
+            *grid_findings(branches["circle, steep"]),
             *relaxation_findings(relaxed, densities),
             *loop_findings(loop, branches["loop"]),
             softmax_finding(branches),
@@ -130,8 +129,6 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
         pictures=[
             draw_circle(branches),
             draw_loop(loop, branches["loop"]),
-            draw_tricritical(),
-            draw_densities(steep),
             draw_softmax(branches),
         ],
         tables=[table(branches)],
@@ -216,15 +213,11 @@ def grid_state(beta: float, kappa: float, start: float, sweeps: int = 20_000):
     """The state that sweeps on equispaced angles lead to, and its excess energy."""
     angles = 2 * np.pi * np.arange(GRID) / GRID
     kernel = np.exp(beta * np.cos(angles[:, None] - angles[None, :])) / GRID
-    density = np.exp(start * np.cos(angles))
-    density /= density.mean()
+    density = GRID * scipy.special.softmax(start * np.cos(angles))
     for _ in range(sweeps):
-        logarithm = kappa / beta * (kernel @ density)
-        following = np.exp(logarithm - logarithm.max())
-        following /= following.mean()
-        change = np.abs(following - density).max()
-        density = following
-        if change < 1e-13:
+        before = density
+        density = GRID * scipy.special.softmax(kappa / beta * (kernel @ before))
+        if np.abs(density - before).max() < 1e-13:
             break
     energy = (density @ kernel @ density) / GRID - scipy.special.iv(0, beta)
     entropy = np.mean(density * np.log(np.maximum(density, 1e-300)))
@@ -386,25 +379,13 @@ def table(branches) -> lab.Table:
     """Thresholds, folds and Maxwell points."""
     rows = []
     for name, branch in branches.items():
-        kind, dimension, beta, degree = CASES[name]
         folds = ", ".join(f"{fold.kappa:.8g}" for fold in branch.folds) or "none"
         equal = "none" if branch.maxwell is None else f"{branch.maxwell.kappa:.8g}"
         growth = float(branch.growths[-1])
-        rows.append(
-            [kind, dimension, beta, degree, branch.critical, folds, equal, growth]
-        )
-    columns = [
-        "attention",
-        "$d$",
-        r"$\beta$",
-        "clusters",
-        r"$\kappa_c$",
-        "fold",
-        "Maxwell point",
-        r"growth rate at $1.5\,\kappa_c$",
-    ]
+        rows.append([*CASES[name], branch.critical, folds, equal, growth])
+    columns = ["attention", "$d$", r"$\beta$", "clusters", r"$\kappa_c$", "fold"]
     return lab.Table(
-        columns,
+        [*columns, "Maxwell point", r"growth rate at $1.5\,\kappa_c$"],
         rows,
         "Branches of stationary states. Two and three clusters are unstable, the "
         "slower the less noise there is: they are the metastable states of the flow.",
@@ -416,92 +397,63 @@ def draw_circle(branches) -> lab.Picture:
     figure, panels = style.canvas(2, panel=(4.6, 3.5), sharey=True)
     cases = ("circle, smooth", SMOOTH), ("circle, steep", STEEP)
     for axes, (name, beta) in zip(panels, cases, strict=True):
-        branch = branches[name]
-        low, high = 0.8 * branch.critical, 1.5 * branch.critical
-        draw_uniform(branch.critical, low, high, axes)
-        draw_branch(branch, axes, label="one cluster")
-        axes.axvline(branch.critical, color=style.INK, linestyle=":", linewidth=1)
-        kappas, orders = relaxed_orders(beta, branch)
-        axes.plot(
-            kappas, orders, "s", color=style.GREEN, markersize=4, label="grid, relaxed"
-        )
-        axes.set(
-            xlim=(low, high),
-            xlabel=r"inverse noise $\kappa = 2/\sigma^2$",
-            title=rf"$\beta = {beta:g}$",
-        )
-    name_marks(branch, panels[1])
-    for axes, name in zip(panels, ("circle, smooth", "circle, steep"), strict=True):
-        axes.text(branches[name].critical, 1.02, r"$\kappa_c$", ha="center")
-    panels[0].set(ylabel=r"order $|\int x\,\mathrm{d}\rho|$", ylim=(-0.04, 1.0))
-    panels[1].set_ylabel("")
-    panels[0].legend(loc="lower right", bbox_to_anchor=(1, 0.1))
+        critical = branches[name].critical
+        draw_over_uniform(branches[name], (0.8 * critical, 1.5 * critical), axes)
+        axes.set(title=rf"$\beta = {beta:g}$", ylabel="")
+    name_marks(branches["circle, steep"], panels[1])
+    panels[0].set(ylabel=r"order $|\int x\,\mathrm{d}\rho|$")
     return lab.Picture(
         figure,
         r"Stationary states of unnormalised attention on the circle, where "
         r"$\beta_* = 2.447$: stable states solid, unstable ones dashed, the uniform "
         r"one in ink. Left: the order sets in continuously at $\kappa_c$. Right: the "
         r"branch leaves backward, turns at a fold, and takes over from the uniform "
-        r"state at the Maxwell point, before $\kappa_c$. Squares: where sweeps on a "
-        r"grid of angles come to, from an ordered start.",
+        r"state at the Maxwell point, before $\kappa_c$.",
     )
+
+
+def draw_over_uniform(branch, limits, axes, label=None) -> None:
+    """A branch and the uniform state, with the critical noise marked."""
+    draw_uniform(branch.critical, *limits, axes)
+    draw_branch(branch, axes, label=label)
+    mark_values(branch.critical, axes)
+    axes.text(branch.critical, 1.02, r"$\kappa_c$", ha="center")
+    axes.set(xlim=limits, ylim=(-0.04, 1.0))
+    axes.set(xlabel=r"inverse noise $\kappa = 2/\sigma^2$")
 
 
 def name_marks(branch, axes) -> None:
     """Name the fold and the Maxwell point, to the left of them."""
     (fold,) = branch.folds
-    marks = (fold, "fold", "center"), (branch.maxwell, "Maxwell\npoint", "bottom")
-    for state, text, side in marks:
-        axes.annotate(
-            text,
-            (state.kappa, state.order),
-            (-9, 0),
-            textcoords="offset points",
-            ha="right",
-            va=side,
-            linespacing=1,
-        )
-
-
-def relaxed_orders(beta: float, branch):
-    """Orders that the independent grid comes to."""
-    kappas = np.linspace(0.86, 1.46, 9) * branch.critical
-    cosines = np.cos(2 * np.pi * np.arange(GRID) / GRID)
-    orders = [
-        np.mean(grid_state(beta, kappa, 3.0, 3000)[0] * cosines) for kappa in kappas
-    ]
-    return kappas, orders
+    options = {"textcoords": "offset points", "ha": "right", "linespacing": 1}
+    for state, text, side in (
+        (fold, "fold", "center"),
+        (branch.maxwell, "Maxwell\npoint", "bottom"),
+    ):
+        axes.annotate(text, (state.kappa, state.order), (-9, 0), va=side, **options)
 
 
 def draw_loop(loop, branch) -> lab.Picture:
     """The hysteresis loop of tokens, over the branch."""
     figure, axes = style.canvas(panel=(6.2, 3.9))
     kappas, orders = loop
-    low, high = 0.9 * kappas.min(), 1.02 * kappas.max()
-    draw_uniform(branch.critical, low, high, axes)
-    draw_branch(branch, axes, label="infinitely many tokens")
+    limits = 0.9 * kappas.min(), 1.02 * kappas.max()
+    draw_over_uniform(branch, limits, axes, label="infinitely many tokens")
     name_marks(branch, axes)
-    for row, (color, marker, name) in enumerate(
-        ((style.ORANGE, "^", "noise is lowered"), (style.GREEN, "v", "noise is raised"))
+    for places, heights, mark, name in zip(
+        kappas, orders, "^v", ("noise is lowered", "noise is raised"), strict=True
     ):
         axes.errorbar(
-            kappas[row],
-            orders[row].mean(axis=1),
-            orders[row].std(axis=1),
-            color=color,
-            marker=marker,
+            places,
+            heights.mean(axis=1),
+            heights.std(axis=1),
+            color=style.ORANGE if mark == "^" else style.GREEN,
+            marker=mark,
             linewidth=0.9,
             capsize=2,
             label=name,
         )
-    axes.axvline(branch.critical, color=style.INK, linestyle=":", linewidth=1)
-    axes.text(branch.critical, 1.02, r"$\kappa_c$", ha="center")
-    axes.set(
-        xlim=(low, high),
-        ylim=(-0.04, 1.0),
-        xlabel=r"inverse noise $\kappa = 2/\sigma^2$",
-        ylabel=r"order $|\bar x|$, mean of the tokens",
-    )
+    axes.set_ylabel(r"order $|\bar x|$, mean of the tokens")
     axes.legend(loc="center right")
     return lab.Picture(
         figure,
@@ -513,85 +465,16 @@ def draw_loop(loop, branch) -> lab.Picture:
     )
 
 
-def draw_tricritical() -> lab.Picture:
-    """The tricritical inverse temperature against the dimension."""
-    figure, axes = style.canvas(panel=(5.2, 3.4))
-    sizes = np.array([2, 3, 4, 5, 6, 8, 11, 16, 23, 32])
-    roots = [tricritical_beta(int(size)) for size in sizes]
-    axes.fill_between(sizes, roots, 2.6, color=style.ORANGE, alpha=0.12, linewidth=0)
-    axes.fill_between(sizes, 0.8, roots, color=style.BLUE, alpha=0.12, linewidth=0)
-    axes.plot(sizes, roots, "o-", label=r"$\beta_*$")
-    axes.plot(sizes, 1 + 2 / sizes, "--", color=style.GREY, label=r"$1 + 2/d$")
-    axes.text(9, 2.0, "the order jumps")
-    axes.text(2.3, 0.95, "the order sets in continuously")
-    axes.set(
-        xscale="log",
-        xlim=(2, 32),
-        ylim=(0.8, 2.6),
-        xlabel="dimension $d$",
-        ylabel=r"inverse temperature $\beta$",
-    )
-    axes.set_xticks([2, 3, 4, 8, 16, 32], ["2", "3", "4", "8", "16", "32"])
-    axes.xaxis.minorticks_off()
-    axes.legend()
-    return lab.Picture(
-        figure,
-        r"How order sets in under unnormalised attention as noise falls: with a jump "
-        r"above $\beta_*$, which falls to one in high dimension.",
-    )
-
-
-def draw_densities(branch) -> lab.Picture:
-    """Stationary densities along the steep branch."""
-    figure, axes = style.canvas(panel=(5.6, 3.6))
-    angles = np.linspace(-np.pi, np.pi, 401)
-    colours = style.depth_colours()
-    (fold,), maxwell = branch.folds, branch.maxwell
-    attention = mf.identity_attention("unnormalised", 2, STEEP)
-    later = [stationary_state(attention, k * branch.critical) for k in (1.0, 1.3, 2.0)]
-    states = [fold, maxwell, *later]
-    names = ["fold", "Maxwell point", r"$\kappa_c$"]
-    names += [r"$1.3\,\kappa_c$", r"$2\,\kappa_c$"]
-    for place, (state, name) in enumerate(zip(states, names, strict=True)):
-        values = state.density(np.cos(angles)) / (2 * np.pi)
-        label = rf"$\kappa = {state.kappa:.4f}$, {name}"
-        axes.plot(angles, values, color=colours(place / 4), label=label)
-    axes.axhline(1 / (2 * np.pi), color=style.INK, linestyle=":", linewidth=1)
-    axes.set_xticks(
-        [-np.pi, -np.pi / 2, 0, np.pi / 2, np.pi],
-        [r"$-\pi$", r"$-\pi/2$", "0", r"$\pi/2$", r"$\pi$"],
-    )
-    axes.set(xlabel=r"angle $\theta$", ylabel=r"density $\rho(\theta)$")
-    axes.legend(loc="upper left", fontsize=8.5)
-    return lab.Picture(
-        figure,
-        r"Ordered stationary densities on the circle at $\beta = 5$, from the fold on. "
-        r"Dotted: the uniform density.",
-    )
-
-
 def draw_softmax(branches) -> lab.Picture:
     """Branches of softmax attention, all of them continuous."""
     figure, axes = style.canvas(panel=(5.6, 3.6))
-    rows = [(beta, branches[f"softmax {beta}"]) for beta in (1, 5, 20)]
-    for color, (beta, branch) in zip(style.PALETTE, rows, strict=False):
-        draw_branch(
-            branch,
-            axes,
-            color=color,
-            label=rf"$\beta = {beta}$, $\kappa_c = {branch.critical:.3f}$",
-            unit=branch.critical,
-        )
-        bend = branch_curvature(mf.identity_attention("softmax", 2, float(beta)))
-        orders = np.linspace(0, 0.5, 50)
-        axes.plot(1 + bend * orders**2, orders, ":", color=style.INK, linewidth=1.2)
+    for color, beta in zip(style.PALETTE, (1, 5, 20), strict=False):
+        branch = branches[f"softmax {beta}"]
+        name = rf"$\beta = {beta}$, $\kappa_c = {branch.critical:.3f}$"
+        draw_branch(branch, axes, color=color, label=name, unit=branch.critical)
     draw_uniform(1.0, 0.9, 1.5, axes)
-    axes.plot([], [], ":", color=style.INK, label="expansion at $\\kappa_c$")
-    axes.set(
-        xlim=(0.9, 1.5),
-        xlabel=r"inverse noise $\kappa/\kappa_c$",
-        ylabel=r"order $|\int x\,\mathrm{d}\rho|$",
-    )
+    axes.set(xlim=(0.9, 1.5), xlabel=r"inverse noise $\kappa/\kappa_c$")
+    axes.set_ylabel(r"order $|\int x\,\mathrm{d}\rho|$")
     axes.legend(loc="lower right", bbox_to_anchor=(1, 0.08))
     return lab.Picture(
         figure,

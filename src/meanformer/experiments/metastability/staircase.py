@@ -35,7 +35,7 @@ from meanformer.observables import (
     predicted_staircase,
     saddles,
 )
-from meanformer.plotting import draw_circle, draw_saddles, style
+from meanformer.plotting import draw_circle, draw_saddles, mark_values, style
 
 SPACED = 0.5 * np.log(2000) / np.sqrt(2000) * np.array([0, 0.5, 2, 4, 7])
 BETAS = (500.0, 1000.0, 1500.0, 2000.0, 3000.0, 4000.0)
@@ -148,7 +148,13 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
     around = walk_on_circle(
         AROUND, AROUND_BETA, long_depths(1e22), rtol=parameters.rtol
     )
-    ladder = saddles(around)
+    ladder, joins = saddles(around), np.asarray(joins_of(around).depths)
+    angles = walk_on_circle(
+        AROUND,
+        AROUND_BETA,
+        depths_around(joins, 1e3 * joins[-1]),
+        rtol=parameters.rtol,
+    )
     scheme = published_scheme(LOWEST, parameters.published_steps)
     return lab.Outcome(
         findings=[
@@ -161,8 +167,7 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
         ],
         pictures=[
             draw_published(paths, scheme),
-            draw_depths(steps),
-            draw_ladder(around, ladder, parameters.rtol),
+            draw_ladder(angles, ladder),
         ],
         tables=[jump_table(paths), ladder_table(ladder)],
     )
@@ -356,27 +361,14 @@ def jump_table(paths) -> lab.Table:
 
 def ladder_table(ladder: Saddles) -> lab.Table:
     """Plateaus around the circle, and their saddles."""
-    rows = [
-        [
-            step.plateau.count,
-            step.plateau.energy,
-            step.energy,
-            step.index,
-            step.distance,
-            step.plateau.log_duration,
-        ]
-        for step in ladder
-    ]
-    rows = [["none" if cell is None else cell for cell in row] for row in rows]
+    rows = []
+    for step in ladder:
+        row = step.plateau.count, step.plateau.energy, step.energy, step.index
+        row += step.distance, step.plateau.log_duration
+        rows.append(["none" if cell is None else cell for cell in row])
+    names = ["groups", "energy", "energy of the saddle", "index", "distance"]
     return lab.Table(
-        [
-            "groups",
-            "energy",
-            "energy of the saddle",
-            "index",
-            "distance",
-            r"$\log$ of the duration",
-        ],
+        [*names, r"$\log$ of the duration"],
         rows,
         r"Five tokens around the circle at $\beta = 20$: energies agree to many digits "
         "although the plateau is not at the saddle.",
@@ -385,23 +377,17 @@ def ladder_table(ladder: Saddles) -> lab.Table:
 
 def draw_published(paths, scheme) -> lab.Picture:
     """The initial circle, and staircases in two abscissas."""
-    figure, (circle, left, right) = style.canvas(
-        3, panel=(3.9, 3.3), width_ratios=[0.72, 1.1, 1.1]
-    )
+    ratios = {"width_ratios": [0.72, 1.1, 1.1]}
+    figure, (circle, left, right) = style.canvas(3, panel=(3.9, 3.3), **ratios)
     draw_circle(mf.TokenCloud.from_angles(SPACED), circle)
-    colours = style.depth_colours()(np.linspace(0, 1, len(BETAS)))
-    for colour, beta in zip(colours, BETAS, strict=True):
+    for colour, beta in zip(style.shades(len(BETAS)), BETAS, strict=True):
         lengths = lengths_of(paths["unnormalised", beta])
-        levels = [0.2, *LEVELS_OF_FIVE]
-        for axes, scale, end in ((left, np.log(beta), 0.135), (right, 1.0, 0.86)):
-            ends = [0, *(lengths / scale), end]
-            label = rf"$\beta = {beta:g}$" if axes is right else None
-            axes.stairs(
-                levels, ends, baseline=None, color=colour, linewidth=1.5, label=label
-            )
+        levels, name = [0.2, *LEVELS_OF_FIVE], rf"$\beta = {beta:g}$"
+        line = {"baseline": None, "color": colour, "linewidth": 1.5}
+        left.stairs(levels, [0, *(lengths / np.log(beta)), 0.135], **line)
+        right.stairs(levels, [0, *lengths, 0.86], label=name, **line)
     left.plot(*scheme, ":", color=style.INK, linewidth=1.6, label="published scheme")
-    for length in rule_of("unnormalised"):
-        right.axvline(length, color=style.INK, linestyle=":", linewidth=0.9)
+    mark_values(rule_of("unnormalised"), right)
     left.set(xlabel=r"arc length over $\log\beta$", ylabel="energy (one cluster: 1)")
     right.set(xlabel="arc length")
     left.legend(loc="upper left", bbox_to_anchor=(0.0, 0.98))
@@ -415,51 +401,15 @@ def draw_published(paths, scheme) -> lab.Picture:
     )
 
 
-def draw_depths(steps: dict[tuple[str, float], Plateaus]) -> lab.Picture:
-    """Staircases against the logarithm of depth, both flows."""
-    figure, panels = style.canvas(2, panel=(4.7, 3.3), sharey=True)
-    colours = style.depth_colours()(np.linspace(0, 1, len(BETAS)))
-    for axes, kind in zip(panels, KINDS, strict=True):
-        for colour, beta in zip(colours, BETAS, strict=True):
-            found = steps[kind, beta]
-            ends = np.log10([max(step.start, 1e-1) for step in found])
-            ends = [*ends, ends[-1] + 8]
-            levels = [step.level for step in found]
-            axes.stairs(
-                levels,
-                ends,
-                baseline=None,
-                color=colour,
-                linewidth=1.5,
-                label=rf"$\beta = {beta:g}$",
-            )
-        axes.set(xlabel=r"$\log_{10}$ of depth")
-        axes.set_title(f"{kind} attention")
-    panels[0].set(ylabel="energy (one cluster: 1)")
-    panels[1].legend(loc="lower right", fontsize=8.5, ncol=2)
-    return lab.Picture(
-        figure,
-        "The same staircases against depth (unnormalised attention in units of "
-        r"$e^{-\beta}$): a plateau lasts for a time exponential in $\beta$, up to "
-        r"$10^{143}$, and no ordinary solver comes near its end.",
-    )
-
-
-def draw_ladder(around: mf.Trajectory, ladder: Saddles, rtol: float) -> lab.Picture:
+def draw_ladder(path: mf.Trajectory, ladder: Saddles) -> lab.Picture:
     """Angles along depth, and the graph of saddles."""
     figure, (left, right) = style.canvas(2, panel=(4.8, 3.5))
-    joins = np.asarray(joins_of(around).depths)
-    path = walk_on_circle(
-        AROUND, AROUND_BETA, depths_around(joins, 1e3 * joins[-1]), rtol=rtol
-    )
     depths = np.asarray(path.depths)[1:]
     angles = angles_of(np.asarray(path.points))[1:]
     angles = (angles - angles[-1, 0] + np.pi) % (2 * np.pi) - np.pi
-    colours = style.depth_colours()(np.linspace(0, 1, len(AROUND)))
-    for token, colour in enumerate(colours):
+    for token, colour in enumerate(style.shades(len(AROUND))):
         left.plot(depths, angles[:, token], color=colour, linewidth=1.4)
-    for depth in joins:
-        left.axvline(depth, color=style.INK, linestyle=":", linewidth=0.9)
+    mark_values(np.asarray(joins_of(path).depths), left)
     left.set(xscale="log", xlabel="depth $t$", xlim=(1e-1, depths[-1]))
     left.set(ylabel="angle from the last meeting point")
     draw_saddles(ladder, right)

@@ -22,13 +22,13 @@ from meanformer.observables import (
     context_similarity,
     long_context_gamma,
     long_context_limit,
-    long_context_scan,
     long_context_similarity,
 )
-from meanformer.plotting import style
+from meanformer.plotting import draw_curves, mark_values, style
 
 RHO = 0.3
 PLACES = np.array([0.8, 1.0, 1.2])  # gamma (1 - rho)
+POWERS = (6, 12, 50)  # of ten: the lengths of contexts that are drawn
 TABULATED = {
     1e3: (0.91471458, 0.63221856, 0.40175298),
     1e6: (0.99184802, 0.63157959, 0.32630889),
@@ -101,7 +101,6 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
         ],
         pictures=[
             draw_transition(counts, layers),
-            draw_plane(),
             draw_random(gammas, random),
         ],
         tables=[table()],
@@ -198,13 +197,9 @@ def random_finding(gammas, random):
 
 def table() -> lab.Table:
     """Cosines for growing contexts."""
-    counts = [1e1, 1e2, 1e3, 1e6, 1e12, 1e100]
     rows = [
-        [
-            f"$10^{{{round(np.log10(n))}}}$",
-            *long_context_similarity(n, PLACES / 0.7, RHO),
-        ]
-        for n in counts
+        [f"$10^{{{k}}}$", *long_context_similarity(10.0**k, PLACES / 0.7, RHO)]
+        for k in (1, 2, 3, 6, 12, 100)
     ]
     limit = ["limit", *long_context_limit(PLACES / 0.7, RHO)]
     return lab.Table(
@@ -218,28 +213,19 @@ def draw_transition(run_counts, layers) -> lab.Picture:
     """Cosines against the scaled temperature, for growing contexts."""
     figure, axes = style.canvas(panel=(6.0, 4.0))
     places = np.linspace(0, 2, 401)
-    colours = style.depth_colours()
-    counts = (*run_counts, 1e6, 1e12, 1e50)
-    for index, count in enumerate(counts):
-        power = rf"10^{{{round(np.log10(count))}}}"
-        label = f"$n = {count if count < 1e6 else power}$"
-        curve = long_context_similarity(count, places / (1 - RHO), RHO)
-        axes.plot(places, curve, color=colours(index / (len(counts) - 1)), label=label)
+    counts = {str(n): n for n in run_counts} | {f"10^{{{k}}}": 10.0**k for k in POWERS}
+    curves = {
+        f"$n = {name}$": long_context_similarity(count, places / (1 - RHO), RHO)
+        for name, count in counts.items()
+    }
     drawn = np.concatenate([rows for rows, *_ in layers])
     found = np.concatenate([found for _, found, _ in layers])
-    at_rho = drawn[:, 1] == RHO
-    axes.plot(
-        drawn[at_rho, 2],
-        found[at_rho],
-        "o",
-        color=style.INK,
-        markersize=3,
-        label="actual layers",
-    )
-    axes.plot(1, 4 * RHO / (1 + 3 * RHO), "D", color=style.INK, fillstyle="none")
-    axes.axvline(1, color=style.INK, linewidth=0.8, linestyle=":")
+    at_rho, ink = drawn[:, 1] == RHO, {"color": style.INK, "markersize": 4}
+    axes.plot(drawn[at_rho, 2], found[at_rho], "o", label="actual layers", **ink)
+    axes.plot(1, 4 * RHO / (1 + 3 * RHO), "D", fillstyle="none", **ink)
+    mark_values(1, axes)
+    draw_curves(places, curves, axes, colours="depth", legend="lower left")
     axes.set(xlabel=r"$\gamma(1-\rho)$", ylabel="cosine between outputs")
-    axes.legend(loc="lower left")
     return lab.Picture(
         figure,
         r"One layer at $\beta = \gamma\log n$ on tokens of inner product $\rho = 0.3$: "
@@ -249,39 +235,17 @@ def draw_transition(run_counts, layers) -> lab.Picture:
     )
 
 
-def draw_plane() -> lab.Picture:
-    """Cosines in the plane of gamma and rho, for two lengths of the context."""
-    figure, panels = style.canvas(2, panel=(4.2, 3.5), sharey=True)
-    gammas, rhos = np.linspace(0.02, 4, 200), np.linspace(0.005, 0.95, 180)
-    scan = long_context_scan([100, 1e12], gammas, rhos)
-    for axes, values, power in zip(panels, scan, (2, 12), strict=True):
-        gain = (values - rhos[None, :]) / (1 - rhos[None, :])
-        mesh = axes.pcolormesh(
-            gammas, rhos, gain.T, vmin=0, vmax=1, cmap="viridis", rasterized=True
-        )
-        axes.plot(1 / (1 - rhos), rhos, "--", color="white", linewidth=1.3)
-        axes.set(xlabel=r"$\gamma$", title=f"$n = 10^{{{power}}}$", xlim=(0.02, 4))
-        axes.grid(visible=False)
-    panels[0].set(ylabel=r"inner product $\rho$ of the tokens")
-    figure.colorbar(mesh, ax=panels, label=r"$(\cos - \rho)/(1 - \rho)$")
-    return lab.Picture(
-        figure,
-        "How much of the way to one direction a single layer goes: 1, all outputs "
-        r"agree; 0, directions are kept. Dashed: $\gamma = 1/(1-\rho)$.",
-    )
-
-
 def draw_random(gammas, random) -> lab.Picture:
     """Real tokens: before, after, and the prediction at the average cosine."""
     figure, axes = style.canvas(panel=(5.4, 3.6))
-    after = [float(found.after) for found in random]
-    predicted = [float(found.predicted) for found in random]
-    axes.plot(gammas, after, "o-", label="random tokens, after one layer")
-    axes.plot(gammas, predicted, "--", color=style.INK, label="equal inner products")
-    axes.axhline(float(random[0].before), color=style.GREY, label="before the layer")
-    axes.axvline(float(random[0].critical), color=style.INK, linestyle=":", linewidth=1)
+    curves = {
+        "random tokens, after one layer": [float(found.after) for found in random],
+        "equal inner products": [float(found.predicted) for found in random],
+        "before the layer": [float(found.before) for found in random],
+    }
+    mark_values(float(random[0].critical), axes)
+    draw_curves(gammas, curves, axes, marks=("o-", "--", "-"))
     axes.set(xlabel=r"$\gamma$", ylabel="average cosine")
-    axes.legend()
     return lab.Picture(
         figure,
         "Random tokens around a common mean, whose inner products fluctuate: the "

@@ -81,14 +81,10 @@ COARSENS = lab.observation(
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Count modes, run the flow, count clusters."""
     betas = temperatures(parameters.temperatures)
-    counts = {}
+    counts, starts = {}, range(parameters.starts)
     for beta in progress.over(betas, 0.8):
-        counts[beta] = np.array(
-            [
-                start_counts(beta, index, parameters)
-                for index in progress.over(range(parameters.starts))
-            ]
-        )
+        rows = [start_counts(beta, k, parameters) for k in progress.over(starts)]
+        counts[beta] = np.array(rows)
     sampled = [
         sample_modes(
             parameters.count,
@@ -101,7 +97,7 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
     ]
     return lab.Outcome(
         findings=findings(betas, counts, sampled),
-        pictures=[draw_curves(betas, counts, sampled), draw_depths(counts, parameters)],
+        pictures=[draw_curves(betas, counts, sampled)],
         tables=[table(betas, counts, sampled)],
     )
 
@@ -203,34 +199,23 @@ def draw_curves(betas, counts, sampled) -> lab.Picture:
     fine = np.linspace(1.5, 1.05 * roots.max(), 120)
     curve = [float(expected_circle_modes(root**2)) for root in fine[::8]]
     axes.plot(fine[::8], curve, color=style.BLUE, label="modes, formula")
-    axes.step(
-        fine,
-        [degree(root**2) for root in fine],
-        where="mid",
-        linewidth=1.2,
-        color=style.GREY,
-        label="fastest degree $k^*$",
-    )
-    axes.plot(fine, np.sqrt(2) * fine, ":", color=style.GREY, label=r"$\sqrt{2\beta}$")
-    axes.errorbar(
-        roots,
-        [sample.mean for sample in sampled],
-        [2 * sample.standard_error for sample in sampled],
-        fmt="o",
-        color=style.BLUE,
-        label="modes, counted",
-    )
-    colours = style.ORANGE, style.ROSE, style.VIOLET
-    for place, (depth, colour) in enumerate(zip(DEPTHS, colours, strict=True), start=1):
-        means, errors = zip(*(mean_and_error(counts[b]) for b in betas), strict=True)
+    degrees = [degree(root**2) for root in fine]
+    grey = {"color": style.GREY, "linewidth": 1.2}
+    axes.step(fine, degrees, where="mid", label="fastest degree $k^*$", **grey)
+    axes.plot(fine, np.sqrt(2) * fine, ":", label=r"$\sqrt{2\beta}$", **grey)
+    means, bars = zip(*((s.mean, 2 * s.standard_error) for s in sampled), strict=True)
+    axes.errorbar(roots, means, bars, fmt="o", color=style.BLUE, label="modes, counted")
+    starts = [mean_and_error(counts[beta]) for beta in betas]
+    means, errors = np.moveaxis(np.array(starts), 1, 0)
+    for place, colour in enumerate((style.ORANGE, style.ROSE, style.VIOLET)):
         axes.errorbar(
-            roots + 0.05 * (place - 0.5),
-            np.array(means)[:, place],
-            2 * np.array(errors)[:, place],
+            roots + 0.05 * (place + 0.5),
+            means[:, place + 1],
+            2 * errors[:, place + 1],
             fmt="s--",
             linewidth=1,
             color=colour,
-            label=f"clusters, depth {depth:g}",
+            label=f"clusters, depth {DEPTHS[place]:g}",
         )
     axes.set(xlabel=r"$\sqrt{\beta}$", ylabel="number", ylim=(0, None))
     axes.legend(loc="upper left")
@@ -240,32 +225,6 @@ def draw_curves(betas, counts, sampled) -> lab.Picture:
         r"$\sqrt\beta$. The clusters of depth 10 (orange) are as many as the modes of "
         r"the density at the start (blue); the degree that grows fastest (grey) is an "
         r"overestimate. Bars: two standard errors.",
-    )
-
-
-def draw_depths(counts, parameters: Parameters) -> lab.Picture:
-    """How the number of clusters depends on that of modes, start by start."""
-    figure, panels = style.canvas(3, panel=(3.3, 3.2))
-    for axes, beta in zip(panels, BETAS, strict=True):
-        modes, clusters = counts[beta][:, 0], counts[beta][:, 1]
-        pairs, repeats = np.unique(
-            np.stack([modes, clusters]), axis=1, return_counts=True
-        )
-        share = repeats / repeats.max()
-        axes.scatter(*pairs, s=20 + 180 * share, color=style.ORANGE, alpha=0.7)
-        ends = np.array([pairs.min() - 1, max(pairs.max(), degree(beta)) + 1])
-        axes.plot(ends, ends, color=style.INK, linewidth=0.8)
-        axes.axhline(degree(beta), color=style.GREY, linestyle=":")
-        axes.set(title=rf"$\beta = {beta:g}$", xlabel="modes at the start")
-        axes.xaxis.get_major_locator().set_params(integer=True)
-        axes.yaxis.get_major_locator().set_params(integer=True)
-    panels[0].set(ylabel="clusters at depth 10")
-    return lab.Picture(
-        figure,
-        rf"Start by start, {parameters.starts} of them: modes of the density at depth "
-        r"0 and clusters at depth 10; larger dots stand for more starts. Line: as "
-        r"many. The mean is foretold well, a single start only to one or two. Dotted: "
-        r"the fastest degree $k^*$.",
     )
 
 

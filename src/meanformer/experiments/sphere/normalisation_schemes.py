@@ -23,7 +23,7 @@ import meanformer as mf
 import meanformer.experiments as lab
 from meanformer.flows import run_normalised_layers
 from meanformer.observables import Equiangular, mean_cosine
-from meanformer.plotting import draw_rate, mark_sizes, style
+from meanformer.plotting import draw_curves, mark_values, style
 
 COUNT, BETA, SWITCH, DEPTH = 8, 3.0, 2.0, 6.0
 SCHEMES = {
@@ -131,7 +131,6 @@ class Curve(NamedTuple):
 
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Solve flows, models and networks of all schemes."""
-    numbers = {name: jnp.asarray(index) for index, name in enumerate(SCHEMES)}
     flows, curves = {}, {}
     for name, scheme in progress.over(list(SCHEMES.items()), 0.4):
         flows[name] = flow_cosines(scheme)
@@ -142,8 +141,8 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
         for name, scheme in progress.over(list(SCHEMES.items()), 0.3)
     }
     random = {
-        name: random_cosines(index, parameters)
-        for name, index in progress.over(list(numbers.items()), 0.3)
+        name: random_cosines(jnp.asarray(index), parameters)
+        for index, name in progress.over(list(enumerate(SCHEMES)), 0.3)
     }
     return lab.Outcome(
         findings=[
@@ -153,11 +152,7 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
             order_finding(errors),
             *random_findings(random),
         ],
-        pictures=[
-            draw_gaps(curves),
-            draw_random(random, parameters),
-            draw_layers(counts, errors),
-        ],
+        pictures=[draw_gaps(curves), draw_random(random, parameters)],
         tables=[table(flows, curves)],
     )
 
@@ -171,10 +166,8 @@ def curve_of(scheme) -> Curve:
     """Gap and radius at all depths that anything is asked for."""
     others = [50.0, 51.0, 400.0, 1e4, 2e4]
     depths = np.unique([*SAVED, *EARLY_DEPTHS, *LATE_DEPTHS, *others])
-    reduced = model(scheme)
-    return Curve(
-        depths, np.asarray(reduced.gap(depths)), np.asarray(reduced.radius(depths))
-    )
+    gaps, radii = model(scheme).gap(depths), model(scheme).radius(depths)
+    return Curve(depths, np.asarray(gaps), np.asarray(radii))
 
 
 def flow_cosines(scheme) -> np.ndarray:
@@ -213,15 +206,8 @@ def whole_system(name: str, depths) -> np.ndarray:
     flat, cosines = np.append(np.eye(COUNT).ravel(), np.ones(COUNT)), []
     # A change of the rule must not lie inside of a step.
     for part in (depths[depths <= SWITCH], depths[depths >= SWITCH]):
-        solved = scipy.integrate.solve_ivp(
-            field,
-            (part[0], part[-1]),
-            flat,
-            method="DOP853",
-            t_eval=part,
-            rtol=1e-12,
-            atol=1e-13,
-        )
+        ends, options = (part[0], part[-1]), {"rtol": 1e-12, "atol": 1e-13}
+        solved = scipy.integrate.solve_ivp(field, ends, flat, "DOP853", part, **options)
         flat, theta = solved.y[:, -1], solved.y[:-COUNT].reshape(COUNT, COUNT, -1)
         cosines.append(np.einsum("ct,ct->t", theta[0], theta[1]))
     return np.concatenate([cosines[0], cosines[1][1:]])
@@ -372,19 +358,12 @@ def random_findings(random):
     """Who is fast at first, and who collapses."""
     first = {name: np.median(cosines[:, 0]) for name, cosines in random.items()}
     last = {name: np.median(1 - cosines[:, -1]) for name, cosines in random.items()}
-    fast = min(first["Peri"], first["nGPT"])
-    slow = max(first["Post"], first["Pre"])
-    collapsed = max(last["Post"], last["nGPT"])
-    spread = min(last["Pre"], last["Peri"])
+    early = min(first["Peri"], first["nGPT"]) / max(first["Post"], first["Pre"])
+    late = max(last["Post"], last["nGPT"]) / min(last["Pre"], last["Peri"])
+    stretched = lab.theory(r"attention shorter than $1$ is stretched")
     return (
-        EARLY.above(
-            fast / slow,
-            2.0,
-            source=lab.theory(r"attention shorter than $1$ is stretched"),
-        ),
-        LATE.below(
-            collapsed / spread, 0.01, source=lab.theory("exponential against power")
-        ),
+        EARLY.above(early, 2.0, source=stretched),
+        LATE.below(late, 0.01, source=lab.theory("exponential against power")),
     )
 
 
@@ -402,40 +381,33 @@ def table(flows, curves) -> lab.Table:
         place = np.searchsorted(curve.depths, 400.0)
         ends = curve.gaps[place], curve.radii[place]
         rows.append([name, slope, flows[name][-1], *ends, shape])
-    return lab.Table(
-        [
-            "scheme",
-            r"$\dot\rho(0)$",
-            r"$\rho(6)$",
-            r"$1 - \rho(400)$",
-            "$r(400)$",
-            r"$1-\rho$ in the end",
-        ],
-        rows,
-        r"Eight orthonormal tokens at $\beta = 3$.",
-    )
+    names = ["scheme", r"$\dot\rho(0)$", r"$\rho(6)$", r"$1 - \rho(400)$", "$r(400)$"]
+    caption = r"Eight orthonormal tokens at $\beta = 3$."
+    return lab.Table([*names, r"$1-\rho$ in the end"], rows, caption)
 
 
 def draw_gaps(curves) -> lab.Picture:
     """Gaps against depth, with linear and with logarithmic depth."""
     figure, (left, right) = style.canvas(2, panel=(4.6, 3.7))
-    for name, curve in curves.items():
-        options = {"color": COLOURS[name], "label": name}
-        left.plot(EARLY_DEPTHS, 1 - curve.gap(EARLY_DEPTHS), **options)
-        gaps = curve.gap(LATE_DEPTHS)
-        right.plot(LATE_DEPTHS, np.where(gaps > 1e-14, gaps, np.nan), **options)
-    far = LATE_DEPTHS[90:]
-    right.plot(far, 100 / far**2, ":", color=style.INK, label="$t^{-2}$")
-    left.axvline(SWITCH, color=style.GREY, linewidth=0.8, linestyle=":")
-    left.set(xlabel="depth $t$", ylabel=r"inner product $\rho$ of any two tokens")
-    right.set(
+    early = {name: 1 - curve.gap(EARLY_DEPTHS) for name, curve in curves.items()}
+    late = {name: curve.gap(LATE_DEPTHS) for name, curve in curves.items()}
+    late["$t^{-2}$"] = np.where(LATE_DEPTHS > 250, 100 / LATE_DEPTHS**2, np.nan)
+    draw_curves(EARLY_DEPTHS, early, left, legend=None, xlabel="depth $t$")
+    left.set_ylabel(r"inner product $\rho$ of any two tokens")
+    mark_values(SWITCH, left)
+    draw_curves(
+        LATE_DEPTHS,
+        {name: np.where(gaps > 1e-14, gaps, np.nan) for name, gaps in late.items()},
+        right,
+        marks=[*["-"] * len(SCHEMES), ":"],
+        colours=[*style.PALETTE[: len(SCHEMES)], style.INK],
+        legend="lower left",
         xscale="log",
         yscale="log",
+        ylim=(1e-12, 2),
         xlabel="depth $t$",
         ylabel=r"gap $1 - \rho$",
-        ylim=(1e-12, 2),
     )
-    right.legend(loc="lower left")
     return lab.Picture(
         figure,
         r"Eight orthonormal tokens at $\beta = 3$ under six schemes. Left: Peri and "
@@ -464,23 +436,6 @@ def draw_random(random, parameters: Parameters) -> lab.Picture:
         f"$1/d$; median and 90% band over {parameters.networks} networks. Post and "
         "nGPT collapse exponentially, and so does Mix while it is Post, in the first "
         "quarter of the layers; radii that grow slow Pre and Peri down.",
-    )
-
-
-def draw_layers(counts, errors) -> lab.Picture:
-    """Errors of finite networks."""
-    figure, axes = style.canvas(panel=(5.2, 3.7))
-    for name, found in errors.items():
-        draw_rate(counts, found, axes, label=name, slope=-1.0)
-        axes.lines[-2].set_color(COLOURS[name])
-        axes.lines[-1].set_color(COLOURS[name])
-    mark_sizes(counts, axes)
-    axes.set(xlabel="layers to depth 6", ylabel=r"error of $\rho(6)$")
-    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
-    return lab.Picture(
-        figure,
-        "Finite networks against the flow of their scheme. Dashed: first order in the "
-        "step.",
     )
 
 

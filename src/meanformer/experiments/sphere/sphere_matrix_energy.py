@@ -12,7 +12,6 @@ with a certificate.
 
 from dataclasses import dataclass
 
-import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
@@ -21,18 +20,20 @@ from scipy.special import iv
 
 import meanformer as mf
 import meanformer.experiments as lab
+from meanformer.experiments.helpers.many_starts import last_points
 from meanformer.observables import (
     count_clusters,
     matrix_energy_flow,
     optimal_circle_density,
     stationary_report,
 )
-from meanformer.plotting import draw_sphere, style
+from meanformer.plotting import draw_sphere, mark_values, style
 
 ENTRIES = np.linspace(0.0, 1.5, 20)
 # Runs of one hundred that ended in one cluster, as published with the code.
 PUBLISHED = np.array([0, 1, 0, 1, 2, 2, 5, 8, 16, 50, *[100] * 6, 45, 6, 3, 1])
 RELABELLED = 20_000  # draws of a permutation test
+SHARP = 1e-7, 1e-9, 1e-8  # tolerances, and the speed of tokens at rest
 FOUR = (0.5, 1.0, 2.0, 4.0)
 SHIFTS = np.linspace(-0.1, 0.3, 9)
 SPREAD = {
@@ -138,7 +139,6 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
         pictures=[
             draw_curve(singles, entries, in_space, parameters.repeats),
             draw_spread(spread),
-            draw_densities(densities),
         ],
         tables=[four_table(four)],
     )
@@ -156,23 +156,6 @@ class Run:
     gap: float
 
 
-@jax.jit
-def _last_points(flow, starts, weights, depth):
-    def of_start(points):
-        path = mf.solve(
-            flow,
-            mf.TokenCloud(points, weights),
-            depth,
-            save=2,
-            rtol=1e-7,
-            atol=1e-9,
-            stop=mf.flows.SteadyState(1e-8),
-        )
-        return path.points[-1]
-
-    return jax.lax.map(of_start, starts)
-
-
 def form_of(entry: float, dimension: int) -> np.ndarray:
     """The matrix of a run; that of the plane acts on a great circle of the sphere."""
     return np.diag([entry, 1.0, 0.0] if dimension == 2 else [entry, entry, 1.0])
@@ -187,7 +170,7 @@ def split_runs(entry: float, dimension: int, parameters: Parameters) -> list[Run
     starts[..., :dimension] = normal / np.linalg.norm(normal, axis=2, keepdims=True)
     flow = matrix_energy_flow(form_of(entry, dimension))
     weights = jnp.full(parameters.tokens, 1 / parameters.tokens)
-    ends = _last_points(flow, jnp.asarray(starts), weights, parameters.depth)
+    ends = last_points(flow, jnp.asarray(starts), weights, parameters.depth, SHARP)
     form = form_of(entry, dimension)[:dimension, :dimension]
     return [run_of(form, points[:, :dimension]) for points in ends]
 
@@ -295,7 +278,8 @@ def four_tokens(entry: float) -> tuple:
     angles = np.pi / 4 + np.pi / 2 * np.arange(4)
     square = np.stack([np.cos(angles), np.sin(angles), 0 * angles], axis=1)
     flow = matrix_energy_flow(np.diag([1.0, entry, 0.0]), ascending=False)
-    (last,) = _last_points(flow, jnp.asarray(square[None]), jnp.full(4, 0.25), 200.0)
+    weights = jnp.full(4, 0.25)
+    (last,) = last_points(flow, jnp.asarray(square[None]), weights, 200.0, SHARP)
     exact = scipy.optimize.brentq(
         lambda u: np.tanh(u) - entry * np.tanh(entry * (1 - u)), 0.0, 1.0
     )
@@ -376,34 +360,26 @@ def draw_curve(singles, entries, in_space, repeats: int) -> lab.Picture:
     """Shares of single clusters, and where the split is stable."""
     figure, axes = style.canvas(panel=(6.4, 3.6))
     low, high = thresholds()
-    axes.axvspan(-0.03, low, color=style.ORANGE, alpha=0.12, linewidth=0)
-    axes.axvspan(high, 1.53, color=style.ORANGE, alpha=0.12, linewidth=0)
-    axes.plot(
-        ENTRIES, PUBLISHED / 100, "o", label="published, 100 runs", color=style.INK
-    )
+    for ends in ((-0.03, low), (high, 1.53)):
+        axes.axvspan(*ends, color=style.ORANGE, alpha=0.12, linewidth=0)
     errors = np.sqrt(np.maximum(singles * (1 - singles), 1 / repeats / 4) / repeats)
-    axes.errorbar(
-        ENTRIES, singles, errors, fmt="s", capsize=2, label=f"here, {repeats} runs"
-    )
-    for place, text in ((low, r"$\tanh 1$"), (high, r"$d\tanh d = 1$")):
-        axes.axvline(place, color=style.ORANGE, linestyle="--", linewidth=1)
-        axes.annotate(
-            text, (place, 0.72), (4, 0), textcoords="offset points", color=style.ORANGE
-        )
+    published = "published, 100 runs"
+    here = {"fmt": "s", "capsize": 2, "label": f"here, {repeats} runs"}
+    axes.plot(ENTRIES, PUBLISHED / 100, "o", color=style.INK, label=published)
+    axes.errorbar(ENTRIES, singles, errors, **here)
     axes.plot(entries, in_space, "^", color=style.GREEN, label="dimension 3", zorder=0)
-    axes.set(
-        xlabel="$d_1$",
-        ylabel="share of runs with one cluster",
-        xlim=(-0.03, 1.53),
-        ylim=(-0.05, 1.08),
-    )
+    mark_values([low, high], axes)
+    axes.text(low + 0.02, 0.72, r"$\tanh 1$")
+    axes.text(high + 0.02, 0.72, r"$d\tanh d = 1$")
+    axes.set(xlabel="$d_1$", xlim=(-0.03, 1.53), ylim=(-0.05, 1.08))
+    axes.set_ylabel("share of runs with one cluster")
     axes.legend(loc="center left")
     return lab.Picture(
         figure,
         r"Runs of the ascent with $D = $ diag$(d_1, 1)$ from random starts, and in "
         r"dimension 3 with diag$(d_1, d_1, 1)$. Shaded: two equal opposite clusters "
         "are stable in the plane, by the linearised flow; there most runs end in two, "
-        "and between the dashed lines all end in one.",
+        "and between the dotted lines all end in one.",
     )
 
 
@@ -419,33 +395,6 @@ def draw_spread(spread) -> lab.Picture:
         "Tokens that descend the energy, with their tails: all over the sphere for the "
         "identity, pushed towards the axis of a smaller eigenvalue, and into the "
         "kernel where there is one (two poles, then a great circle).",
-    )
-
-
-def draw_densities(densities) -> lab.Picture:
-    """Optimal densities with their first order."""
-    figure, axes = style.canvas(panel=(6.4, 3.6))
-    colours = style.depth_colours()
-    slope = iv(1, 1) / (2 * iv(2, 1))
-    for shift, density in zip(SHIFTS, densities, strict=True):
-        angles = np.asarray(density.angles)
-        colour = colours((shift - SHIFTS[0]) / np.ptp(SHIFTS))
-        axes.plot(angles, density.density, color=colour, label=f"{shift:.2f}")
-        first = (1 + slope * shift * np.cos(2 * angles)) / (2 * np.pi)
-        axes.plot(angles, first, ":", color=colour, linewidth=1)
-    axes.set(
-        xlabel=r"angle $\theta$",
-        ylabel="density",
-        xticks=[0, np.pi / 2, np.pi, 3 * np.pi / 2, 2 * np.pi],
-        xticklabels=["0", r"$\pi/2$", r"$\pi$", r"$3\pi/2$", r"$2\pi$"],
-        xlim=(0, 2 * np.pi),
-    )
-    axes.legend(title=r"$\varepsilon$", loc="center left", bbox_to_anchor=(1.0, 0.5))
-    return lab.Picture(
-        figure,
-        r"Densities on the circle of least energy for $D = $ diag$(1, 1+\varepsilon)$, "
-        r"and their first order in $\varepsilon$ (dotted): mass leaves the direction "
-        "of the larger eigenvalue.",
     )
 
 

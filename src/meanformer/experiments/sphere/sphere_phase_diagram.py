@@ -151,8 +151,7 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
     return lab.Outcome(
         findings=findings,
         pictures=[
-            draw_diagrams(diagrams),
-            draw_low_and_high(diagrams[8], unnormalised),
+            draw_diagrams(diagrams, unnormalised),
             draw_spans(spans),
         ],
         tables=[front_table(diagrams)],
@@ -164,26 +163,26 @@ def dimensions(parameters: Parameters) -> list[int]:
     return sorted({parameters.lowest, 8, 128, HIGH})
 
 
+def measured(betas, depths, starts, parameters: Parameters, **options) -> PhaseDiagram:
+    """A diagram of thirty-two tokens, in single precision."""
+    options |= {"level": LEVEL, "dtype": "float32", "key": jr.key(parameters.seed)}
+    return phase_diagram(betas=betas, depths=depths, starts=starts, **options)
+
+
 def diagram(dimension: int, parameters: Parameters, kind="softmax") -> PhaseDiagram:
-    """One diagram, in single precision."""
+    """One diagram of uniform starts."""
     is_softmax = kind == "softmax"
-    if is_softmax:
-        betas = np.linspace(0.1, parameters.largest, parameters.betas)
-    else:
-        betas = np.linspace(0.1, parameters.largest_unnormalised, parameters.betas)
+    top = parameters.largest if is_softmax else parameters.largest_unnormalised
     # The ends of the comparisons belong to the grid.
-    betas = np.unique(np.append(betas, [0.0, STEEPEST] if is_softmax else [5.0, 6.0]))
-    last = LAST if is_softmax else LAST_UNNORMALISED
-    return phase_diagram(
+    ends = [0.0, STEEPEST] if is_softmax else [5.0, 6.0]
+    return measured(
+        np.unique(np.append(np.linspace(0.1, top, parameters.betas), ends)),
+        np.linspace(0, LAST if is_softmax else LAST_UNNORMALISED, parameters.depths),
+        starts_in(dimension, parameters),
+        parameters,
         dimension=dimension,
-        betas=betas,
-        depths=np.linspace(0, last, parameters.depths),
         count=COUNT,
-        starts=starts_in(dimension, parameters),
         kind=kind,
-        level=LEVEL,
-        dtype="float32",
-        key=jr.key(parameters.seed),
     )
 
 
@@ -191,10 +190,13 @@ def starts_in(dimension: int, parameters: Parameters) -> int | np.ndarray:
     """Uniform starts, or just their number where they would take much memory."""
     if dimension > SPAN:
         return parameters.starts
-    rng = np.random.default_rng(parameters.seed)
-    drawn = rng.standard_normal((parameters.starts, COUNT, dimension))
-    drawn /= np.linalg.norm(drawn, axis=2, keepdims=True)
-    return drawn.astype(np.float32)
+    return uniform(parameters.starts, dimension, parameters.seed).astype(np.float32)
+
+
+def uniform(starts: int, dimension: int, seed: int) -> np.ndarray:
+    """Starts of thirty-two uniform tokens on the sphere."""
+    drawn = np.random.default_rng(seed).standard_normal((starts, COUNT, dimension))
+    return drawn / np.linalg.norm(drawn, axis=2, keepdims=True)
 
 
 def parts_finding(diagrams, parameters: Parameters):
@@ -209,14 +211,7 @@ def parts_finding(diagrams, parameters: Parameters):
         mean = np.zeros((len(rows), len(whole.depths)))
         for first in range(0, number, part):
             some = starts[first : first + part]
-            found = phase_diagram(
-                betas=whole.betas[rows],
-                depths=whole.depths,
-                starts=some,
-                level=LEVEL,
-                dtype="float32",
-                key=jr.key(0),
-            )
+            found = measured(whole.betas[rows], whole.depths, some, parameters)
             mean += found.mean * len(some) / number
         differences.append(np.abs(mean - whole.mean[rows]).max())
     return PARTS.at_most(
@@ -273,15 +268,9 @@ def clock_findings(parameters: Parameters) -> list:
     exact = float(Equiangular(COUNT, 1.0).time_to(LEVEL))
     # Of the shape of the diagrams, whose compiled program serves again.
     starts = np.broadcast_to(np.eye(COUNT), (parameters.starts, COUNT, COUNT))
-    found = phase_diagram(
-        betas=[1.0],
-        depths=exact + np.linspace(-0.02, 0.02, parameters.depths),
-        starts=starts.astype(np.float32),
-        level=LEVEL,
-        dtype="float32",
-        tolerance=1e-5,
-        key=jr.key(0),
-    ).passage()[0]
+    depths = exact + np.linspace(-0.02, 0.02, parameters.depths)
+    starts = starts.astype(np.float32)
+    found = measured([1.0], depths, starts, parameters, tolerance=1e-5).passage()[0]
     source = lab.closed_form("the integral of the equiangular equation")
     return [
         EXACT.close_to(found, exact, tolerance=1e-3, source=source),
@@ -294,11 +283,15 @@ def clock_findings(parameters: Parameters) -> list:
     ]
 
 
+def attention_of(tokens: np.ndarray, beta: float) -> np.ndarray:
+    """Softmax attention of any number of clouds, in NumPy."""
+    weights = np.exp(beta * (tokens @ np.swapaxes(tokens, -1, -2) - 1))
+    return weights @ tokens / weights.sum(axis=-1, keepdims=True)
+
+
 def euler_step(tokens: np.ndarray, beta: float, step: float) -> np.ndarray:
     """One step of the published scheme, for any number of clouds."""
-    weights = np.exp(beta * (tokens @ np.swapaxes(tokens, -1, -2) - 1))
-    attention = weights @ tokens / weights.sum(axis=-1, keepdims=True)
-    moved = tokens + step * attention
+    moved = tokens + step * attention_of(tokens, beta)
     return moved / np.linalg.norm(moved, axis=-1, keepdims=True)
 
 
@@ -312,19 +305,10 @@ def euler_depth(step: float) -> float:
 
 def few_starts_findings(parameters: Parameters, beta: float = 3.0) -> list:
     """A few starts in dimension 8 by SciPy, by Euler steps and by us."""
-    number = min(parameters.starts, 32)
-    drawn = np.random.default_rng(0).standard_normal((number, COUNT, 8))
-    tokens = drawn / np.linalg.norm(drawn, axis=2, keepdims=True)
+    tokens = uniform(min(parameters.starts, 32), 8, 0)
     depths = EULER_STEP * np.arange(parameters.depths)
     exact = scipy_fractions(tokens, beta, depths)
-    ours = phase_diagram(
-        betas=[beta],
-        depths=depths,
-        starts=tokens.astype(np.float32),
-        level=LEVEL,
-        dtype="float32",
-        key=jr.key(0),
-    ).mean[0]
+    ours = measured([beta], depths, tokens.astype(np.float32), parameters).mean[0]
     steps = [tokens]
     for _ in depths[1:]:
         steps.append(euler_step(steps[-1], beta, EULER_STEP))
@@ -342,19 +326,13 @@ def scipy_fractions(tokens: np.ndarray, beta: float, depths: np.ndarray) -> np.n
 
     def velocity(_, flat):
         points = flat.reshape(shape)
-        weights = np.exp(beta * (points @ np.swapaxes(points, 1, 2) - 1))
-        pulls = weights @ points / weights.sum(axis=2, keepdims=True)
+        pulls = attention_of(points, beta)
         radial = np.sum(pulls * points, axis=2, keepdims=True)
         return (pulls - radial * points).ravel()
 
+    span, options = (0, depths[-1]), {"rtol": 1e-9, "atol": 1e-11}
     path = scipy.integrate.solve_ivp(
-        velocity,
-        (0, depths[-1]),
-        tokens.ravel(),
-        method="DOP853",
-        t_eval=depths,
-        rtol=1e-9,
-        atol=1e-11,
+        velocity, span, tokens.ravel(), "DOP853", depths, **options
     )
     return fractions(path.y.T.reshape(-1, *shape))
 
@@ -413,21 +391,10 @@ def span_diagram(name: str, parameters: Parameters) -> tuple[PhaseDiagram, ...]:
         score, value = ENSEMBLES[name](key, beta.dtype)
         return mf.Softmax(score, jnp.eye(SPAN, dtype=beta.dtype), value, beta=beta)
 
-    def drawn(redraw):
-        return phase_diagram(
-            dimension=SPAN,
-            betas=np.linspace(0.1, parameters.largest, max(4, parameters.betas // 3)),
-            depths=np.linspace(0, LAST, 61),
-            count=COUNT,
-            starts=parameters.drawn,
-            quantity="rank",
-            draw=draw,
-            redraw=redraw,
-            dtype="float32",
-            key=jr.key(parameters.seed),
-        )
-
-    return drawn(None), drawn(1.0)
+    betas = np.linspace(0.1, parameters.largest, max(4, parameters.betas // 3))
+    places = betas, np.linspace(0, LAST, 61), parameters.drawn, parameters
+    options = {"dimension": SPAN, "count": COUNT, "quantity": "rank", "draw": draw}
+    return tuple(measured(*places, **options, redraw=unit) for unit in (None, 1.0))
 
 
 def span_finding(spans):
@@ -464,37 +431,23 @@ def curve_of(diagram: PhaseDiagram) -> tuple[np.ndarray, np.ndarray]:
     return curve_depths(betas, diagram.kind), betas
 
 
-def draw_diagrams(diagrams) -> lab.Picture:
-    """Diagrams of softmax in all dimensions, with the curve."""
-    columns = len(diagrams)
-    figure, axes = style.canvas(columns, panel=(3.3, 3.1), sharey=True)
-    for panel, (dimension, found) in zip(axes, diagrams.items(), strict=True):
-        is_last = dimension == HIGH
+def draw_diagrams(diagrams, unnormalised: PhaseDiagram) -> lab.Picture:
+    """Diagrams of softmax in all dimensions and one without normalisation."""
+    shown = [(f"$d = {d}$", found) for d, found in diagrams.items()]
+    shown.append((f"unnormalised, $d = {HIGH}$", unnormalised))
+    figure, axes = style.canvas(len(shown), panel=(3.1, 3.1))
+    for panel, (title, found) in zip(axes, shown, strict=True):
+        is_last = found is unnormalised
         draw_phase_diagram(found, panel, curve=curve_of(found), bar=is_last)
-        panel.set_title(f"$d = {dimension}$")
+        panel.set_title(title)
         if panel is not axes[0]:
             panel.set_ylabel("")
     return lab.Picture(
         figure,
         r"Fraction of pairs with $\langle x_i, x_j\rangle > 0.999$ for $32$ uniform "
-        "tokens under softmax attention. Dashed: where tokens at equal angles reach "
-        "0.999. In high dimension the front is sharp and follows the curve; in low "
-        "dimension several clusters last beyond it.",
-    )
-
-
-def draw_low_and_high(low: PhaseDiagram, unnormalised: PhaseDiagram) -> lab.Picture:
-    """A diagram with logarithmic colours, and one without normalisation."""
-    figure, (left, right) = style.canvas(2, panel=(4.6, 3.3))
-    draw_phase_diagram(low, left, curve=curve_of(low), colours="log")
-    left.set_title("$d = 8$, logarithmic colours")
-    draw_phase_diagram(unnormalised, right, curve=curve_of(unnormalised))
-    right.set_title(f"unnormalised, $d = {HIGH}$")
-    return lab.Picture(
-        figure,
-        r"Left: the diagram of dimension $8$ in logarithmic colours: some pairs meet "
-        r"long before the front. Right: without normalisation a larger $\beta$ "
-        "clusters sooner, here in dimension 1024. Dashed: tokens at equal angles.",
+        "tokens. Dashed: where tokens at equal angles reach 0.999. In high dimension "
+        "the front is sharp and follows the curve; in low dimension several clusters "
+        r"last beyond it. Without normalisation a larger $\beta$ clusters sooner.",
     )
 
 

@@ -23,11 +23,10 @@ import meanformer.experiments as lab
 from meanformer.observables import (
     count_clusters,
     energy_profile,
-    gram_histogram,
     order_parameter,
     stationary_report,
 )
-from meanformer.plotting import SphereFrames, draw_sphere, style
+from meanformer.plotting import SphereFrames, draw_sphere, mark_values, style
 
 KINDS = {"SA": mf.Softmax, "USA": mf.Unnormalised}
 BETAS = (0.5, 1.0, 2.0)
@@ -116,51 +115,39 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
             [(name, beta) for name in KINDS for beta in BETAS], share=0.3
         )
     }
-    kuramoto = kuramoto_path(parameters)
+    profiles = {
+        (name, beta): energy_profile(flow_of(name, beta), path)
+        for (name, beta), path in paths.items()
+    }
     circle = circle_gaps(parameters)
     whole = {
         beta: path_of("SA", beta, sphere_start(parameters), parameters.depth)
         for beta in progress.over((1.0, COLD), share=0.1)
     }
+    no_gap = lab.theory("one cluster has no gap")
     return lab.Outcome(
         findings=[
-            SINGLE.at_most(
-                [gap for gaps in ends.values() for gap in gaps],
-                0.0,
-                tolerance=1e-6,
-                source=lab.theory("one cluster has no gap"),
-            ),
-            CIRCLE_SINGLE.at_most(
-                circle, 0.0, tolerance=1e-6, source=lab.theory("one cluster has no gap")
-            ),
+            SINGLE.at_most(list(ends.values()), 0.0, tolerance=1e-6, source=no_gap),
+            CIRCLE_SINGLE.at_most(circle, 0.0, tolerance=1e-6, source=no_gap),
             triangle_finding(),
-            *energy_findings(paths),
+            *energy_findings(paths, profiles),
             hemisphere_finding(paths),
-            kuramoto_finding(kuramoto),
+            kuramoto_finding(parameters),
             saddle_finding(),
         ],
         pictures=[
             draw_snapshots(whole),
-            draw_energies(paths),
+            draw_energies(profiles),
             draw_collapse(paths),
-            draw_gram(whole[COLD], kuramoto),
         ],
         tables=[gap_table(ends)],
         movies=[
-            *[
-                lab.Movie(
-                    path,
-                    rf"Uniform tokens on the sphere under SA at $\beta = {beta:g}$.",
-                    draw=SphereFrames(),
-                )
-                for beta, path in whole.items()
-            ],
             lab.Movie(
-                paths["SA", 1.0],
-                r"Tokens of a half-sphere under SA at $\beta = 1$.",
+                path,
+                rf"Uniform tokens on the sphere under SA at $\beta = {beta:g}$.",
                 draw=SphereFrames(),
-                depths=np.linspace(0, 8, 60),
-            ),
+            )
+            for beta, path in whole.items()
         ],
     )
 
@@ -221,12 +208,8 @@ def last_gaps(name: str, parameters: Parameters) -> np.ndarray:
     keys = jr.split(jr.key(parameters.seed + 1), parameters.starts)
     law, count = mf.UniformSphere(3), parameters.tokens
     starts = [law.sample(count, key=key) for key in keys]
-    return np.array(
-        [
-            [last_gap(name, beta, points, LONG[name]) for points in starts]
-            for beta in BETAS
-        ]
-    )
+    gaps = [last_gap(name, b, points, LONG[name]) for b in BETAS for points in starts]
+    return np.reshape(gaps, (len(BETAS), -1))
 
 
 def equator(angles) -> jax.Array:
@@ -239,12 +222,8 @@ def circle_gaps(parameters: Parameters) -> np.ndarray:
     key = jr.key(parameters.seed + 2)
     shape = parameters.starts, parameters.tokens
     angles = jr.uniform(key, shape, maxval=2 * jnp.pi)
-    return np.array(
-        [
-            [last_gap("SA", beta, equator(row), 600.0) for row in angles]
-            for beta in CIRCLE
-        ]
-    )
+    gaps = [last_gap("SA", b, equator(row), 600.0) for b in CIRCLE for row in angles]
+    return np.reshape(gaps, (len(CIRCLE), -1))
 
 
 def triangle_finding():
@@ -267,27 +246,23 @@ def triangle_finding():
     )
 
 
-def energy_findings(paths):
+def energy_findings(paths, profiles):
     """Monotone energies, their bound, and the identity against finite differences."""
-    falls, lasts, bounds, rates, slopes = [], [], [], [], []
-    for (name, beta), path in paths.items():
-        profile = energy_profile(flow_of(name, beta), path)
-        bound = np.exp(beta) / (2 * beta)
-        falls.append(float(profile.worst_violation) / bound)
-        lasts.append(float(profile.energies[-1]))
-        bounds.append(bound)
-        rates.append(float(profile.rates[2]))
-        slopes.append(energy_slope(path, 2, beta))
+    bounds = np.array([np.exp(beta) / (2 * beta) for _, beta in paths])
+    falls = [float(profile.worst_violation) for profile in profiles.values()]
+    slopes = [energy_slope(path, 2, beta) for (_, beta), path in paths.items()]
     return (
-        RISES.at_most(falls, 0.0, tolerance=1e-12, source=lab.theory("relative falls")),
+        RISES.at_most(
+            falls / bounds, 0.0, tolerance=1e-12, source=lab.theory("relative falls")
+        ),
         BOUND.close_to(
-            lasts,
+            [float(profile.energies[-1]) for profile in profiles.values()],
             bounds,
             relative_tolerance=1e-6,
             source=lab.closed_form(r"$e^\beta/2\beta$"),
         ),
         DISSIPATION.close_to(
-            rates,
+            [float(profile.rates[2]) for profile in profiles.values()],
             slopes,
             relative_tolerance=1e-7,
             source=lab.other_method("differences of the energy, dense in NumPy"),
@@ -335,21 +310,12 @@ def kuramoto_path(parameters: Parameters) -> mf.Trajectory:
     return path_of("SA", 0.0, cloud, 2.0, 1e-10)
 
 
-def kuramoto_law(depths):
-    """The order parameter in closed form."""
-    growth = np.exp(depths)
-    return 0.3 * np.sqrt(growth / (1 + 0.09 * (growth - 1)))
-
-
-def order_along(path: mf.Trajectory) -> np.ndarray:
-    """The order parameter at the saved depths."""
-    return np.array([float(order_parameter(path.cloud(k))) for k in range(len(path))])
-
-
-def kuramoto_finding(path):
+def kuramoto_finding(parameters: Parameters):
     """The order parameter against its law."""
-    exact = kuramoto_law(np.asarray(path.depths))
-    measured = order_along(path)
+    path = kuramoto_path(parameters)
+    growth = np.exp(np.asarray(path.depths))
+    exact = 0.3 * np.sqrt(growth / (1 + 0.09 * (growth - 1)))
+    measured = [float(order_parameter(path.cloud(k))) for k in range(len(path))]
     return KURAMOTO.close_to(
         [*measured, measured[-1]],
         [*exact, 0.6497905376],
@@ -413,17 +379,16 @@ def draw_snapshots(paths: dict[float, mf.Trajectory]) -> lab.Picture:
     )
 
 
-def draw_energies(paths) -> lab.Picture:
+def draw_energies(profiles) -> lab.Picture:
     """Energies over their bound."""
     figure, axes = style.canvas(2, panel=(4.4, 3.2), sharey=True)
     for panel, name in zip(axes, KINDS, strict=True):
         for beta in BETAS:
-            path = paths[name, beta]
-            profile = energy_profile(flow_of(name, beta), path)
+            profile = profiles[name, beta]
             share = np.asarray(profile.energies) * 2 * beta / np.exp(beta)
-            depths = np.asarray(path.depths) / unit_of(name, beta)
+            depths = np.asarray(profile.depths) / unit_of(name, beta)
             panel.plot(depths, share, label=rf"$\beta = {beta:g}$")
-        panel.axhline(1, color=style.INK, linewidth=0.8, linestyle=":")
+        mark_values(1, panel, axis="y")
         unit = r", in units of $e^{-\beta}$" if name == "USA" else ""
         panel.set(xlabel="depth" + unit, title=name, xlim=(0, 10))
     axes[0].set_ylabel(r"energy over its bound $e^\beta/2\beta$")
@@ -445,58 +410,17 @@ def draw_collapse(paths) -> lab.Picture:
             depths = np.asarray(path.depths) / unit_of(name, beta)
             used = gaps > 1e-14
             label = rf"{name}, $\beta = {beta:g}$"
-            axes.semilogy(depths[used], gaps[used], line, color=colour, label=label)
-    reference = np.array([7.0, 12.0])
-    axes.semilogy(
-        reference,
-        3 * np.exp(-2 * (reference - 4)),
-        ":",
-        color=style.INK,
-        label="$e^{-2t}$",
-    )
-    axes.set(
-        xlabel=r"depth $t$ (SA), $e^\beta$ times depth (USA)",
-        ylabel=r"largest $1 - \langle x_i, x_j\rangle$",
-    )
+            axes.plot(depths[used], gaps[used], line, color=colour, label=label)
+    late = np.array([7.0, 12.0])
+    axes.plot(late, 3 * np.exp(8 - 2 * late), ":", color=style.INK, label="$e^{-2t}$")
+    axes.set(yscale="log", xlabel=r"depth $t$ (SA), $e^\beta$ times depth (USA)")
+    axes.set_ylabel(r"largest $1 - \langle x_i, x_j\rangle$")
     axes.legend(ncols=2)
     return lab.Picture(
         figure,
         "From a half-sphere the largest gap between tokens falls at last like "
         r"$e^{-2t}$ (dotted), under USA with depth in units of $e^{-\beta}$: all six "
         "curves become parallel.",
-    )
-
-
-def draw_gram(path: mf.Trajectory, kuramoto: mf.Trajectory) -> lab.Picture:
-    """The histogram of inner products along depth, and the order of Kuramoto."""
-    from matplotlib.colors import LogNorm
-
-    figure, (left, right) = style.canvas(2, panel=(4.6, 3.3))
-    found = gram_histogram(path, 50)
-    heights = np.maximum(np.asarray(found.masses).T * 50 / 2, 1e-3)
-    mesh = left.pcolormesh(
-        np.asarray(found.depths),
-        np.asarray(found.edges[:-1] + found.edges[1:]) / 2,
-        heights,
-        norm=LogNorm(1e-2, 25),
-        cmap="Blues",
-        shading="nearest",
-        rasterized=True,
-    )
-    left.set(xlabel="depth", ylabel=r"inner product $\langle x_i, x_j\rangle$")
-    left.grid(visible=False)
-    figure.colorbar(mesh, ax=left, label="density of pairs")
-    depths = np.asarray(kuramoto.depths)
-    right.plot(depths, order_along(kuramoto), "o", markevery=5, label="tokens")
-    right.plot(depths, kuramoto_law(depths), color=style.INK, label="closed form")
-    right.set(xlabel="depth", ylabel="order parameter $R$", title=r"$\beta = 0$")
-    right.legend()
-    return lab.Picture(
-        figure,
-        r"Left: the inner products of all pairs at every depth, for the tokens of the "
-        r"first figure at $\beta = 9$; the mass moves to 1, within groups, and to one "
-        "line for each pair of groups. "
-        "Right: the order parameter of Kuramoto's model from a Poisson kernel.",
     )
 
 
