@@ -105,7 +105,6 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
             ),
         ],
         pictures=[draw(counts, adversarial, random, bounds, maximised)],
-        tables=[table(counts, adversarial, random, bounds)],
     )
 
 
@@ -192,17 +191,6 @@ def root_finding():
     return ROOT.inside(slope, 0.45, 0.55, source=source)
 
 
-def table(counts, adversarial, random, bounds) -> lab.Table:
-    """Constants and bounds by size."""
-    rows = [
-        [int(n), max(r), a, bound.lower, bound.by_count, bound.mean_field]
-        for n, r, a, bound in zip(counts, random, adversarial, bounds, strict=True)
-    ]
-    names = ["lower bound", r"$\sqrt{n}$ bound", "$L(R)$"]
-    columns = ["$n$", "random", "adversarial", *names]
-    return lab.Table(columns, rows, "Lipschitz constants against the number of tokens.")
-
-
 def draw(counts, adversarial, random, bounds, maximised) -> lab.Picture:
     """All constants and bounds on doubly logarithmic axes."""
     figure, axes = style.canvas(panel=(6.2, 4.2))
@@ -212,14 +200,8 @@ def draw(counts, adversarial, random, bounds, maximised) -> lab.Picture:
         "lower bound": [float(bound.lower) for bound in bounds],
         r"$\sqrt{n}$ bound": [float(bound.by_count) for bound in bounds],
     }
-    axes.plot(
-        16,
-        float(maximised.value),
-        "*",
-        color=style.GOLD,
-        markersize=11,
-        label="maximised",
-    )
+    best = {"color": style.GOLD, "markersize": 11, "label": "maximised"}
+    axes.plot(16, float(maximised.value), "*", **best)
     marks = ("o-", "s-", ":", "--")
     draw_curves(counts, curves, axes, marks=marks, xscale="log", yscale="log")
     draw_slope(counts[:3], adversarial[2], 0.5, axes)

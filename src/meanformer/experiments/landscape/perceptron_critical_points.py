@@ -35,7 +35,7 @@ from meanformer.observables import (
     newton_critical_point,
     perceptron_flow,
 )
-from meanformer.plotting import draw_basins, draw_potential, style
+from meanformer.plotting import draw_basins, style
 
 UNIT = 2 * np.pi / 3  # the angle of the second unit
 STRENGTH = 4.0
@@ -134,7 +134,6 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
             basins_finding(labels, ends, states[2]),
         ],
         pictures=[
-            draw_states(states[2], skewed),
             draw_folds(),
             draw_basin_picture(labels),
         ],
@@ -348,21 +347,6 @@ def basins_finding(labels: np.ndarray, ends: np.ndarray, state: CriticalPoint):
         1.0,
         tolerance=0.0,
         source=lab.other_method("Newton's method for the states, solves for the flows"),
-    )
-
-
-def draw_states(equal: CriticalPoint, skewed: CriticalPoint) -> lab.Picture:
-    """The potential with atoms on it."""
-    figure, axes = style.canvas(panel=(5.2, 3.3))
-    clouds = [equal.cloud, skewed.cloud]
-    labels = ["masses 1/2, 1/2", "masses 0.7, 0.3"]
-    draw_potential(block_flow(2.0), axes, atoms=clouds, labels=labels, first_quarter=-1)
-    axes.set(ylim=(-0.1, 2.75))
-    axes.legend(loc="upper right")
-    return lab.Picture(
-        figure,
-        r"Two stable states at $\beta = 2$, $c = 4$: the potential of the perceptron "
-        "with the atoms on it, drawn a little towards each other from its peaks.",
     )
 
 

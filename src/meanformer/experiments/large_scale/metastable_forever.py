@@ -80,7 +80,6 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
     return lab.Outcome(
         findings=[*dwell_findings(betas, dwells), *five_findings(five)],
         pictures=[draw_steps(betas, dwells), draw_five(five)],
-        tables=[table(betas, dwells)],
         movies=[
             lab.Movie(
                 five,
@@ -187,17 +186,6 @@ def energy_of(path: mf.Trajectory, beta: float) -> np.ndarray:
     points = np.asarray(path.points)
     gram = np.einsum("tid,tjd->tij", points, points)
     return np.exp(beta * (gram - 1)).mean((1, 2))
-
-
-def table(betas, dwells) -> lab.Table:
-    """Meetings, the law of two groups, and steps."""
-    names = [r"$\beta$", r"$\log_{10}$ of the depth of the meeting", "two-group law"]
-    rows = [
-        [beta, log_depth / np.log(10), log_law(beta) / np.log(10), steps]
-        for beta, (log_depth, steps) in zip(betas, dwells, strict=True)
-    ]
-    caption = r"Two equal groups at the angle $\pi/2$, until they are $0.1$ apart."
-    return lab.Table([*names, "steps"], rows, caption)
 
 
 def draw_steps(betas, dwells) -> lab.Picture:

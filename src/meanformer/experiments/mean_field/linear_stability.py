@@ -159,7 +159,6 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
         ],
         pictures=[
             draw_rates(grown, growth),
-            draw_fastest(),
             draw_walks(smooth[25.0], chance[25.0][0]),
         ],
         tables=[cluster_table(smooth, chance)],
@@ -425,27 +424,6 @@ def draw_rates(grown, growth) -> lab.Picture:
         "Growth rates of waves on the uniform circle under softmax attention; discs "
         "mark the fastest. The lower the temperature, the flatter the top: neighbours "
         "of the fastest wave grow nearly as fast.",
-    )
-
-
-def draw_fastest() -> lab.Picture:
-    """The fastest degree against the inverse temperature, several dimensions."""
-    figure, axes = style.canvas(panel=(5.6, 3.6))
-    betas = np.linspace(0.2, 100, 260)
-    for dimension, colour in zip((2, 3, 8, 32), style.PALETTE, strict=False):
-        degrees, name = fastest_at(betas, dimension, 24), f"$d = {dimension}$"
-        axes.step(betas, degrees, where="mid", color=colour, label=name)
-        half = (dimension - 2) / 2
-        root = np.sqrt(half**2 + 2 * betas) - half
-        axes.plot(betas, root, "--", color=colour, linewidth=1)
-    axes.plot([], [], "--", color=style.INK, linewidth=1, label="$l(l+d-2) = 2\\beta$")
-    axes.set(xlabel=r"$\beta$", ylabel="fastest degree", xlim=(0, 100), ylim=(0, 15))
-    axes.legend(ncols=2, loc="upper left")
-    return lab.Picture(
-        figure,
-        r"The degree that grows fastest. Dashed: the root of $l(l+d-2) = 2\beta$, "
-        r"which is $\sqrt{2\beta}$ on the circle and the limit at low temperature. In "
-        "high dimension degree 1 stays the fastest: tokens gather in one cluster.",
     )
 
 

@@ -129,7 +129,6 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
         pictures=[
             draw_circle(branches),
             draw_loop(loop, branches["loop"]),
-            draw_softmax(branches),
         ],
         tables=[table(branches)],
     )
@@ -462,24 +461,6 @@ def draw_loop(loop, branch) -> lab.Picture:
         r"each stay; order that is left at small $\kappa$ is $n^{-1/2}$). They leave "
         r"the uniform state near $\kappa_c$, and fall off the ordered branch at its "
         r"fold.",
-    )
-
-
-def draw_softmax(branches) -> lab.Picture:
-    """Branches of softmax attention, all of them continuous."""
-    figure, axes = style.canvas(panel=(5.6, 3.6))
-    for color, beta in zip(style.PALETTE, (1, 5, 20), strict=False):
-        branch = branches[f"softmax {beta}"]
-        name = rf"$\beta = {beta}$, $\kappa_c = {branch.critical:.3f}$"
-        draw_branch(branch, axes, color=color, label=name, unit=branch.critical)
-    draw_uniform(1.0, 0.9, 1.5, axes)
-    axes.set(xlim=(0.9, 1.5), xlabel=r"inverse noise $\kappa/\kappa_c$")
-    axes.set_ylabel(r"order $|\int x\,\mathrm{d}\rho|$")
-    axes.legend(loc="lower right", bbox_to_anchor=(1, 0.08))
-    return lab.Picture(
-        figure,
-        r"Softmax attention on the circle: order sets in continuously at every "
-        r"$\beta$, the more steeply the larger $\beta$ is.",
     )
 
 

@@ -28,7 +28,6 @@ from meanformer.experiments.helpers.circle_walks import (
     walk_on_circle,
 )
 from meanformer.observables import (
-    Plateaus,
     Saddles,
     greedy_staircase,
     plateaus,
@@ -144,31 +143,21 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
         )
         for kind, beta in progress.over(cases, 0.8)
     }
-    steps = {case: plateaus(path) for case, path in paths.items()}
-    around = walk_on_circle(
-        AROUND, AROUND_BETA, long_depths(1e22), rtol=parameters.rtol
-    )
+    setting, rtol = (AROUND, AROUND_BETA), parameters.rtol
+    around = walk_on_circle(*setting, long_depths(1e22), rtol=rtol)
     ladder, joins = saddles(around), np.asarray(joins_of(around).depths)
-    angles = walk_on_circle(
-        AROUND,
-        AROUND_BETA,
-        depths_around(joins, 1e3 * joins[-1]),
-        rtol=parameters.rtol,
-    )
+    angles = walk_on_circle(*setting, depths_around(joins, 1e3 * joins[-1]), rtol=rtol)
     scheme = published_scheme(LOWEST, parameters.published_steps)
     return lab.Outcome(
         findings=[
-            levels_finding(steps),
+            levels_finding(paths),
             *rule_findings(paths),
             coincide_finding(paths),
             scheme_finding(paths, scheme),
             continued_finding(paths, parameters.rtol),
             *saddle_findings(ladder, paths),
         ],
-        pictures=[
-            draw_published(paths, scheme),
-            draw_ladder(angles, ladder),
-        ],
+        pictures=[draw_published(paths, scheme), draw_ladder(angles, ladder)],
         tables=[jump_table(paths), ladder_table(ladder)],
     )
 
@@ -245,9 +234,10 @@ def put_together(angles: np.ndarray) -> np.ndarray:
     return angles
 
 
-def levels_finding(steps: dict[tuple[str, float], Plateaus]):
+def levels_finding(paths):
     """Energies of the tokens in the middle of each plateau, against their levels."""
-    found = [step.energy for kind in KINDS for step in list(steps[kind, LOWEST])[1:]]
+    steps = [plateaus(paths[kind, LOWEST]) for kind in KINDS]
+    found = [step.energy for flow in steps for step in list(flow)[1:]]
     return LEVELS.close_to(
         found,
         LEVELS_OF_FIVE * len(KINDS),

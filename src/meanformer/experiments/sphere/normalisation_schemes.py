@@ -17,7 +17,6 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-import scipy.integrate
 
 import meanformer as mf
 import meanformer.experiments as lab
@@ -194,23 +193,21 @@ def first_cosine(points) -> np.ndarray:
 def whole_system(name: str, depths) -> np.ndarray:
     """Directions and radii of all tokens, in NumPy, by SciPy's DOP853."""
 
-    def field(depth, flat):
-        theta, radius = flat[:-COUNT].reshape(COUNT, COUNT), flat[-COUNT:]
+    def field(depth, state):
+        theta, radius = state[:, :-1], state[:, -1]
         masses = np.exp(BETA * theta @ theta.T)
         pull = masses @ theta / masses.sum(1, keepdims=True)
         radial, norm = np.sum(theta * pull, axis=1), np.linalg.norm(pull, axis=1)
         slowness, growth = speeds(name, depth, radius, radial, norm)
         turning = (pull - radial[:, None] * theta) / slowness[:, None]
-        return np.append(turning.ravel(), growth)
+        return np.column_stack([turning, growth])
 
-    flat, cosines = np.append(np.eye(COUNT).ravel(), np.ones(COUNT)), []
     # A change of the rule must not lie inside of a step.
-    for part in (depths[depths <= SWITCH], depths[depths >= SWITCH]):
-        ends, options = (part[0], part[-1]), {"rtol": 1e-12, "atol": 1e-13}
-        solved = scipy.integrate.solve_ivp(field, ends, flat, "DOP853", part, **options)
-        flat, theta = solved.y[:, -1], solved.y[:-COUNT].reshape(COUNT, COUNT, -1)
-        cosines.append(np.einsum("ct,ct->t", theta[0], theta[1]))
-    return np.concatenate([cosines[0], cosines[1][1:]])
+    start = np.column_stack([np.eye(COUNT), np.ones(COUNT)])
+    early = lab.by_scipy(field, start, depths[depths <= SWITCH])
+    late = lab.by_scipy(field, early[-1], depths[depths >= SWITCH])
+    states = np.concatenate([early, late[1:]])
+    return np.sum(states[:, 0, :-1] * states[:, 1, :-1], axis=1)
 
 
 def speeds(name: str, depth, radius, radial, norm):

@@ -18,7 +18,6 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-import scipy.integrate
 
 import meanformer as mf
 import meanformer.experiments as lab
@@ -322,19 +321,12 @@ def few_starts_findings(parameters: Parameters, beta: float = 3.0) -> list:
 
 def scipy_fractions(tokens: np.ndarray, beta: float, depths: np.ndarray) -> np.ndarray:
     """Fractions by a dense integration of all tokens."""
-    shape = tokens.shape
 
-    def velocity(_, flat):
-        points = flat.reshape(shape)
+    def velocity(_, points):
         pulls = attention_of(points, beta)
-        radial = np.sum(pulls * points, axis=2, keepdims=True)
-        return (pulls - radial * points).ravel()
+        return pulls - np.sum(pulls * points, axis=2, keepdims=True) * points
 
-    span, options = (0, depths[-1]), {"rtol": 1e-9, "atol": 1e-11}
-    path = scipy.integrate.solve_ivp(
-        velocity, span, tokens.ravel(), "DOP853", depths, **options
-    )
-    return fractions(path.y.T.reshape(-1, *shape))
+    return fractions(lab.by_scipy(velocity, tokens, depths, rtol=1e-9, atol=1e-11))
 
 
 def fractions(points: np.ndarray) -> np.ndarray:

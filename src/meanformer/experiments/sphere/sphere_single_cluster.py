@@ -140,7 +140,6 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
             draw_energies(profiles),
             draw_collapse(paths),
         ],
-        tables=[gap_table(ends)],
         movies=[
             lab.Movie(
                 path,
@@ -152,17 +151,11 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
     )
 
 
-def attention(name: str, beta: float, dimension: int = 3):
-    """Identity attention; negative temperatures are allowed, for one program."""
-    identity = jnp.eye(dimension)
-    return KINDS[name](
-        identity, identity, identity, beta=beta, allow_negative_beta=True
-    )
-
-
 def flow_of(name: str, beta: float, dimension: int = 3) -> mf.Flow:
-    """The flow of identity attention on the sphere."""
-    return mf.Flow(attention(name, beta, dimension), space=mf.Sphere())
+    """Identity attention on the sphere; negative temperatures for one program."""
+    matrices = [jnp.eye(dimension)] * 3
+    layer = KINDS[name](*matrices, beta=beta, allow_negative_beta=True)
+    return mf.Flow(layer, space=mf.Sphere())
 
 
 def unit_of(name: str, beta: float) -> float:
@@ -203,13 +196,12 @@ def last_gap(name: str, beta: float, points, depth: float) -> float:
     return float(gap_of(path.points[-1]))
 
 
-def last_gaps(name: str, parameters: Parameters) -> np.ndarray:
-    """The gap of all tokens after a long depth, one row for each temperature."""
+def last_gaps(name: str, parameters: Parameters) -> list[float]:
+    """The gaps of all tokens after a long depth, for each temperature and start."""
     keys = jr.split(jr.key(parameters.seed + 1), parameters.starts)
     law, count = mf.UniformSphere(3), parameters.tokens
     starts = [law.sample(count, key=key) for key in keys]
-    gaps = [last_gap(name, b, points, LONG[name]) for b in BETAS for points in starts]
-    return np.reshape(gaps, (len(BETAS), -1))
+    return [last_gap(name, b, points, LONG[name]) for b in BETAS for points in starts]
 
 
 def equator(angles) -> jax.Array:
@@ -217,13 +209,11 @@ def equator(angles) -> jax.Array:
     return jnp.stack([jnp.cos(angles), jnp.sin(angles), 0 * angles], axis=1)
 
 
-def circle_gaps(parameters: Parameters) -> np.ndarray:
+def circle_gaps(parameters: Parameters) -> list[float]:
     """Gaps after a long depth on the circle."""
-    key = jr.key(parameters.seed + 2)
     shape = parameters.starts, parameters.tokens
-    angles = jr.uniform(key, shape, maxval=2 * jnp.pi)
-    gaps = [last_gap("SA", b, equator(row), 600.0) for b in CIRCLE for row in angles]
-    return np.reshape(gaps, (len(CIRCLE), -1))
+    angles = jr.uniform(jr.key(parameters.seed + 2), shape, maxval=2 * jnp.pi)
+    return [last_gap("SA", b, equator(row), 600.0) for b in CIRCLE for row in angles]
 
 
 def triangle_finding():
@@ -283,36 +273,25 @@ def energy_slope(path: mf.Trajectory, index: int, beta: float) -> float:
     return (energy_at(step) - energy_at(-step)) / (2 * step)
 
 
-def fitted_rate(path: mf.Trajectory) -> float:
-    """The rate of decay of the largest gap, where it is small."""
-    gaps = np.asarray(jax.vmap(gap_of)(path.points))
-    used = (gaps < 1e-3) & (gaps > 1e-11)
-    return -float(np.polyfit(np.asarray(path.depths)[used], np.log(gaps[used]), 1)[0])
-
-
 def hemisphere_finding(paths):
     """Fitted rates over those of the linearised flow at one cluster."""
-    ratios = [
-        fitted_rate(path) * unit_of(name, beta) / 2
-        for (name, beta), path in paths.items()
-    ]
+    ratios = []
+    for (name, beta), path in paths.items():
+        gaps = np.asarray(jax.vmap(gap_of)(path.points))
+        used = (gaps < 1e-3) & (gaps > 1e-11)
+        depths = np.asarray(path.depths)[used] / unit_of(name, beta)
+        ratios.append(-np.polyfit(depths, np.log(gaps[used]), 1)[0] / 2)
     return HEMISPHERE.close_to(
         ratios, 1.0, tolerance=5e-3, source=lab.theory("fit over gaps below 1e-3")
     )
 
 
-def kuramoto_path(parameters: Parameters) -> mf.Trajectory:
-    """Equally spaced tokens with the masses of a Poisson kernel."""
-    count = parameters.tokens
-    angles = 2 * np.pi * np.arange(count) / count
+def kuramoto_finding(parameters: Parameters):
+    """The order of equally spaced tokens with the masses of a Poisson kernel."""
+    angles = 2 * np.pi * np.arange(parameters.tokens) / parameters.tokens
     masses = (1 - 0.09) / (1 - 0.6 * np.cos(angles) + 0.09)
     cloud = mf.TokenCloud(equator(jnp.asarray(angles)), masses / masses.sum())
-    return path_of("SA", 0.0, cloud, 2.0, 1e-10)
-
-
-def kuramoto_finding(parameters: Parameters):
-    """The order parameter against its law."""
-    path = kuramoto_path(parameters)
+    path = path_of("SA", 0.0, cloud, 2.0, 1e-10)
     growth = np.exp(np.asarray(path.depths))
     exact = 0.3 * np.sqrt(growth / (1 + 0.09 * (growth - 1)))
     measured = [float(order_parameter(path.cloud(k))) for k in range(len(path))]
@@ -339,21 +318,6 @@ def saddle_finding():
         exact,
         tolerance=1e-12,
         source=lab.closed_form(r"index $d-1$ and the rates of the two-token law"),
-    )
-
-
-def gap_table(ends) -> lab.Table:
-    """The largest gap that is left, for each flow and temperature."""
-    rows = [
-        [name, beta, float(np.max(gaps[k]))]
-        for name, gaps in ends.items()
-        for k, beta in enumerate(BETAS)
-    ]
-    return lab.Table(
-        ["flow", r"$\beta$", r"largest $1 - \langle x_i, x_j\rangle$"],
-        rows,
-        "The worst of all random starts in dimension 3 at the end of the run, at depth "
-        r"$200$ (SA) and $1500\,e^{-\beta}$ (USA).",
     )
 
 
