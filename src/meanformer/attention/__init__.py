@@ -1,8 +1,8 @@
 """In-context maps: attention variants, masks, perceptrons, norms, compositions."""
 
 from meanformer.attention.abstract import AbstractAttention as AbstractAttention
-from meanformer.attention.abstract import AbstractExponential as AbstractExponential
 from meanformer.attention.abstract import AbstractInContextMap as AbstractInContextMap
+from meanformer.attention.abstract import GradientForm as GradientForm
 from meanformer.attention.abstract import standard_beta as standard_beta
 from meanformer.attention.adversarial import adversarial_cloud as adversarial_cloud
 from meanformer.attention.adversarial import maximise_lipschitz as maximise_lipschitz
@@ -15,6 +15,9 @@ from meanformer.attention.composition import MultiHead as MultiHead
 from meanformer.attention.composition import Residual as Residual
 from meanformer.attention.composition import Sum as Sum
 from meanformer.attention.composition import compose as compose
+from meanformer.attention.exponential import (
+    AbstractExponential as AbstractExponential,
+)
 from meanformer.attention.kernels import Hardmax as Hardmax
 from meanformer.attention.kernels import Linear as Linear
 from meanformer.attention.kernels import Sigmoid as Sigmoid

@@ -2,7 +2,7 @@
 
 import abc
 import math
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ from meanformer.errors import (
     check_range,
     is_concrete,
 )
-from meanformer.measures import AbstractContext
+from meanformer.measures import AbstractContext, AbstractMeasure
 from meanformer.measures.cloud import AbstractCloud
 from meanformer.numerics.matrices import matmul
 from meanformer.numerics.precision import widened
@@ -27,6 +27,26 @@ NEGATIVE_BETA = (
     "must not be negative; for the repulsive case change the sign of query, or pass "
     "allow_negative_beta=True."
 )
+
+
+class GradientForm(NamedTuple):
+    r"""The matrix $F$ that values are a multiple of, where a flow climbs an energy.
+
+    Attributes:
+        matrix: the form $F$; the flow of $V = cF$ is the gradient flow of $cE$.
+        name: how it is called in messages.
+        may_be_odd: whether $F^\top = -F$ does as well as $F^\top = F$.
+        share: a factor of the energy besides $c$.
+        divides_by_mass: whether velocities are divided by the mass that is seen.
+        sees_query_bias: whether a bias of the queries spoils it.
+    """
+
+    matrix: Float[Array, "d d"]
+    name: str
+    may_be_odd: bool = False
+    share: float = 1.0
+    divides_by_mass: bool = False
+    sees_query_bias: bool = True
 
 
 class AbstractInContextMap(eqx.Module):
@@ -70,18 +90,23 @@ class AbstractInContextMap(eqx.Module):
         """
         raise Unsupported(f"{type(self).__name__} has no attention matrix.")
 
-    def energy(self, mu: AbstractCloud) -> Float[Array, ""]:
-        r"""Return the energy of which the map is the Wasserstein gradient.
+    def energy(self, mu: AbstractMeasure) -> Float[Array, ""]:
+        r"""Return the energy that the flow of the map climbs, for fitting values."""
+        raise Unsupported(
+            f"{type(self).__name__} has no known energy; Sinkhorn, Unnormalised, "
+            "Softmax, Sigmoid, Linear, Perceptron and their sums may have one, and a "
+            "map of one's own with a method `energy`."
+        )
 
-        A map of one's own may say it, for `observables.energy` and what follows the
-        energy along a flow; those of the kinds here are known there.
+    def gradient_form(self) -> GradientForm | str | None:
+        """Return what values must be a multiple of, or why no energy is known.
+
+        `None` if the map is the Wasserstein gradient of its `energy` as it stands, as
+        one of one's own is.
         """
-        raise Unsupported(f"{type(self).__name__} has no known energy.")
-
-    @property
-    def says_energy(self) -> bool:
-        """Whether the map is one of one's own that says its energy."""
-        return type(self).energy is not AbstractInContextMap.energy
+        if type(self).energy is not AbstractInContextMap.energy:
+            return None
+        return f"no energy is known for {type(self).__name__}"
 
     def __matmul__(self, first: "AbstractInContextMap") -> "AbstractInContextMap":
         from meanformer.attention.composition import compose
@@ -132,7 +157,17 @@ class AbstractAttention(AbstractInContextMap):
         query_bias: a vector $b_Q$ added to the queries; none by default.
         value_bias: a vector $b_V$ added to the values; none by default.
         allow_negative_beta: accept $\beta < 0$, the repulsive case.
+
+    Attributes:
+        obeys_riccati: whether its slope on a Gaussian is $\beta VSA$, so that for
+            $V = vI$ the covariance $S$ has a closed form.
+        sees_second_moment: whether the second moment stands there in place of $S$.
+        grows_linearly: whether it is at most $|V|$ on every Gaussian.
     """
+
+    obeys_riccati: ClassVar[bool] = False
+    sees_second_moment: ClassVar[bool] = False
+    grows_linearly: ClassVar[bool] = False
 
     query: Float[Array, "_k _d"] = parameter("query")
     key: Float[Array, "_k _d"] = parameter("key")
@@ -177,6 +212,42 @@ class AbstractAttention(AbstractInContextMap):
     def temperature(self) -> Float[Array, ""]:
         r"""The inverse temperature $\beta$ in the type of the matrices."""
         return self.beta.astype(self.query.dtype)
+
+    @property
+    def sharpness(self) -> Float[Array, ""]:
+        r"""The factor of $\langle Qx, Ky\rangle$ in the exponent of the weights."""
+        return self.temperature
+
+    @property
+    def peculiarity(self) -> str | None:
+        """What it has beside matrices and beta, in words; `None` if nothing."""
+        for bias in ("query_bias", "value_bias"):
+            if getattr(self, bias) is not None:
+                return f"{bias} is set"
+        return self.unusual_option
+
+    @property
+    def unusual_option(self) -> str | None:
+        """The option of its kind that is not as usual, in words; `None` if none is."""
+        return None
+
+    def gaussian_form(self, tolerance: float) -> GradientForm | str | None:
+        """Return the form of `gradient_form` for a flow of Gaussians of mean zero.
+
+        Args:
+            tolerance: relative error allowed in equations of matrices.
+        """
+        if self.bends_gaussians:
+            return f"no energy is known for {type(self).__name__}"
+        return self.gradient_form()
+
+    def why_global(self, tolerance: float) -> str | None:
+        """Return why flows of Gaussians exist for all depths, if that is known.
+
+        Args:
+            tolerance: relative error allowed in equations of matrices.
+        """
+        return None
 
     def queries(self, x: Float[Array, "m d"]) -> Float[Array, "m k"]:
         r"""Return $Qx + b_Q$."""
@@ -231,36 +302,6 @@ class AbstractAttention(AbstractInContextMap):
     @abc.abstractmethod
     def matrix(self, mu: AbstractCloud, x: Float[Array, "m d"]) -> Float[Array, "m n"]:
         r"""Return the weight of each token as seen from each query, $w_j$ included."""
-
-
-class AbstractExponential(AbstractAttention):
-    r"""An attention whose kernel is the exponential of the score.
-
-    A query pays the tokens $e^{\beta\langle Qx + b_Q, Ky\rangle - s}$, or the shares
-    that these are of their total. What is known of exponential kernels (energies, slow
-    phases, growth of modes on the sphere) is asked of maps of this kind.
-
-    Attributes:
-        is_normalised: whether it pays shares.
-    """
-
-    is_normalised: ClassVar[bool]
-
-    @property
-    @abc.abstractmethod
-    def score_shift(self) -> Float[Array, ""] | None:
-        """The number $s$ taken off every score; `None` for zero."""
-
-    @property
-    def shift_number(self) -> float:
-        """The shift as a number of Python."""
-        return 0.0 if self.score_shift is None else float(self.score_shift)
-
-    def shifted(self, log_mass: Float[Array, "..."]) -> Float[Array, "..."]:
-        """Return logarithms of masses, or scores, less the shift."""
-        if self.score_shift is None:
-            return log_mass
-        return log_mass - self.score_shift.astype(log_mass.dtype)
 
 
 def standard_beta(query: Float[Array, "k d"]) -> float:

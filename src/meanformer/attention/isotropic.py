@@ -3,7 +3,8 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from meanformer.attention.abstract import AbstractExponential, AbstractInContextMap
+from meanformer.attention.abstract import AbstractInContextMap
+from meanformer.attention.exponential import AbstractExponential
 from meanformer.errors import Overflow, Unsupported, is_concrete
 from meanformer.numerics.multiples import multiple_of_identity
 

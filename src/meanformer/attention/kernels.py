@@ -11,14 +11,20 @@ from jaxtyping import Array, Float
 
 from meanformer.attention.abstract import (
     AbstractAttention,
-    AbstractExponential,
+    GradientForm,
     check_function,
     number,
     parameter,
 )
+from meanformer.attention.exponential import (
+    AbstractExponential,
+    check_no_bias,
+    interaction,
+    tokens_of,
+)
 from meanformer.attention.softmax import view_of
 from meanformer.errors import Overflow, check, check_finite, check_shape, is_concrete
-from meanformer.measures import AbstractContext
+from meanformer.measures import AbstractContext, AbstractMeasure
 from meanformer.measures.abstract import FeatureMap
 from meanformer.measures.cloud import AbstractCloud
 from meanformer.numerics.matrices import matmul
@@ -43,6 +49,9 @@ class Linear(AbstractAttention):
         tolerance: smallest total weight accepted when normalising.
     """
 
+    obeys_riccati: ClassVar[bool] = True
+    sees_second_moment: ClassVar[bool] = True
+
     feature_map: FeatureMap | None = eqx.field(default=None, kw_only=True, static=True)
     normalized: bool = eqx.field(default=False, kw_only=True, static=True)
     tolerance: float = number("tolerance", default=1e-12, kw_only=True)
@@ -50,6 +59,27 @@ class Linear(AbstractAttention):
     def __check_init__(self):
         if self.feature_map is not None:
             check_function("feature_map", self.feature_map)
+
+    @property
+    def unusual_option(self) -> str | None:
+        """Features, or a normalisation."""
+        if self.feature_map is None and not self.normalized:
+            return None
+        return "the layer has a feature map or is normalised"
+
+    def gradient_form(self) -> GradientForm | str:
+        r"""Return $A^\top$, which may be antisymmetric."""
+        return self.unusual_option or GradientForm(self.score.T, "A^T", may_be_odd=True)
+
+    def energy(self, mu: AbstractMeasure) -> Float[Array, ""]:
+        r"""Return $\frac{\beta}{4}\iint (y^\top A x)^2$, from the second moment."""
+        check(
+            self.unusual_option is None,
+            "the energy of Linear needs no feature_map and normalized=False.",
+        )
+        check_no_bias(self)
+        score, moment = self.score, mu.second_moment()
+        return self.temperature / 4 * jnp.trace(score @ moment @ score.T @ moment)
 
     def attend(
         self, mu: AbstractContext, x: Float[Array, "m d"]
@@ -163,6 +193,15 @@ class ShiftedSigmoid(eqx.Module):
         return jax.nn.sigmoid(score + self.bias.astype(score.dtype))
 
 
+class _ShiftedSoftplus(eqx.Module):
+    """The integral of the profile of sigmoid attention."""
+
+    bias: Float[Array, ""]
+
+    def __call__(self, score: Array) -> Array:
+        return jax.nn.softplus(score + self.bias.astype(score.dtype))
+
+
 class Sigmoid(AbstractAttention):
     r"""Sigmoid attention: every token is weighted on its own.
 
@@ -184,6 +223,19 @@ class Sigmoid(AbstractAttention):
     def __check_init__(self):
         check_shape("bias", self.bias, ())
         check_finite("bias", self.bias)
+
+    def gradient_form(self) -> GradientForm | str:
+        r"""Return the score, whose multiples $V = cA$ make a gradient flow."""
+        if is_concrete(self.beta) and float(self.beta) == 0:
+            return "beta is 0, where the energy is not defined"
+        return GradientForm(self.score, "A")
+
+    def energy(self, mu: AbstractMeasure) -> Float[Array, ""]:
+        r"""Return $\frac{1}{2\beta}\iint \log(1 + e^{\beta y^\top A x + b})$."""
+        cloud, profile = tokens_of(mu), _ShiftedSoftplus(self.bias)
+        return interaction(
+            self, cloud, cloud.kernel_mean(self.tilts(cloud.points), profile)[0]
+        )
 
     def attend(
         self, mu: AbstractContext, x: Float[Array, "m d"]

@@ -11,8 +11,9 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
-from meanformer.attention.abstract import AbstractExponential, AbstractInContextMap
+from meanformer.attention.abstract import AbstractInContextMap
 from meanformer.attention.composition import MultiHead, Sum
+from meanformer.attention.exponential import AbstractExponential
 from meanformer.errors import Unsupported, is_concrete
 from meanformer.numerics.matrices import matmul
 

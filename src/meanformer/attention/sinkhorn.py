@@ -3,13 +3,15 @@
 import dataclasses
 from collections.abc import Callable
 from functools import partial
+from typing import ClassVar
 
 import equinox as eqx
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from meanformer.attention.abstract import checked_range, parameter
+from meanformer.attention.abstract import GradientForm, checked_range, parameter
+from meanformer.attention.exponential import tokens_of
 from meanformer.attention.softmax import AbstractTilting, View
 from meanformer.errors import (
     PrecisionWarning,
@@ -39,6 +41,7 @@ from meanformer.numerics.sinkhorn.algorithm import (
     balance,
     check_half_steps,
     default_tolerance,
+    entropic_energy,
 )
 from meanformer.numerics.sinkhorn.contraction import half_steps_to_reach, round_ratio
 from meanformer.numerics.sinkhorn.limit import LARGE_OSCILLATION
@@ -95,6 +98,8 @@ class Sinkhorn(AbstractTilting):
         start: potential at the tokens to start from, a warm start.
     """
 
+    grows_linearly: ClassVar[bool] = True
+
     half: bool = eqx.field(default=False, kw_only=True, static=True)
     kernel: str = eqx.field(default="l2", kw_only=True, static=True)
     half_steps: int | None = _optional(partial(as_integer, least=1), "half_steps")
@@ -125,6 +130,29 @@ class Sinkhorn(AbstractTilting):
             self.end_on == "row" or self.half_steps is not None,
             'end_on="column" needs half_steps; at the limit rows and columns agree.',
         )
+
+    @property
+    def unusual_option(self) -> str | None:
+        """A number of half-steps."""
+        if self.half_steps is None:
+            return None
+        return "half_steps is set, which is short of the limit"
+
+    def gradient_form(self) -> GradientForm | str:
+        r"""Return $B$; the limit does not see a bias of the queries."""
+        if self.half_steps is not None:
+            return "half_steps is set, and only the limit is a gradient"
+        return GradientForm(self.form, "B", share=0.5, sees_query_bias=False)
+
+    def why_global(self, tolerance: float) -> str:
+        """Return the bound of the covariance."""
+        return "Sinkhorn: the covariance grows at most like exp(2 |V| t)"
+
+    def energy(self, mu: AbstractMeasure) -> Float[Array, ""]:
+        """Return the reward of the entropic transport onto itself."""
+        check(self.half_steps is None, "the energy of Sinkhorn needs half_steps=None.")
+        cloud = tokens_of(mu)
+        return entropic_energy(cloud.weights, self.potentials(cloud))
 
     @property
     def sharpness(self) -> Float[Array, ""]:

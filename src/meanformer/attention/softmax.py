@@ -10,13 +10,15 @@ from jaxtyping import Array, Float
 
 from meanformer.attention.abstract import (
     AbstractAttention,
-    AbstractExponential,
+    GradientForm,
     checked_range,
 )
+from meanformer.attention.exponential import AbstractExponential
 from meanformer.errors import InvalidInput, Unsupported, check_choice, is_concrete
 from meanformer.measures import AbstractContext
 from meanformer.measures.cloud import AbstractCloud
 from meanformer.numerics.matrices import matmul
+from meanformer.numerics.multiples import multiple_of
 
 
 class View(NamedTuple):
@@ -121,11 +123,16 @@ class Softmax(AbstractTilting, AbstractExponential):
     """
 
     is_normalised: ClassVar[bool] = True
+    obeys_riccati: ClassVar[bool] = True
 
     @property
     def score_shift(self) -> None:
         """None: shares do not see it."""
         return
+
+    def gaussian_form(self, tolerance: float) -> GradientForm:
+        r"""Return $A^\top$, as for linear attention, which moves them likewise."""
+        return GradientForm(self.score.T, "A^T", may_be_odd=True)
 
     def view(self, mu: AbstractContext, x: Float[Array, "m d"]) -> View:
         r"""Return the context itself, and $\beta K^\top(Qx+b_Q)$."""
@@ -162,6 +169,29 @@ class L2(AbstractTilting):
             check_choice("value_map", self.value_map, ("kim",), " or None")
         if self.value_map == "kim" and not _agree(self.query, self.key):
             raise InvalidInput('value_map="kim" needs query equal to key; they differ.')
+
+    @property
+    def unusual_option(self) -> str | None:
+        """A map of the values."""
+        return None if self.value_map is None else "value_map is set"
+
+    def gaussian_form(self, tolerance: float) -> GradientForm | str:
+        r"""Return $K^\top K$, if $Q$ is a multiple of $K$."""
+        key, query = (np.asarray(x, np.float64) for x in (self.key, self.query))
+        if multiple_of(key, query, tolerance) is None:
+            return "Q is not a multiple of K"
+        return GradientForm(matmul(self.key.T, self.key), "K^T K")
+
+    def why_global(self, tolerance: float) -> str | None:
+        """Return the condition on the matrices under which it is at most linear."""
+        key, query = (np.asarray(x, np.float64) for x in (self.key, self.query))
+        if float(self.beta) < 0:
+            return None
+        if np.linalg.matrix_rank(key) == key.shape[1]:
+            return "L2: K has full column rank"
+        if multiple_of(key, query, tolerance) is not None:
+            return "L2: Q is a multiple of K"
+        return None
 
     @property
     def sharpness(self) -> Float[Array, ""]:

@@ -6,14 +6,7 @@ import math
 import jax.numpy as jnp
 import numpy as np
 
-from meanformer.attention import (
-    L2,
-    AbstractAttention,
-    AbstractInContextMap,
-    Linear,
-    Sinkhorn,
-    Softmax,
-)
+from meanformer.attention import L2, AbstractAttention, AbstractInContextMap
 from meanformer.errors import InvalidInput, check
 from meanformer.flows import LongDepth, Status
 from meanformer.gaussian.explicit import (
@@ -27,7 +20,6 @@ from meanformer.gaussian.exponents import BLEW_UP, REACHED
 from meanformer.gaussian.heads import (
     Parts,
     parts_of,
-    peculiarity,
     rounding_of,
     score_of,
     spectral_norm,
@@ -42,7 +34,7 @@ from meanformer.gaussian.long_run import (
 from meanformer.gaussian.velocity import check_gaussian, check_map
 from meanformer.gaussian.without_warnings import quiet_solve
 from meanformer.measures import Gaussian
-from meanformer.numerics.multiples import agree, multiple_of
+from meanformer.numerics.multiples import agree
 
 STEPS = 20_000
 # Least depth of a long run, in units of the time in which it moves.
@@ -127,7 +119,7 @@ def proved(gamma: AbstractInContextMap, mu: Gaussian) -> BlowUp:
     parts = parts_of(gamma, mu)
     reason = global_reason(parts)
     is_point = not bool(jnp.any(mu.covariance() != 0))
-    if is_point and not any(isinstance(head, Linear) for head in parts.heads):
+    if is_point and not any(head.sees_second_moment for head in parts.heads):
         reason = "the covariance is zero, and the mean moves at most exponentially"
     if reason is not None:
         return BlowUp(None, None, None, NEVER, reason)
@@ -141,31 +133,17 @@ def proved(gamma: AbstractInContextMap, mu: Gaussian) -> BlowUp:
 
 def global_reason(parts: Parts) -> str | None:
     """Return why the flow exists for all depths, if that is proved."""
-    reasons = [_why_tame(head) for head in parts.heads]
+    reasons = [head.why_global(rounding_of(head)) for head in parts.heads]
     if all(reason is not None for reason in reasons):
         return "; ".join(dict.fromkeys(map(str, reasons))) or "the velocity is linear"
     alone = len(parts.heads) == 1 and not parts.affine.any()
-    if alone and isinstance(parts.heads[0], Softmax):
-        return _why_contracting(parts.heads[0])
-    return None
+    return _why_contracting(parts.heads[0]) if alone else None
 
 
-def _why_tame(head: AbstractAttention) -> str | None:
-    """Return why a head is of linear growth in the covariance, if it is."""
-    if isinstance(head, Sinkhorn):
-        return "Sinkhorn: the covariance grows at most like exp(2 |V| t)"
-    if not isinstance(head, L2) or float(head.beta) < 0:
-        return None
-    key, query = (np.asarray(x, np.float64) for x in (head.key, head.query))
-    if np.linalg.matrix_rank(key) == key.shape[1]:
-        return "L2: K has full column rank"
-    if multiple_of(key, query, rounding_of(head)) is not None:
-        return "L2: Q is a multiple of K"
-    return None
-
-
-def _why_contracting(head: Softmax) -> str | None:
+def _why_contracting(head: AbstractAttention) -> str | None:
     """Return why softmax never grows, if V is definite and A_s of the other sign."""
+    if not head.obeys_riccati or head.sees_second_moment:
+        return None
     value, symmetric = _symmetric_parts(head)
     if value is None:
         return None
@@ -191,22 +169,20 @@ def lower_bound(parts: Parts, mu: Gaussian) -> float | None:
     quadratic, linear, sees_mean = 0.0, spectral_norm(parts.affine), False
     for head in parts.heads:
         value, score = spectral_norm(values_of(head)), spectral_norm(score_of(head))
-        if isinstance(head, Sinkhorn):
+        if head.sees_second_moment and head.peculiarity is not None:
+            return None
+        sees_mean |= head.sees_second_moment
+        if head.grows_linearly:
             linear += value
-        elif isinstance(head, L2):
-            quadratic += abs(float(head.sharpness)) * value * score
         else:
-            if isinstance(head, Linear) and peculiarity(head) is not None:
-                return None
-            sees_mean |= isinstance(head, Linear)
-            quadratic += abs(float(head.temperature)) * value * score
+            quadratic += abs(float(head.sharpness)) * value * score
     if any(float(head.beta) < 0 and isinstance(head, L2) for head in parts.heads):
         return None
     size = spectral_norm(mu.covariance())
     if sees_mean:
         # The second moment moves by the linear part alone, if there is nothing else.
         if parts.has_constant or not all(
-            isinstance(head, Linear) for head in parts.heads
+            head.sees_second_moment for head in parts.heads
         ):
             return None
         size = spectral_norm(mu.second_moment())
@@ -219,7 +195,7 @@ def lower_bound(parts: Parts, mu: Gaussian) -> float | None:
 
 def upper_bound(head: AbstractAttention, mu: Gaussian) -> float | None:
     """Return a depth by which the flow has blown up; `None` if none is known."""
-    if not isinstance(head, Softmax):
+    if not head.obeys_riccati or head.sees_second_moment:
         return None
     value, symmetric = _symmetric_parts(head)
     if value is None:
@@ -244,7 +220,7 @@ def upper_bound(head: AbstractAttention, mu: Gaussian) -> float | None:
 
 def _exact(head: AbstractAttention, mu: Gaussian, lower: float | None) -> BlowUp:
     root = certain_root(mu)
-    if isinstance(head, Linear):
+    if head.sees_second_moment:
         mean = np.asarray(mu.mean(), np.float64)
         root = np.concatenate([root, mean[:, None]], axis=1)
     _, signs, rounding = riccati_rates(head, root)

@@ -12,7 +12,9 @@ from jaxtyping import Array, Float
 from meanformer.attention import (
     L2,
     AbstractAttention,
+    AbstractExponential,
     AbstractInContextMap,
+    GradientForm,
     Linear,
     Sinkhorn,
     Softmax,
@@ -20,7 +22,6 @@ from meanformer.attention import (
 from meanformer.attention.affine import slope_and_drift
 from meanformer.errors import InvalidInput, check, is_concrete
 from meanformer.flows import GaussianTrajectory
-from meanformer.gaussian.heads import peculiarity
 from meanformer.gaussian.velocity import check_gaussian
 from meanformer.measures import Gaussian
 from meanformer.numerics.matrices import matmul
@@ -88,46 +89,30 @@ def gradient_structure(
     with jax.ensure_compile_time_eval():
         if not isinstance(gamma, AbstractAttention):
             return _failed(f"no energy is known for {type(gamma).__name__}")
-        peculiar = peculiarity(gamma)
         if tolerance is None:
             tolerance = ROUNDINGS * float(jnp.finfo(gamma.value.dtype).eps)
-        return _failed(peculiar) if peculiar else _structure(gamma, tolerance)
+        if gamma.peculiarity:
+            return _failed(gamma.peculiarity)
+        return _structure(gamma, tolerance)
 
 
-@functools.singledispatch
-def _structure(gamma, tolerance) -> GaussianStructure:
-    return _failed(f"no energy is known for {type(gamma).__name__}")
-
-
-@_structure.register(Softmax)
-@_structure.register(Linear)
-def _of_score(gamma, tolerance):
-    score = _known(gamma.score)
-    is_even, is_odd = (agree(score, sign * score.T, tolerance) for sign in (1, -1))
-    found = _failed("A is neither symmetric nor antisymmetric")
-    if is_even or is_odd:
-        found = _of_value(gamma, score.T, "A^T", tolerance)
+def _structure(gamma: AbstractAttention, tolerance: float) -> GaussianStructure:
+    form = gamma.gaussian_form(tolerance)
+    if not isinstance(form, GradientForm):
+        return _failed(form or f"no energy is known for {type(gamma).__name__}")
+    base = _known(form.matrix)
+    if agree(base, base.T, tolerance):
+        found = _of_value(gamma, base, form.name, tolerance)
+    elif not form.may_be_odd:
+        found = _failed(f"{form.name} is not symmetric")
+    elif agree(base, -base.T, tolerance):
+        found = _of_value(gamma, base, form.name, tolerance)
+    else:
+        found = _failed("A is neither symmetric nor antisymmetric")
     multiple = multiple_of_identity(gamma.value)
-    if not found and multiple is not None and isinstance(gamma, Softmax):
+    if not found and multiple is not None and isinstance(gamma, AbstractExponential):
         return GaussianStructure(True, metric=FISHER_RAO, factor=multiple)
-    return found
-
-
-@_structure.register(L2)
-def _of_distance(gamma, tolerance):
-    if multiple_of(_known(gamma.key), _known(gamma.query), tolerance) is None:
-        return _failed("Q is not a multiple of K")
-    gram = _known(gamma.key).T @ _known(gamma.key)
-    return _of_value(gamma, gram, "K^T K", tolerance)
-
-
-@_structure.register(Sinkhorn)
-def _of_sinkhorn(gamma, tolerance):
-    form = _known(gamma.form)
-    if not agree(form, form.T, tolerance):
-        return _failed("B is not symmetric")
-    found = _of_value(gamma, form, "B", tolerance)
-    return dataclasses.replace(found, factor=found.factor / 2)
+    return dataclasses.replace(found, factor=form.share * found.factor)
 
 
 def _of_value(gamma, base: np.ndarray, name: str, tolerance) -> GaussianStructure:
@@ -246,7 +231,7 @@ def dissipation(gamma: AbstractInContextMap, mu: Gaussian) -> Float[Array, ""]:
     """
     structure = _checked(gamma, mu)
     (slope, drift), root = slope_and_drift(gamma, mu), mu.root()
-    if structure.metric == FISHER_RAO and isinstance(gamma, Softmax):
+    if structure.metric == FISHER_RAO and isinstance(gamma, AbstractExponential):
         # S^-1 dS = 2 v beta A_s S, also where S is singular.
         symmetric = (gamma.score + gamma.score.T) / 2
         inner = matmul(root.T, matmul(symmetric, root))

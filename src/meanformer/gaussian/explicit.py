@@ -24,7 +24,6 @@ from meanformer.flows import AbstractSchedule, Flow
 from meanformer.gaussian.heads import (
     ROUNDINGS,
     only_head,
-    peculiarity,
     rounding_of,
     score_of,
     spectral_norm,
@@ -77,9 +76,8 @@ def explicit_solution(
     head = only_head(gamma, mu)
     if head is None:
         raise Unsupported("a closed form is known for a single attention layer only.")
-    peculiar = peculiarity(head)
-    if peculiar is not None:
-        raise Unsupported(f"no closed form is known: {peculiar}.")
+    if head.peculiarity is not None:
+        raise Unsupported(f"no closed form is known: {head.peculiarity}.")
     try:
         return _solution(head, mu, time)
     except (OverflowError, ZeroDivisionError, FloatingPointError) as error:
@@ -115,7 +113,7 @@ def _along_schedule(schedule: AbstractSchedule, mu: Gaussian, depth: float) -> G
 def _pull(schedule: AbstractSchedule, mu: Gaussian, depth: float) -> np.ndarray:
     """Return v beta A_s at a depth, of a softmax layer."""
     head = only_head(schedule.at(jnp.asarray(depth)), mu)
-    if not isinstance(head, Softmax) or peculiarity(head) is not None:
+    if head is None or head.sees_second_moment or not is_riccati(head):
         raise Unsupported("under a schedule a closed form is known for softmax only.")
     score = score_of(head)
     return _identity_values(head) * float(head.temperature) * (score + score.T) / 2
@@ -135,8 +133,9 @@ def explicit_limit(gamma: AbstractInContextMap, mu: Gaussian) -> np.ndarray | No
         head = only_head(gamma, mu)
     except Unsupported:
         return None
-    is_shifted = isinstance(head, Linear) and bool(jnp.any(mu.mean() != 0))
-    if head is None or is_shifted or not obeys_riccati(head):
+    if head is None or not obeys_riccati(head):
+        return None
+    if head.sees_second_moment and bool(jnp.any(mu.mean() != 0)):
         return None
     root = certain_root(mu)
     directions, rates, rounding = riccati_rates(head, root)
@@ -261,8 +260,12 @@ def riccati_matrix(head: AbstractAttention, root) -> np.ndarray:
 
 def obeys_riccati(head: AbstractAttention) -> bool:
     """Whether the covariance, or the second moment, obeys the explicit law."""
-    is_plain = isinstance(head, Softmax | Linear) and peculiarity(head) is None
-    return is_plain and multiple_of_identity(head.value) is not None
+    return is_riccati(head) and multiple_of_identity(head.value) is not None
+
+
+def is_riccati(head: AbstractAttention) -> bool:
+    """Whether the covariance, or the second moment, obeys a Riccati equation."""
+    return head.obeys_riccati and head.peculiarity is None
 
 
 def certain_root(mu: Gaussian) -> np.ndarray:

@@ -10,9 +10,7 @@ from meanformer.attention import (
     L2,
     AbstractAttention,
     AbstractInContextMap,
-    Linear,
     MultiHead,
-    Sinkhorn,
     Sum,
 )
 from meanformer.attention.affine import check_affine, linearised
@@ -81,20 +79,6 @@ def terms_of(gamma: AbstractInContextMap) -> list[AbstractInContextMap]:
 def only_head(gamma: AbstractInContextMap, mu: Gaussian) -> AbstractAttention | None:
     """Return the attention that a velocity consists of; `None` if there is more."""
     return parts_of(gamma, mu).only_head
-
-
-def peculiarity(head: AbstractAttention) -> str | None:
-    """Return what a head has beside its matrices and beta; `None` if nothing."""
-    for bias in ("query_bias", "value_bias"):
-        if getattr(head, bias) is not None:
-            return f"{bias} is set"
-    if isinstance(head, Linear) and (head.feature_map or head.normalized):
-        return "the layer has a feature map or is normalised"
-    if isinstance(head, L2) and head.value_map is not None:
-        return "value_map is set"
-    if isinstance(head, Sinkhorn) and head.half_steps is not None:
-        return "half_steps is set, which is short of the limit"
-    return None
 
 
 def score_of(head: AbstractAttention) -> np.ndarray:

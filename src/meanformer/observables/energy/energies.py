@@ -1,28 +1,16 @@
 """Energies of attention layers: what their flows climb, and how fast."""
 
-import functools
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from meanformer.attention import (
-    AbstractExponential,
-    AbstractInContextMap,
-    Linear,
-    Perceptron,
-    Sigmoid,
-    Sinkhorn,
-    Softmax,
-    Sum,
-    Unnormalised,
-)
-from meanformer.errors import InvalidInput, Overflow, Unsupported, check, is_concrete
+from meanformer.attention import AbstractInContextMap, Perceptron
+from meanformer.attention.exponential import tokens_of
+from meanformer.errors import InvalidInput, Unsupported, check, is_concrete
 from meanformer.flows import Constant, Flow, Trajectory
 from meanformer.geometry import Sphere
-from meanformer.measures import AbstractMeasure, FourierDensity, TokenCloud, quadrature
-from meanformer.numerics.sinkhorn.algorithm import entropic_energy
+from meanformer.measures import AbstractMeasure, TokenCloud
 from meanformer.observables.energy.potentials import units_of
 from meanformer.observables.energy.structure import (
     GradientStructure,
@@ -64,86 +52,22 @@ def energy(layer: AbstractInContextMap | Flow, mu: AbstractMeasure) -> Float[Arr
     return _energy(_layer_of(layer)[0], mu)
 
 
-@functools.singledispatch
-def _energy(layer, mu):
-    if layer.says_energy:
-        return layer.energy(mu)
-    raise Unsupported(
-        f"{type(layer).__name__} has no known energy; Sinkhorn, Unnormalised, Softmax, "
-        "Sigmoid, Linear, Perceptron and their sums may have one, and a map of one's "
-        "own with a method `energy`."
-    )
-
-
-@_energy.register(Sinkhorn)
-def _of_sinkhorn(layer, mu):
-    check(layer.half_steps is None, "the energy of Sinkhorn needs half_steps=None.")
-    potentials = layer.potentials(_cloud(mu))
-    return entropic_energy(mu.weights, potentials)
-
-
-@_energy.register(Unnormalised)
-@_energy.register(Softmax)
-def _of_exponential(layer, mu):
-    nodes = _nodes(mu)
-    log_mass = log_kernel_mass(layer, mu, nodes.points)
-    top = jnp.max(jnp.where(nodes.weights > 0, log_mass, -jnp.inf))
-    if is_concrete(top) and float(top) > float(jnp.log(jnp.finfo(top.dtype).max)):
-        raise Overflow(
-            f"the energy overflows {top.dtype}: its logarithm is about "
-            f"{float(top):.6g}; lower beta, or look at Unnormalised with a shift."
-        )
-    # An absent token may see more than all others: its value must stay finite.
-    return _interaction(layer, nodes, jnp.exp(jnp.minimum(log_mass, top)))
-
-
-def log_kernel_mass(
-    layer: AbstractExponential, mu: AbstractMeasure, x: Float[Array, "m d"]
-) -> Float[Array, " m"]:
-    r"""Return $\log\int e^{\beta y^\top A x - s}\,\mathrm{d}\mu(y)$ at each point."""
-    return layer.shifted(mu.log_laplace(layer.tilts(x)))
-
-
-@_energy.register(Sigmoid)
-def _of_sigmoid(layer, mu):
-    profile = _ShiftedSoftplus(layer.bias)
-    return _interaction(
-        layer, mu, _cloud(mu).kernel_mean(_tilts(layer, mu), profile)[0]
-    )
-
-
-@_energy.register(Linear)
-def _of_linear(layer, mu):
-    check(
-        layer.feature_map is None and not layer.normalized,
-        "the energy of Linear needs no feature_map and normalized=False.",
-    )
-    _check_no_bias(layer)
-    score, moment = layer.score, mu.second_moment()
-    return layer.temperature / 4 * jnp.trace(score @ moment @ score.T @ moment)
-
-
-@_energy.register(Perceptron)
-def _of_perceptron(layer, mu):
-    check_sum(layer)
-    heights = units_of(layer).potential(_cloud(mu).points)
-    return jnp.dot(mu.weights, jnp.where(mu.weights > 0, heights, 0))
-
-
-@_energy.register(Sum)
-def _of_sum(layer, mu):
+def _energy(layer: AbstractInContextMap, mu: AbstractMeasure) -> Float[Array, ""]:
+    if isinstance(layer, Perceptron):
+        check_sum(layer)
+        cloud = tokens_of(mu)
+        heights = units_of(layer).potential(cloud.points)
+        return jnp.dot(cloud.weights, jnp.where(cloud.weights > 0, heights, 0))
     terms = terms_of(layer)
     if len(terms) == 1:
-        return _energy(terms[0], mu)
+        return terms[0].energy(mu)
     check_sum(layer)
-    parts = [_energy(term, mu) for term in terms]
-    factors = [factor_in_sum(term).astype(mu.weights.dtype) for term in terms]
-    return sum(f * part for f, part in zip(factors[1:], parts[1:], strict=True)) + (
-        factors[0] * parts[0]
-    )
+    parts = jnp.stack([_energy(term, mu) for term in terms])
+    factors = jnp.stack([factor_in_sum(term).astype(parts.dtype) for term in terms])
+    return jnp.dot(factors, parts)
 
 
-def check_sum(layer: Sum | Perceptron) -> None:
+def check_sum(layer: AbstractInContextMap) -> None:
     """Raise if a sum or perceptron of known parameters has no known energy."""
     if is_known(layer):
         structure = is_gradient_flow(layer)
@@ -155,15 +79,6 @@ def check_sum(layer: Sum | Perceptron) -> None:
 def is_known(layer: AbstractInContextMap) -> bool:
     """Whether the values of all parameters of a map are known here and now."""
     return all(is_concrete(leaf) for leaf in jax.tree.leaves(layer))
-
-
-class _ShiftedSoftplus(eqx.Module):
-    """The integral of the profile of sigmoid attention."""
-
-    bias: Float[Array, ""]
-
-    def __call__(self, score: Array) -> Array:
-        return jax.nn.softplus(score + self.bias.astype(score.dtype))
 
 
 def dissipation(flow: Flow | AbstractInContextMap, mu: TokenCloud) -> Float[Array, ""]:
@@ -242,7 +157,7 @@ def _rate(flow, layer, structure: GradientStructure, mu: TokenCloud) -> Array:
     velocity = flow.field(start, mu, mu.points, mu.positions)
     squares = jnp.sum(velocity * structure.covector(velocity), axis=1)
     if structure.divides_by_mass:
-        squares = squares * jnp.exp(log_kernel_mass(layer, mu, mu.points))
+        squares = squares * jnp.exp(layer.log_kernel_mass(mu, mu.points))
     total = jnp.dot(mu.weights, squares)
     factor = structure.factor.astype(total.dtype)
     return jnp.where(factor == 0, 0, total / jnp.where(factor == 0, 1, factor))
@@ -263,35 +178,3 @@ def _checked_structure(layer, flow: Flow) -> GradientStructure:
     if isinstance(flow.space, Sphere) and structure.mobility is not None:
         raise Unsupported("a twisted metric and the projection on a sphere do not mix.")
     return structure
-
-
-def _interaction(layer, mu, potential: Float[Array, " n"]) -> Array:
-    beta = layer.temperature
-    if is_concrete(beta):
-        check(float(beta) != 0, "beta is 0; the energy needs beta different from 0.")
-    _check_no_bias(layer)
-    return jnp.dot(mu.weights, jnp.where(mu.weights > 0, potential, 0)) / (2 * beta)
-
-
-def _check_no_bias(layer) -> None:
-    check(layer.query_bias is None, "a layer with query_bias has no known energy.")
-
-
-def _tilts(layer, mu: TokenCloud) -> Float[Array, "n d"]:
-    return layer.tilts(mu.points)
-
-
-def _nodes(mu: AbstractMeasure) -> TokenCloud:
-    """Return tokens to integrate over: their own, or nodes of a density."""
-    if isinstance(mu, FourierDensity):
-        return quadrature(mu, 4 * mu.modes)
-    return _cloud(mu)
-
-
-def _cloud(mu: AbstractMeasure) -> TokenCloud:
-    if not isinstance(mu, TokenCloud):
-        raise Unsupported(
-            f"the energy of {type(mu).__name__} has no closed form here; use "
-            "quadrature(mu, order)."
-        )
-    return mu

@@ -30,7 +30,7 @@ from meanformer.measures import TokenCloud
 from meanformer.measures.cloud import check_cloud
 from meanformer.numerics.matrices import matmul
 from meanformer.numerics.multiples import agree
-from meanformer.observables.energy.energies import check_sum, log_kernel_mass
+from meanformer.observables.energy.energies import check_sum
 from meanformer.observables.energy.potentials import units_of
 from meanformer.observables.energy.structure import alone, factor_in_sum, terms_of
 from meanformer.observables.linearised.rates import linearised, rates_of
@@ -88,7 +88,7 @@ def _variation(
     if is_concrete(layer.beta):
         check(float(layer.beta) != 0, "beta is 0; the energy needs another beta.")
     beta = layer.temperature
-    log_value = log_kernel_mass(layer, mu, x) - jnp.log(jnp.abs(beta))
+    log_value = layer.log_kernel_mass(mu, x) - jnp.log(jnp.abs(beta))
     ceiling = float(np.log(jnp.finfo(log_value.dtype).max))
     if is_concrete(log_value) and float(jnp.max(log_value, initial=0)) > ceiling:
         raise Overflow(

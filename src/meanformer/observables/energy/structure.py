@@ -1,7 +1,6 @@
 """Which attention layers are gradients, of what, and in which metric."""
 
 import dataclasses
-import functools
 
 import equinox as eqx
 import jax
@@ -12,13 +11,9 @@ from jaxtyping import Array, Float
 from meanformer.attention import (
     AbstractAttention,
     AbstractInContextMap,
-    Linear,
+    GradientForm,
     Perceptron,
-    Sigmoid,
-    Sinkhorn,
-    Softmax,
     Sum,
-    Unnormalised,
 )
 from meanformer.numerics.multiples import agree, definite_quotient, multiple_of
 from meanformer.observables.energy.potentials import why_no_gradient
@@ -111,56 +106,25 @@ def is_gradient_flow(
         return _structure(layer, tolerance)
 
 
-@functools.singledispatch
-def _structure(layer, tolerance) -> GradientStructure:
-    if layer.says_energy:
+def _structure(
+    layer: AbstractInContextMap, tolerance: float | None
+) -> GradientStructure:
+    if isinstance(layer, Sum):
+        return _of_sum(layer, tolerance)
+    if isinstance(layer, Perceptron):
+        failure = why_no_gradient(layer, tolerance)
+        if failure:
+            return _failed(f"the perceptron is no known gradient: {failure}")
+        return GradientStructure(True, factor=jnp.ones((), layer.weights_in.dtype))
+    form = layer.gradient_form()
+    if isinstance(form, str):
+        return _failed(form)
+    if form is None or not isinstance(layer, AbstractAttention):
         return GradientStructure(True, factor=jnp.ones((), dtype_of(layer)))
-    return _failed(f"no energy is known for {type(layer).__name__}")
+    return _of_form(layer, form, tolerance)
 
 
-@_structure.register(Sinkhorn)
-def _of_sinkhorn(layer, tolerance):
-    if layer.half_steps is not None:
-        return _failed("half_steps is set, and only the limit is a gradient")
-    # The limit does not see a bias of the queries.
-    unbiased = dataclasses.replace(layer, query_bias=None)
-    found = _of_form(unbiased, "B", layer.form, tolerance)
-    if not found:
-        return found
-    return dataclasses.replace(found, factor=found.factor / 2)
-
-
-@_structure.register(Unnormalised)
-@_structure.register(Sigmoid)
-def _of_kernel(layer, tolerance):
-    if float(layer.beta) == 0:
-        return _failed("beta is 0, where the energy is not defined")
-    return _of_form(layer, "A", layer.score, tolerance)
-
-
-@_structure.register(Softmax)
-def _of_softmax(layer, tolerance):
-    found = _of_kernel(layer, tolerance)
-    return dataclasses.replace(found, divides_by_mass=True) if found else found
-
-
-@_structure.register(Linear)
-def _of_linear(layer, tolerance):
-    if layer.feature_map is not None or layer.normalized:
-        return _failed("the layer has a feature map or is normalised")
-    return _of_form(layer, "A^T", layer.score.T, tolerance, may_be_odd=True)
-
-
-@_structure.register(Perceptron)
-def _of_perceptron(layer, tolerance):
-    failure = why_no_gradient(layer, tolerance)
-    if failure:
-        return _failed(f"the perceptron is no known gradient: {failure}")
-    return GradientStructure(True, factor=jnp.ones((), layer.weights_in.dtype))
-
-
-@_structure.register(Sum)
-def _of_sum(layer, tolerance):
+def _of_sum(layer: Sum, tolerance: float | None) -> GradientStructure:
     terms = terms_of(layer)
     found = [_structure(term, tolerance) for term in terms]
     if len(found) == 1:
@@ -200,38 +164,41 @@ def alone(layer: AbstractInContextMap) -> AbstractInContextMap:
 
 def factor_in_sum(term: AbstractInContextMap) -> Float[Array, ""]:
     """Return the factor of a term's energy in that of a sum; also under `jit`."""
-    if not isinstance(term, AbstractAttention):
+    form = term.gradient_form()
+    if not (isinstance(form, GradientForm) and isinstance(term, AbstractAttention)):
         return jnp.ones(())
-    form = term.form if isinstance(term, Sinkhorn) else term.score
-    form = form.T if isinstance(term, Linear) else form
-    square = jnp.sum(form * form)
-    factor = jnp.sum(form * term.value) / jnp.where(square == 0, 1, square)
-    return factor / 2 if isinstance(term, Sinkhorn) else factor
+    square = jnp.sum(form.matrix * form.matrix)
+    factor = jnp.sum(form.matrix * term.value) / jnp.where(square == 0, 1, square)
+    return form.share * factor
 
 
 def _of_form(
-    layer: AbstractAttention,
-    name: str,
-    form: Array,
-    tolerance: float | None,
-    *,
-    may_be_odd: bool = False,
+    layer: AbstractAttention, form: GradientForm, tolerance: float | None
 ) -> GradientStructure:
     """Compare the value matrix with the form that the energy's gradient has."""
-    for bias in ("query_bias", "value_bias"):
-        if getattr(layer, bias) is not None:
-            return _failed(f"{bias} is set")
+    if layer.query_bias is not None and form.sees_query_bias:
+        return _failed("query_bias is set")
+    if layer.value_bias is not None:
+        return _failed("value_bias is set")
+    dtype = form.matrix.dtype
     if tolerance is None:
-        tolerance = 1000 * float(jnp.finfo(form.dtype).eps)
-    base, value = (np.asarray(matrix, np.float64) for matrix in (form, layer.value))
-    is_odd = may_be_odd and agree(base, -base.T, tolerance)
+        tolerance = 1000 * float(jnp.finfo(dtype).eps)
+    base, value = (np.asarray(x, np.float64) for x in (form.matrix, layer.value))
+    is_odd = form.may_be_odd and agree(base, -base.T, tolerance)
     if not (is_odd or agree(base, base.T, tolerance)):
         apart = np.abs(base - base.T).max()
-        rest = " nor antisymmetric" if may_be_odd else ""
-        return _failed(f"{name} is not symmetric{rest}: entries differ by {apart:.3g}")
+        rest = " nor antisymmetric" if form.may_be_odd else ""
+        return _failed(
+            f"{form.name} is not symmetric{rest}: entries differ by {apart:.3g}"
+        )
     if base.shape != value.shape:
         return _failed(f"V has shape {value.shape}, which is not square")
-    return _of_value(name, base, value, tolerance, form.dtype)
+    found = _of_value(form.name, base, value, tolerance, dtype)
+    if not found:
+        return found
+    return dataclasses.replace(
+        found, factor=form.share * found.factor, divides_by_mass=form.divides_by_mass
+    )
 
 
 def _of_value(name, base, value, tolerance, dtype) -> GradientStructure:

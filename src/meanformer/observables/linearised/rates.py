@@ -20,7 +20,6 @@ from meanformer.attention.pointwise import AbstractPointwise
 from meanformer.flows import Flow
 from meanformer.geometry import AbstractSpace
 from meanformer.measures import TokenCloud
-from meanformer.observables.energy.energies import log_kernel_mass
 from meanformer.observables.energy.structure import alone, is_gradient_flow, terms_of
 from meanformer.observables.linearised.velocity_terms import (
     Pairs,
@@ -218,8 +217,8 @@ def metric_of(layer: AbstractInContextMap, tokens: TokenCloud) -> np.ndarray:
     if not structure:
         return np.zeros(tokens.count)
     log_masses = np.log(np.asarray(tokens.weights, np.float64))
-    if structure.divides_by_mass:
-        seen = log_kernel_mass(layer, tokens, tokens.points)
+    if structure.divides_by_mass and isinstance(layer, AbstractExponential):
+        seen = layer.log_kernel_mass(tokens, tokens.points)
         log_masses = log_masses + np.asarray(seen, np.float64)
     return log_masses
 
