@@ -236,3 +236,17 @@ def test_dynamics_of_ones_own_are_solved_stored_and_continued(tmp_path):
     longer = solve(flow, cloud, depths, friction=0.8, store=RunStore(tmp_path / "run"))
     np.testing.assert_array_equal(longer.points, path.points)
     np.testing.assert_array_equal(mf.open_run(tmp_path / "run").points, path.points)
+
+
+def test_an_attention_with_an_exponential_kernel_has_what_is_known_of_such():
+    names = run("own_exponential")
+    cloud = names["cloud"]
+    shift = float(np.log(2))
+    known = mf.Unnormalised(np.eye(2), np.eye(2), np.eye(2), beta=2.0, shift=shift)
+    assert names["is_gradient"]
+    np.testing.assert_allclose(names["energy"], mf.observables.energy(known, cloud))
+    rates = mf.mean_field.growth_rates(known, [1, 2])
+    np.testing.assert_allclose(names["rates"], rates)
+    assert bool(names["late"].status == mf.Status.reached)
+    matrix = mf.attention_matrix(names["attention"], cloud)
+    np.testing.assert_allclose(matrix, mf.attention_matrix(known, cloud))

@@ -139,7 +139,7 @@ def test_mixing_other_measures_makes_a_mixture():
         ),
         (
             lambda: jax.jit(lambda x: merge(TokenCloud(x)).points)(POINTS),
-            "merge runs under jit or grad, where values are not known",
+            "merge cannot run under jit or grad, where values are not known",
         ),
         (lambda: mix(3), "measures is a int; it must be a list of measures"),
         (lambda: mix([1, 2]), "measures holds a int; it must hold measures"),

@@ -16,6 +16,7 @@ from meanformer.errors import (
     check,
     check_finite,
     check_range,
+    check_shape,
     is_concrete,
 )
 from meanformer.measures import AbstractContext, AbstractMeasure
@@ -119,23 +120,41 @@ class AbstractInContextMap(eqx.Module):
         return Sum((self, other))
 
 
-def parameter(name: str, **options):
-    """Return a module field holding a floating-point array, converted from input."""
+def parameter(name: str, *, is_scalar: bool = False, **options):
+    """Return a module field holding a finite array, converted from input and checked.
+
+    Args:
+        name: what the user calls it.
+        is_scalar: whether it must be one number.
+        options: those of `eqx.field`; with the default `None` it may be left out.
+    """
     is_optional = options.get("default", name) is None
 
     def convert(value):
-        is_left_out = is_optional and value is None
-        return None if is_left_out else as_float_array(name, value)
+        if is_optional and value is None:
+            return None
+        array = as_float_array(name, value)
+        if is_scalar:
+            check_shape(name, array, ())
+        check_finite(name, array)
+        return array
 
     return eqx.field(converter=convert, **options)
 
 
-def number(name: str, **options):
-    """Return a static module field holding one finite number, converted from input."""
+def number(name: str, *, least: float = -math.inf, **options):
+    """Return a static module field holding one finite number, converted from input.
+
+    Args:
+        name: what the user calls it.
+        least: the smallest number allowed: zero, or none.
+        options: those of `eqx.field`.
+    """
 
     def convert(value):
         converted = as_number(name, value)
         check(math.isfinite(converted), f"{name} is {value}; it must be finite.")
+        check(converted >= least, f"{name} is {converted}; it must not be negative.")
         return converted
 
     return eqx.field(converter=convert, static=True, **options)
@@ -376,8 +395,6 @@ def _check_projections(attention: AbstractAttention) -> None:
         f"query is {shapes['query']}, key is {shapes['key']}, value is "
         f"{shapes['value']}; they must be (k, d), (k, d) and (e, d).",
     )
-    for name in shapes:
-        check_finite(name, getattr(attention, name))
 
 
 def _check_bias(name: str, bias: Array | None, matrix: Array) -> None:
@@ -387,11 +404,9 @@ def _check_bias(name: str, bias: Array | None, matrix: Array) -> None:
         bias.shape == matrix.shape[:1],
         f"{name} has shape {bias.shape}; it must be {matrix.shape[:1]}.",
     )
-    check_finite(name, bias)
 
 
 def _check_beta(beta: Array, allow_negative: bool) -> None:
     check(beta.shape == (), f"beta has shape {beta.shape}; it must be one number.")
-    check_finite("beta", beta)
     if is_concrete(beta) and float(beta) < 0 and not allow_negative:
         raise InvalidInput(f"beta is {float(beta)}; it {NEGATIVE_BETA}")

@@ -193,12 +193,10 @@ class Residual(AbstractInContextMap):
     """
 
     gamma: AbstractInContextMap
-    step: Float[Array, ""] = parameter("step", default=1.0)
+    step: Float[Array, ""] = parameter("step", is_scalar=True, default=1.0)
 
     def __check_init__(self):
         _check_maps("gamma", (self.gamma,))
-        check_shape("step", self.step, ())
-        check_finite("step", self.step)
         agreed("residual", [self.gamma.input_dimension, self.gamma.output_dimension])
 
     @property

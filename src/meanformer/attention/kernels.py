@@ -23,7 +23,7 @@ from meanformer.attention.exponential import (
     tokens_of,
 )
 from meanformer.attention.softmax import view_of
-from meanformer.errors import Overflow, check, check_finite, check_shape, is_concrete
+from meanformer.errors import Overflow, check, is_concrete
 from meanformer.measures import AbstractContext, AbstractMeasure
 from meanformer.measures.abstract import FeatureMap
 from meanformer.measures.cloud import AbstractCloud
@@ -155,12 +155,9 @@ class Unnormalised(AbstractExponential):
 
     is_normalised: ClassVar[bool] = False
     # Without a value, not zero: runs from before there was a choice keep their names.
-    shift: Float[Array, ""] | None = parameter("shift", default=None, kw_only=True)
-
-    def __check_init__(self):
-        if self.shift is not None:
-            check_shape("shift", self.shift, ())
-            check_finite("shift", self.shift)
+    shift: Float[Array, ""] | None = parameter(
+        "shift", is_scalar=True, default=None, kw_only=True
+    )
 
     @property
     def score_shift(self) -> Float[Array, ""] | None:
@@ -218,11 +215,9 @@ class Sigmoid(AbstractAttention):
         "its velocity stays bounded far out, which that of an affine map does not"
     )
 
-    bias: Float[Array, ""] = parameter("bias", default=0.0, kw_only=True)
-
-    def __check_init__(self):
-        check_shape("bias", self.bias, ())
-        check_finite("bias", self.bias)
+    bias: Float[Array, ""] = parameter(
+        "bias", is_scalar=True, default=0.0, kw_only=True
+    )
 
     def gradient_form(self) -> GradientForm | str:
         r"""Return the score, whose multiples $V = cA$ make a gradient flow."""
@@ -262,13 +257,7 @@ class Hardmax(AbstractAttention):
 
     bends_gaussians: ClassVar[str | None] = "no point of its support scores highest"
 
-    tolerance: float = number("tolerance", default=0.0, kw_only=True)
-
-    def __check_init__(self):
-        check(
-            self.tolerance >= 0,
-            f"tolerance is {self.tolerance}; it must not be negative.",
-        )
+    tolerance: float = number("tolerance", least=0, default=0.0, kw_only=True)
 
     def attend(
         self, mu: AbstractContext, x: Float[Array, "m d"]

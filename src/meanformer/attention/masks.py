@@ -1,6 +1,7 @@
 """Masks: which stretch of the sequence a query sees, from positions alone."""
 
 import abc
+from typing import ClassVar
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -8,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from meanformer.attention.abstract import number, parameter
-from meanformer.errors import check, check_finite, check_shape, is_concrete
+from meanformer.errors import check, check_shape, is_concrete
 
 Stretch = tuple[Int[Array, " m"], Int[Array, " m"]]
 
@@ -18,18 +19,19 @@ class AbstractMask(eqx.Module):
 
     Tokens are sorted by place once; what a query sees is then a range of indices, so
     ties are exact and nothing of the size of all pairs is stored.
+
+    Attributes:
+        may_be_empty: whether some token of a cloud may see nothing; its output is then
+            zero. Not so where a token always sees itself.
     """
+
+    may_be_empty: ClassVar[bool] = False
 
     @abc.abstractmethod
     def stretch(
         self, places: Float[Array, " n"], queries: Float[Array, " m"]
     ) -> Stretch:
         """Return first and one-past-last index into the sorted places, per query."""
-
-    @property
-    @abc.abstractmethod
-    def may_be_empty(self) -> bool:
-        """Whether some token of a cloud may see nothing; its output is then zero."""
 
 
 class Causal(AbstractMask):
@@ -39,15 +41,7 @@ class Causal(AbstractMask):
         tolerance: places up to this far ahead still count as ties; 0 compares exactly.
     """
 
-    tolerance: float = number("tolerance", default=0.0)
-
-    def __check_init__(self):
-        _check_tolerance(self.tolerance)
-
-    @property
-    def may_be_empty(self) -> bool:
-        """A token always sees itself."""
-        return False
+    tolerance: float = number("tolerance", least=0, default=0.0)
 
     def stretch(
         self, places: Float[Array, " n"], queries: Float[Array, " m"]
@@ -63,15 +57,9 @@ class StrictCausal(AbstractMask):
         tolerance: places less than this far behind count as ties, hence unseen.
     """
 
-    tolerance: float = number("tolerance", default=0.0)
+    may_be_empty: ClassVar[bool] = True
 
-    def __check_init__(self):
-        _check_tolerance(self.tolerance)
-
-    @property
-    def may_be_empty(self) -> bool:
-        """The first token has no past."""
-        return True
+    tolerance: float = number("tolerance", least=0, default=0.0)
 
     def stretch(
         self, places: Float[Array, " n"], queries: Float[Array, " m"]
@@ -90,17 +78,8 @@ class Window(AbstractMask):
         tolerance: places up to this far beyond either end are still seen.
     """
 
-    length: float = number("length")
-    tolerance: float = number("tolerance", default=0.0)
-
-    def __check_init__(self):
-        check(self.length >= 0, f"length is {self.length}; it must not be negative.")
-        _check_tolerance(self.tolerance)
-
-    @property
-    def may_be_empty(self) -> bool:
-        """A token always sees itself."""
-        return False
+    length: float = number("length", least=0)
+    tolerance: float = number("tolerance", least=0, default=0.0)
 
     def stretch(
         self, places: Float[Array, " n"], queries: Float[Array, " m"]
@@ -122,11 +101,6 @@ class Prefix(AbstractMask):
 
     def __check_init__(self):
         check(0 <= self.end <= 1, f"end is {self.end}; it must lie in [0, 1].")
-
-    @property
-    def may_be_empty(self) -> bool:
-        """A token always sees itself."""
-        return False
 
     def stretch(
         self, places: Float[Array, " n"], queries: Float[Array, " m"]
@@ -151,7 +125,6 @@ class Blocks(AbstractMask):
 
     def __check_init__(self):
         check_shape("boundaries", self.boundaries, (None,))
-        check_finite("boundaries", self.boundaries)
         if is_concrete(self.boundaries):
             cuts = np.asarray(self.boundaries)
             is_inside = bool(((cuts >= 0) & (cuts <= 1)).all())
@@ -159,11 +132,6 @@ class Blocks(AbstractMask):
                 is_inside and bool((np.diff(cuts) > 0).all()),
                 f"boundaries is {cuts}; it must increase within [0, 1].",
             )
-
-    @property
-    def may_be_empty(self) -> bool:
-        """A token always sees itself."""
-        return False
 
     def stretch(
         self, places: Float[Array, " n"], queries: Float[Array, " m"]
@@ -175,10 +143,6 @@ class Blocks(AbstractMask):
         block = jnp.searchsorted(cuts, queries, side="left")
         last = _until(places, edges[block + 1])
         return _until(places, edges[block]) if self.isolated else _start(queries), last
-
-
-def _check_tolerance(tolerance: float) -> None:
-    check(tolerance >= 0, f"tolerance is {tolerance}; it must not be negative.")
 
 
 def _start(queries: Float[Array, " m"]) -> Int[Array, " m"]:

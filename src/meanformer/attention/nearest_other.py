@@ -5,7 +5,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from meanformer.attention.abstract import AbstractInContextMap, checked_queries, number
-from meanformer.errors import Unsupported, check
+from meanformer.errors import Unsupported
 from meanformer.measures import AbstractContext
 from meanformer.measures.cloud import TokenCloud
 from meanformer.numerics.matrices import matmul
@@ -40,13 +40,7 @@ class NearestOther(AbstractInContextMap):
             distances within rounding are so in any case.
     """
 
-    tolerance: float = number("tolerance", default=0.0, kw_only=True)
-
-    def __check_init__(self):
-        check(
-            self.tolerance >= 0,
-            f"tolerance is {self.tolerance}; it must not be negative.",
-        )
+    tolerance: float = number("tolerance", least=0, default=0.0, kw_only=True)
 
     @property
     def input_dimension(self) -> None:

@@ -15,7 +15,7 @@ from meanformer.attention.abstract import (
     number,
     parameter,
 )
-from meanformer.errors import as_float_array, check, check_finite, check_shape
+from meanformer.errors import as_float_array, check, check_shape
 from meanformer.measures import AbstractContext
 from meanformer.numerics.matrices import matmul
 from meanformer.numerics.precision import widened
@@ -72,9 +72,6 @@ class Perceptron(AbstractPointwise):
         check_shape("weights_out", self.weights_out, (None, width))
         if self.bias_out is not None:
             check_shape("bias_out", self.bias_out, self.weights_out.shape[:1])
-        for name in ("weights_in", "bias_in", "weights_out", "bias_out"):
-            if getattr(self, name) is not None:
-                check_finite(name, getattr(self, name))
 
     @classmethod
     def affine(cls, matrix: ArrayLike, shift: ArrayLike | None = None) -> "Perceptron":
@@ -165,7 +162,6 @@ class AbstractNorm(AbstractPointwise):
                 f"{name} has shape {getattr(self, name).shape}; it must be a number or "
                 "a vector.",
             )
-            check_finite(name, getattr(self, name))
         check(self.epsilon > 0, f"epsilon is {self.epsilon}; it must be positive.")
         lengths = {s.size for s in (self.scale, self.shift) if s.ndim == 1}
         check(

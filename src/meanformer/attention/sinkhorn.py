@@ -21,7 +21,6 @@ from meanformer.errors import (
     as_number,
     check,
     check_choice,
-    check_finite,
     check_shape,
     is_concrete,
     warn,
@@ -124,8 +123,6 @@ class Sinkhorn(AbstractTilting):
             self.max_steps > 0 or self.start is not None,
             "max_steps is 0; it must be 1 or more, unless start is the limit.",
         )
-        if self.start is not None:
-            check_finite("start", self.start)
         check(
             self.end_on == "row" or self.half_steps is not None,
             'end_on="column" needs half_steps; at the limit rows and columns agree.',

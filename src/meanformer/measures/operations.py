@@ -51,8 +51,8 @@ def merge(cloud: TokenCloud, tolerance: float = 0.0) -> TokenCloud:
     check(tolerance >= 0, f"tolerance is {tolerance}; it must not be negative.")
     if not (is_concrete(cloud.points) and is_concrete(cloud.weights)):
         raise InvalidInput(
-            "merge runs under jit or grad, where values are not known; the number of "
-            "tokens left depends on them, so call it outside."
+            "merge cannot run under jit or grad, where values are not known; the "
+            "number of tokens left depends on them, so call it outside."
         )
     kept = np.flatnonzero(np.asarray(cloud.weights) > 0)
     # In float64, because many small masses in one group would round away in float32.

@@ -396,5 +396,5 @@ def test_wrong_clouds_are_refused(untyped):
             mf.flows.run_hardmax(mf.TokenCloud(points), 1, alpha=0.5).points[-1].sum()
         )
 
-    with pytest.raises(mf.InvalidInput, match="runs under jit or grad"):
+    with pytest.raises(mf.InvalidInput, match="cannot run under jit or grad"):
         jax.grad(last)(jnp.asarray(EIGHT))

@@ -227,8 +227,8 @@ def _checked_attention(
     arrays = (cloud.points, cloud.weights, attention.score, value, attention.beta)
     if not all(map(is_concrete, arrays)):
         raise InvalidInput(
-            "hardmax_flow runs under jit or grad, where values are not known; call it "
-            "outside."
+            "hardmax_flow cannot run under jit or grad, where values are not known; "
+            "call it outside."
         )
     check(
         float(attention.beta) > 0,

@@ -214,8 +214,8 @@ def run_hardmax(
     check_cloud("cloud", cloud)
     if not (is_concrete(cloud.points) and is_concrete(cloud.weights)):
         raise InvalidInput(
-            "run_hardmax runs under jit or grad, where values are not known; call it "
-            "outside, or use run_layers with Hardmax."
+            "run_hardmax cannot run under jit or grad, where values are not known; "
+            "call it outside, or use run_layers with Hardmax."
         )
     count, size = as_integer("count", count, least=0), _checked_step(step, alpha)
     rule = _checked_rule(cloud.dimension, score, ties, width, tolerance)
