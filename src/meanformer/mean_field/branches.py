@@ -134,7 +134,9 @@ def stationary_branch(
         of linear systems and eigenvalues, of the size of the number of nodes.
     """
     model = attraction(attention, dimension)
-    degree, sign = as_integer("degree", degree, least=1), _checked_sign(sign)
+    degree = as_integer("degree", degree, least=1)
+    sign = as_integer("sign", sign, least=-1)
+    check(sign in (-1, 1), f"sign is {sign}; it must be 1 or -1.")
     spacing = as_number("spacing", spacing, "a positive number")
     check(spacing > 0, f"spacing is {spacing}; it must be positive.")
     critical = model.unit / float(model.ratios(degree + 1)[degree])
@@ -146,15 +148,15 @@ def stationary_branch(
     )
     count = max(NODES, 8 * degree)
     while count <= MOST_NODES:
-        walk = _Walk(Branch(Balance(model, count), degree, sign), last)
-        walk.go(spacing)
-        if walk.is_resolved():
-            return walk.result()
+        record = _BranchRecord(Branch(Balance(model, count), degree, sign), last)
+        record.go(spacing)
+        if record.is_resolved():
+            return record.result()
         count *= 2
     raise too_narrow(last)
 
 
-class _Walk:
+class _BranchRecord:
     """Places along a branch, with its folds and its Maxwell point."""
 
     def __init__(self, branch: Branch, until: float):
@@ -229,9 +231,3 @@ class _Walk:
             degree,
             self.balance.model.dimension,
         )
-
-
-def _checked_sign(sign: SupportsIndex) -> int:
-    known = as_integer("sign", sign, least=-1)
-    check(known in (-1, 1), f"sign is {known}; it must be 1 or -1.")
-    return known

@@ -166,7 +166,12 @@ def unfold_rings(rings: TokenCloud, dimension: SupportsIndex, order: int) -> Tok
         the last coordinate.
     """
     dimension = as_integer("dimension", dimension, least=2)
-    _check_rings(rings)
+    check_cloud("rings", rings)
+    check(
+        rings.dimension == 2,
+        f"rings has dimension {rings.dimension}; rings are points (s, z), distance "
+        "to the axis and height.",
+    )
     nodes, masses = sphere_rule(dimension - 1, as_integer("order", order, least=1))
     dtype = rings.points.dtype
     circle, shares = jnp.asarray(nodes, dtype), jnp.asarray(masses, dtype)
@@ -174,15 +179,6 @@ def unfold_rings(rings: TokenCloud, dimension: SupportsIndex, order: int) -> Tok
     heights = jnp.broadcast_to(rings.points[:, 1:, None], (*away.shape[:2], 1))
     points = jnp.concatenate([away, heights], axis=2).reshape(-1, dimension)
     return TokenCloud(points, jnp.outer(rings.weights, shares).ravel())
-
-
-def _check_rings(rings: TokenCloud) -> None:
-    check_cloud("rings", rings)
-    check(
-        rings.dimension == 2,
-        f"rings has dimension {rings.dimension}; rings are points (s, z), distance "
-        "to the axis and height.",
-    )
 
 
 def _check_diagonal(attention: AbstractAttention) -> None:

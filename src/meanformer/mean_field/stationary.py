@@ -152,7 +152,10 @@ def stationary_state(
         balance = Balance(model, count)
         logarithm = _swept(balance, slope * balance.basis.heights, kappa)
         if balance.is_resolved(balance.density(logarithm)):
-            logarithm = _settled(balance, logarithm, kappa)
+            # Newton's method finds the solution nearby.
+            target = float(np.log(kappa / model.unit))
+            condition = fixed_coupling(target)
+            logarithm, _ = newton(balance, logarithm, target, condition)
             if balance.is_resolved(balance.density(logarithm)):
                 return state_of(balance, logarithm, kappa)
         count *= 2
@@ -199,9 +202,3 @@ def _swept(balance: Balance, logarithm: np.ndarray, kappa: float) -> np.ndarray:
         if np.abs(change).max() <= 1e-6 * (1 + np.abs(logarithm).max()):
             break
     return logarithm
-
-
-def _settled(balance: Balance, logarithm: np.ndarray, kappa: float) -> np.ndarray:
-    """Return the solution nearby, by Newton's method."""
-    target = float(np.log(kappa / balance.model.unit))
-    return newton(balance, logarithm, target, fixed_coupling(target))[0]

@@ -38,13 +38,6 @@ class ZonalBasis:
         """Return the coefficients of a function given at the nodes."""
         return self.polynomials @ (self.masses * values)
 
-    def evaluate(
-        self, coefficients: Float[np.ndarray, " l"], heights: Float[np.ndarray, " m"]
-    ) -> Float[np.ndarray, " m"]:
-        """Return a series at any heights."""
-        table, _ = orthonormal(heights, self.dimension, len(coefficients))
-        return coefficients @ table
-
     def at_pole(self, degree: int) -> float:
         """Return the value of the polynomial of a degree at height one."""
         return float(orthonormal(np.ones(1), self.dimension, degree + 1)[0][degree, 0])

@@ -93,7 +93,12 @@ def token_convergence(
     probes = as_float_array("probes", probes)
     _check_sizes(counts, probes, repeats)
     limit = _limit(source, reference)
-    evaluate = _evaluation(layer, probes, depth, solver)
+    if isinstance(layer, AbstractInContextMap):
+        evaluate = _AtProbes(layer, probes)
+    elif isinstance(layer, Flow):
+        evaluate = _Carried(layer, probes, depth, solver)
+    else:
+        raise InvalidInput(f"layer is {layer!r}; it must be a map or a Flow.")
     exact = evaluate(limit)
     keys = jr.split(as_key(key), (len(counts), repeats))
     errors = jnp.stack(
@@ -117,10 +122,11 @@ def token_convergence(
 @eqx.filter_jit
 def _errors(evaluate, source, count: int, exact, keys) -> Float[Array, " r"]:
     """Root mean square over the probes, for each repeat."""
-    draw = _drawing(source, count)
+    is_measure = isinstance(source, AbstractMeasure)
 
     def error(key):
-        difference = evaluate(TokenCloud(draw(key))) - exact
+        drawn = source.sample(count, key=key) if is_measure else source(count, key)
+        difference = evaluate(TokenCloud(drawn)) - exact
         return jnp.sqrt(jnp.mean(jnp.sum(difference**2, axis=1)))
 
     return jax.lax.map(error, keys)
@@ -150,20 +156,6 @@ class _Carried(eqx.Module):
         )
         assert path.probes is not None, "they are carried along"
         return path.probes[-1]
-
-
-def _evaluation(layer, probes, depth, solver) -> Callable[..., Array]:
-    if isinstance(layer, AbstractInContextMap):
-        return _AtProbes(layer, probes)
-    if isinstance(layer, Flow):
-        return _Carried(layer, probes, depth, solver)
-    raise InvalidInput(f"layer is {layer!r}; it must be a map or a Flow.")
-
-
-def _drawing(source, count: int) -> Callable[[Key], Array]:
-    if isinstance(source, AbstractMeasure):
-        return lambda key: source.sample(count, key=key)
-    return lambda key: source(count, key)
 
 
 def _limit(source, reference: AbstractMeasure | None) -> AbstractMeasure:

@@ -62,12 +62,9 @@ def _of_softmax(gamma: Softmax, mu: AbstractMeasure, x: Float[Array, "m d"]):
 
 def _from_influences(gamma, mu: TokenCloud, x: Float[Array, "m d"]):
     def output(weights: Float[Array, " n"]) -> Float[Array, "m e"]:
-        return gamma(_reweighted(mu, weights), x)
+        own = {"positions": mu.positions, "sums": mu.sums}
+        return gamma(TokenCloud(mu.points, weights, **own), x)
 
     slopes = jax.jacrev(output)(mu.weights)
     influences = slopes - (slopes @ mu.weights)[:, :, None]
     return jnp.einsum("mfn,mgn,n->mfg", influences, influences, mu.weights)
-
-
-def _reweighted(mu: TokenCloud, weights: Float[Array, " n"]) -> TokenCloud:
-    return TokenCloud(mu.points, weights, positions=mu.positions, sums=mu.sums)

@@ -17,7 +17,7 @@ from meanformer.observables import (
     span_dimension,
 )
 from meanformer.observables.phases import follow
-from meanformer.observables.phases.merging import Flock, leaders_of, shrunk
+from meanformer.observables.phases.merging import StartGroup, leaders_of, shrunk
 from meanformer.observables.phases.readers import ClosePairs
 from meanformer.observables.phases.sphere_batches import (
     components,
@@ -27,8 +27,8 @@ from meanformer.observables.phases.sphere_batches import (
     token_velocities,
     unit_tokens,
 )
+from meanformer.observables.phases.stepping import Course, begun, continued
 from meanformer.observables.phases.systems import Tokens, reduced_tokens
-from meanformer.observables.phases.walk import Course, begun, continued
 
 # Clouds of the same shape, at as many depths, share their compiled program.
 DEPTHS = np.linspace(0, 8, 33)
@@ -383,9 +383,9 @@ def test_groups_become_their_mean_directions(is_gram):
     tokens = on_sphere(18, 1, 16, 5)
     tokens[0, 4:] = tokens[0, :4][np.arange(12) % 4]
     states = tokens @ np.swapaxes(tokens, 1, 2) if is_gram else tokens
-    flock = Flock(states, np.ones((1, 16)), np.array([7]), np.array([0.5]))
+    group = StartGroup(states, np.ones((1, 16)), np.array([7]), np.array([0.5]))
     together = np.arange(16)[:, None] % 4 == np.arange(16)[None, :] % 4
-    (small,) = shrunk(flock, together[None], count=16, is_gram=is_gram)
+    (small,) = shrunk(group, together[None], count=16, is_gram=is_gram)
     np.testing.assert_array_equal(small.numbers, [[4, 4, 4, 4]])
     np.testing.assert_array_equal(small.places, [7])
     exact = states[:, :4, :4] if is_gram else tokens[:, :4]
@@ -395,10 +395,10 @@ def test_groups_become_their_mean_directions(is_gram):
 def test_places_that_stay_empty_have_no_weight():
     tokens = on_sphere(19, 1, 16, 5)
     tokens[0, 3:] = tokens[0, 0]
-    flock = Flock(tokens, np.ones((1, 16)), np.array([0]), np.array([0.5]))
+    group = StartGroup(tokens, np.ones((1, 16)), np.array([0]), np.array([0.5]))
     together = np.ones((1, 16, 16), bool)
     together[0, 1:3] = together[0, :, 1:3] = False
-    (small,) = shrunk(flock, together, count=16, is_gram=False)
+    (small,) = shrunk(group, together, count=16, is_gram=False)
     np.testing.assert_array_equal(small.numbers, [[14, 1, 1, 0]])
     np.testing.assert_allclose(small.states[0, 3], tokens[0, 0], atol=1e-14)
 

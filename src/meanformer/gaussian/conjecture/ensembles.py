@@ -241,22 +241,20 @@ class Ensemble(AbstractEnsemble):
 _IDENTITY, _TURN = np.eye(2), np.array([[0.0, -1.0], [1.0, 0.0]])
 _SPREAD = np.array([[1.0, 0.3], [0.3, 0.6]])
 
+
+def _turning(value: np.ndarray, spread=_SPREAD, kind: str = "softmax") -> Case:
+    """Return attention with the score of the identity and these values."""
+    return Case(kind, [(_IDENTITY, _IDENTITY, value)], spread)
+
+
 #: Cases that refute the literal conjecture, or show how its words must be read.
 KNOWN_CASES: dict[str, Case] = {
-    "rotation, stationary": Case(
-        "softmax", [(_IDENTITY, _IDENTITY, _TURN)], 0.8 * _IDENTITY
-    ),
-    "rotation, periodic": Case("softmax", [(_IDENTITY, _IDENTITY, _TURN)], _SPREAD),
-    "rotation, periodic, L2": Case("l2", [(_IDENTITY, _IDENTITY, _TURN)], _SPREAD),
-    "rotation, periodic, Sinkhorn": Case(
-        "sinkhorn", [(_IDENTITY, _IDENTITY, _TURN)], _SPREAD
-    ),
-    "rotation, contracting": Case(
-        "softmax", [(_IDENTITY, _IDENTITY, _TURN - 0.1 * _IDENTITY)], _SPREAD
-    ),
-    "rotation, expanding": Case(
-        "softmax", [(_IDENTITY, _IDENTITY, _TURN + 0.1 * _IDENTITY)], _SPREAD
-    ),
+    "rotation, stationary": _turning(_TURN, 0.8 * _IDENTITY),
+    "rotation, periodic": _turning(_TURN),
+    "rotation, periodic, L2": _turning(_TURN, kind="l2"),
+    "rotation, periodic, Sinkhorn": _turning(_TURN, kind="sinkhorn"),
+    "rotation, contracting": _turning(_TURN - 0.1 * _IDENTITY),
+    "rotation, expanding": _turning(_TURN + 0.1 * _IDENTITY),
     "full rank over t": Case(
         "softmax",
         [

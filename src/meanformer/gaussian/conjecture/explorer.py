@@ -19,12 +19,12 @@ from meanformer.gaussian.conjecture.classify import (
     Outcome,
     classify,
 )
+from meanformer.gaussian.conjecture.confirmation import is_confirmed
 from meanformer.gaussian.conjecture.ensembles import (
     AbstractEnsemble,
     Case,
     case_from_json,
 )
-from meanformer.gaussian.conjecture.second_look import is_confirmed
 
 SETTINGS, DRAWS = "settings.json", "draws.jsonl"
 # What is undecided, or grows like a power of depth, is followed so much longer.

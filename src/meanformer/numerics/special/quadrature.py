@@ -31,6 +31,15 @@ def gauss_legendre(order: int) -> RuleOnTheLine:
     return nodes, masses / masses.sum()
 
 
+def gauss_panels(ends: Float[np.ndarray, "*b e"], order: int):
+    """Nodes and weights of Gauss rules on the panels between increasing ends."""
+    nodes, masses = gauss_legendre(order)
+    low, width = ends[..., :-1, None], np.diff(ends)[..., None]
+    shape = (*ends.shape[:-1], -1)
+    places = low + width * (1 + nodes) / 2
+    return places.reshape(shape), (width * masses).reshape(shape)
+
+
 def gauss_gegenbauer(order: int, dimension: int) -> RuleOnTheLine:
     r"""Rule of one coordinate of a uniform point of the sphere, dimension 3 or more.
 

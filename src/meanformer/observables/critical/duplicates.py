@@ -1,6 +1,7 @@
 """Whether two clouds of atoms are one, up to what a flow does not notice."""
 
 import itertools
+import math
 from typing import NamedTuple
 
 import equinox as eqx
@@ -136,22 +137,11 @@ def _nearness(known) -> float:
 def _orders(first: np.ndarray, second: np.ndarray, near: float):
     """Return all ways to match atoms of equal masses; `None` if they are too many."""
     kinds = [np.flatnonzero(np.abs(second - mass) < near) for mass in np.unique(first)]
-    count = np.prod([float(np.prod(np.arange(1, len(kind) + 1))) for kind in kinds])
+    count = np.prod([float(math.factorial(len(kind))) for kind in kinds])
     if count > MOST_PERMUTATIONS:
         return None
-    return list(_matchings(first, second, near))
-
-
-def _matchings(first: np.ndarray, second: np.ndarray, near: float):
-    """Yield, for each atom of the first, an atom of the second of equal mass."""
-
-    def extend(chosen: list[int]):
-        if len(chosen) == len(first):
-            yield chosen
-            return
-        for other in range(len(second)):
-            is_free = other not in chosen
-            if is_free and abs(second[other] - first[len(chosen)]) < near:
-                yield from extend([*chosen, other])
-
-    return extend([])
+    orders: list[list[int]] = [[]]
+    for mass in first:
+        alike = np.flatnonzero(np.abs(second - mass) < near)
+        orders = [[*o, int(k)] for o in orders for k in alike if k not in o]
+    return orders

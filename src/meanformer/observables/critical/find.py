@@ -24,7 +24,7 @@ from meanformer.observables.clusters.counting import count_clusters
 from meanformer.observables.critical.duplicates import Symmetry, symmetry_of
 from meanformer.observables.critical.newton import (
     CriticalPoint,
-    Walk,
+    NewtonSearch,
     described,
     moved,
 )
@@ -175,7 +175,7 @@ class _Search:
 
     def __init__(self, flow: Flow, layer, dimension: int, most_steps: int, dtype):
         eps = float(jnp.finfo(dtype).eps)
-        self.walk = Walk(flow, layer, max(1e-12, 100 * eps), most_steps, 0.3)
+        self.walk = NewtonSearch(flow, layer, max(1e-12, 100 * eps), most_steps, 0.3)
         self.same, self.same_energy = max(SAME, eps**0.5), max(SAME_ENERGY, 100 * eps)
         self.symmetry = symmetry_of(flow, layer, dimension)
         self.points: list[CriticalPoint] = []
@@ -245,7 +245,7 @@ class _Search:
 
     def result(self) -> CriticalPoints:
         """Return what was found, the highest energy first."""
-        order = sorted(range(len(self.points)), key=lambda k: _rank(self.points[k]))
+        order = sorted(range(len(self.points)), key=self._rank)
         points = tuple(self.points[k] for k in order)
         return CriticalPoints(
             points,
@@ -255,6 +255,11 @@ class _Search:
             self.failures,
             len(self.symmetry.elements),
         )
+
+    def _rank(self, place: int) -> tuple[float, int, int]:
+        point = self.points[place]
+        height = 0.0 if point.energy is None else -round(point.energy, 9)
+        return height, point.index or 0, point.cloud.count
 
     def _continuum(self, point: CriticalPoint) -> int:
         """Return in how many directions there are other critical points nearby."""
@@ -316,11 +321,6 @@ def _checked_masses(masses: ArrayLike) -> Float[Array, " n"]:
         f"masses sum to {total:g}; they must sum to 1: divide them by their sum.",
     )
     return weights[np.asarray(weights) != 0]
-
-
-def _rank(point: CriticalPoint) -> tuple:
-    height = 0.0 if point.energy is None else -round(point.energy, 9)
-    return height, point.index or 0, point.cloud.count
 
 
 def _joined(cloud: TokenCloud, within: float) -> TokenCloud:

@@ -142,14 +142,14 @@ def newton_critical_point(
     longest = as_number("largest_step", largest_step)
     check(longest > 0, f"largest_step is {longest}; it must be positive.")
     most = as_integer("most_steps", most_steps, least=0)
-    walk = Walk(flow, layer, max(given, 100 * eps), most, longest)
+    walk = NewtonSearch(flow, layer, max(given, 100 * eps), most, longest)
     atoms = present(cloud)
     ended, reason, steps = walk.from_here(atoms)
     return described(walk, atoms, ended, reason, steps)
 
 
-class Walk(eqx.Module):
-    """How Newton's method walks: the flow, and when to stop."""
+class NewtonSearch(eqx.Module):
+    """Newton's method for a flow, and when it stops."""
 
     flow: Flow
     layer: AbstractInContextMap
@@ -158,7 +158,7 @@ class Walk(eqx.Module):
     largest_step: float = eqx.field(static=True)
 
     def from_here(self, atoms: TokenCloud, stretch=None) -> tuple[TokenCloud, str, int]:
-        """Walk until the atoms rest; `stretch` may lengthen steps, to deflate."""
+        """Step until the atoms rest; `stretch` may lengthen steps, to deflate."""
         state = scaled(self.flow, self.layer, atoms)
         for step in range(self.most_steps):
             if np.abs(state.velocity).max(initial=0) <= self.tolerance:
@@ -224,7 +224,7 @@ def moved(space: AbstractSpace, atoms: TokenCloud, motion: np.ndarray) -> TokenC
 
 
 def described(
-    walk: Walk, start: TokenCloud, atoms: TokenCloud, reason: str, steps: int
+    walk: NewtonSearch, start: TokenCloud, atoms: TokenCloud, reason: str, steps: int
 ) -> CriticalPoint:
     """Return what is known about the place where a walk ended."""
     flow, layer = walk.flow, walk.layer

@@ -46,14 +46,6 @@ def _half_square(x: Array) -> Array:
     return x * x / 2
 
 
-def _relu_integral(x: Array) -> Array:
-    return _half_square(jax.nn.relu(x))
-
-
-def _leaky_integral(x: Array) -> Array:
-    return jnp.where(x > 0, 1, 0.01).astype(x.dtype) * _half_square(x)
-
-
 def _elu_integral(x: Array) -> Array:
     low = jnp.minimum(x, 0)
     return jnp.where(x > 0, _half_square(x), jnp.expm1(low) - low)
@@ -69,50 +61,39 @@ def _hard_tanh_integral(x: Array) -> Array:
     return jnp.where(jnp.abs(x) < 1, _half_square(inside), jnp.abs(x) - 0.5)
 
 
-def _soft_sign_integral(x: Array) -> Array:
-    return jnp.abs(x) - jnp.log1p(jnp.abs(x))
-
-
 def _gelu_integral(x: Array) -> Array:
     below = jax.scipy.stats.norm.cdf(x)
     return ((x * x - 1) * below + x * jax.scipy.stats.norm.pdf(x)) / 2
 
 
-def _minus_cosine(x: Array) -> Array:
-    return -jnp.cos(x)
-
-
-_KNOWN = (
-    IntegratedActivation(jax.nn.relu, _relu_integral, kinks=(0.0,), steepest=1.0),
-    IntegratedActivation(
-        jax.nn.leaky_relu, _leaky_integral, kinks=(0.0,), steepest=1.0
+_KNOWN = {
+    "relu": IntegratedActivation(
+        jax.nn.relu,
+        lambda x: _half_square(jax.nn.relu(x)),
+        kinks=(0.0,),
+        steepest=1.0,
     ),
-    IntegratedActivation(jax.nn.elu, _elu_integral, steepest=1.0),
-    IntegratedActivation(jnp.tanh, _log_cosh, steepest=1.0),
-    IntegratedActivation(
+    "leaky_relu": IntegratedActivation(
+        jax.nn.leaky_relu,
+        lambda x: jnp.where(x > 0, 1, 0.01).astype(x.dtype) * _half_square(x),
+        kinks=(0.0,),
+        steepest=1.0,
+    ),
+    "elu": IntegratedActivation(jax.nn.elu, _elu_integral, steepest=1.0),
+    "tanh": IntegratedActivation(jnp.tanh, _log_cosh, steepest=1.0),
+    "hard_tanh": IntegratedActivation(
         jax.nn.hard_tanh, _hard_tanh_integral, kinks=(-1.0, 1.0), steepest=1.0
     ),
-    IntegratedActivation(jax.nn.sigmoid, jax.nn.softplus, steepest=0.25),
-    IntegratedActivation(jax.nn.soft_sign, _soft_sign_integral, steepest=1.0),
-    IntegratedActivation(jax.nn.identity, _half_square, steepest=1.0),
-    IntegratedActivation(jnp.sin, _minus_cosine, steepest=1.0),
-    IntegratedActivation(jnp.exp, jnp.exp),
-)
-_EXACT_GELU = IntegratedActivation(
-    functools.partial(jax.nn.gelu, approximate=False), _gelu_integral, steepest=1.2
-)
-_NAMES = {
-    "relu": jax.nn.relu,
-    "leaky_relu": jax.nn.leaky_relu,
-    "elu": jax.nn.elu,
-    "tanh": jnp.tanh,
-    "hard_tanh": jax.nn.hard_tanh,
-    "sigmoid": jax.nn.sigmoid,
-    "soft_sign": jax.nn.soft_sign,
-    "identity": jax.nn.identity,
-    "sin": jnp.sin,
-    "exp": jnp.exp,
-    "gelu": _EXACT_GELU,
+    "sigmoid": IntegratedActivation(jax.nn.sigmoid, jax.nn.softplus, steepest=0.25),
+    "soft_sign": IntegratedActivation(
+        jax.nn.soft_sign, lambda x: jnp.abs(x) - jnp.log1p(jnp.abs(x)), steepest=1.0
+    ),
+    "identity": IntegratedActivation(jax.nn.identity, _half_square, steepest=1.0),
+    "sin": IntegratedActivation(jnp.sin, lambda x: -jnp.cos(x), steepest=1.0),
+    "exp": IntegratedActivation(jnp.exp, jnp.exp),
+    "gelu": IntegratedActivation(
+        functools.partial(jax.nn.gelu, approximate=False), _gelu_integral, steepest=1.2
+    ),
 }
 
 
@@ -121,8 +102,8 @@ def activation_named(name: str | Callable[[Array], Array]) -> Callable[[Array], 
     if not isinstance(name, str):
         return name
     otherwise = ", a function, or an IntegratedActivation, which has an energy too"
-    check_choice("activation", name, _NAMES, otherwise)
-    return _NAMES[name]
+    check_choice("activation", name, _KNOWN, otherwise)
+    return _KNOWN[name] if name == "gelu" else _KNOWN[name].function
 
 
 def integrated(activation: Callable[[Array], Array]) -> IntegratedActivation | None:
@@ -132,8 +113,9 @@ def integrated(activation: Callable[[Array], Array]) -> IntegratedActivation | N
     if isinstance(activation, functools.partial):
         is_exact = activation.keywords == {"approximate": False}
         plain = activation.func is jax.nn.gelu and not activation.args
-        return _EXACT_GELU if plain and is_exact else None
-    return next((one for one in _KNOWN if one.function is activation), None)
+        return _KNOWN["gelu"] if plain and is_exact else None
+    known = _KNOWN.values()
+    return next((one for one in known if one.function is activation), None)
 
 
 class Units(NamedTuple):
@@ -214,7 +196,10 @@ def why_no_gradient(layer: Perceptron, tolerance: float | None) -> str:
         apart = np.abs(product - product.T).max()
         is_gradient = apart <= tolerance * max(np.abs(product).max(), 1e-300)
         return "" if is_gradient else "the product of its weights is not symmetric"
-    for group in _equal_rows(np.concatenate([rows, biases[:, None]], axis=1)):
+    units = np.concatenate([rows, biases[:, None]], axis=1)
+    labels = np.unique(units, axis=0, return_inverse=True)[1].ravel()
+    for kind in range(labels.max(initial=-1) + 1):
+        group = np.flatnonzero(labels == kind)
         row, column = rows[group[0]], columns[group].sum(axis=0)
         square = row @ row
         if square == 0:
@@ -239,11 +224,6 @@ def kink_sides(layer: Perceptron, points: np.ndarray) -> np.ndarray | None:
     lengths = np.linalg.norm(rows, axis=1)
     tolerance = max(KINK, 10 * float(jnp.finfo(layer.weights_in.dtype).eps))
     return (gaps <= tolerance * np.maximum(lengths, 1e-300)) & (lengths > 0)
-
-
-def _equal_rows(rows: np.ndarray) -> list[np.ndarray]:
-    kinds, labels = np.unique(rows, axis=0, return_inverse=True)
-    return [np.flatnonzero(labels.ravel() == kind) for kind in range(len(kinds))]
 
 
 def _name(activation) -> str:

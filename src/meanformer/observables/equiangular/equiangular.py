@@ -1,6 +1,5 @@
 """Tokens at equal angles: one number instead of all tokens, and times as integrals."""
 
-from functools import singledispatch, singledispatchmethod
 from typing import NamedTuple
 
 import equinox as eqx
@@ -31,11 +30,11 @@ from meanformer.flows import (
 )
 from meanformer.observables.equiangular.reduced import Reduced, depth_of, path_of
 from meanformer.observables.equiangular.times import (
+    Interval,
     LogTime,
-    Way,
+    interval_between,
     log_clustering_time,
     log_growing_time,
-    way_between,
 )
 from meanformer.typing import ArrayLike
 
@@ -209,57 +208,49 @@ class Equiangular(eqx.Module):
             raise InvalidInput(
                 f"start is {self.start}, where nothing moves; no level is reached."
             )
-        return self._log_time(self.scheme, level)
-
-    @singledispatchmethod
-    def _log_time(self, scheme: AbstractScheme, level: float) -> float:
+        match self.scheme:
+            case PostNorm():
+                return float(self._integral(level).log_time)
+            case NGPT(alpha=alpha):
+                return float(self._integral(level, True).log_time - np.log(alpha))
+            case PreNorm() | PeriNorm():
+                by_length = isinstance(self.scheme, PeriNorm)
+                return self._growing(self._interval(level), by_length)
+            case SqrtScaling():
+                # The clock 2 (sqrt(1 + t) - 1) runs through the time of the sphere.
+                half = self._integral(level).log_time - np.log(2)
+                return float(
+                    half + np.log(2 + np.exp(half)) if half < 300 else 2 * half
+                )
+            case MixNorm(switch=switch):
+                return self._mixed_log_time(level, switch)
         dtype = jnp.result_type(float)
-        length = jnp.asarray(self._way(level).length, dtype)
+        length = jnp.asarray(self._interval(level).length, dtype)
         depth = self._solved(depth_of, self._reduced(dtype), length)
         return float(np.log(depth))
 
-    @_log_time.register
-    def _(self, scheme: PostNorm, level: float) -> float:
-        return float(self._integral(level).log_time)
-
-    @_log_time.register
-    def _(self, scheme: NGPT, level: float) -> float:
-        return float(self._integral(level, True).log_time - np.log(scheme.alpha))
-
-    @_log_time.register(PreNorm)
-    @_log_time.register(PeriNorm)
-    def _(self, scheme, level: float) -> float:
-        return self._growing(self._way(level), isinstance(scheme, PeriNorm))
-
-    @_log_time.register
-    def _(self, scheme: SqrtScaling, level: float) -> float:
-        # The clock 2 (sqrt(1 + t) - 1) runs through the time of the sphere.
-        half = self._integral(level).log_time - np.log(2)
-        return float(half + np.log(2 + np.exp(half)) if half < 300 else 2 * half)
-
-    @_log_time.register
-    def _(self, scheme: MixNorm, level: float) -> float:
+    def _mixed_log_time(self, level: float, switch: float) -> float:
         early = float(self._integral(level).log_time)
-        if early <= np.log(scheme.switch):
+        if early <= np.log(switch):
             return early
-        gap = float(self.gap([scheme.switch])[0])
+        gap = float(self.gap([switch])[0])
         rise, room = gap - (1 - level), self.count / (self.count - 1) - gap
         if rise <= 0:
             return early
-        later = self._growing(Way(self.count, 1 - gap, gap, room, rise), False)
-        return float(np.logaddexp(np.log(scheme.switch), later))
+        later = self._growing(Interval(self.count, 1 - gap, gap, room, rise), False)
+        return float(np.logaddexp(np.log(switch), later))
 
     def _integral(self, level: float, by_length: bool = False) -> LogTime:
         return log_clustering_time(
-            self._way(level),
+            self._interval(level),
             np.array(self.beta),
             is_softmax=self.is_softmax,
             by_length=by_length,
         )
 
-    def _growing(self, way: Way, by_length: bool) -> float:
+    def _growing(self, interval: Interval, by_length: bool) -> float:
         log_time = log_growing_time(
-            way, self.beta, is_softmax=self.is_softmax, by_length=by_length
+            interval, self.beta, is_softmax=self.is_softmax, by_length=by_length
         )
         if not np.isfinite(log_time):
             raise Overflow(
@@ -268,8 +259,8 @@ class Equiangular(eqx.Module):
             )
         return log_time
 
-    def _way(self, level: float) -> Way:
-        return way_between(self.count, self.start, level)
+    def _interval(self, level: float) -> Interval:
+        return interval_between(self.count, self.start, level)
 
     @property
     def law(self) -> LongTimeLaw:
@@ -281,7 +272,18 @@ class Equiangular(eqx.Module):
         """
         with np.errstate(over="ignore"):
             speed = 1.0 if self.is_softmax else float(np.exp(self.beta))
-        law = _law(self.scheme, speed)
+        match self.scheme:
+            case PreNorm() | PeriNorm() | MixNorm():
+                law = LongTimeLaw("power", 2.0)
+            case PostNorm():
+                law = LongTimeLaw("exponential", 2 * speed)
+            case NGPT(alpha=alpha):
+                law = LongTimeLaw("exponential", 2 * alpha)
+            case SqrtScaling():
+                law = LongTimeLaw("stretched", 4 * speed)
+            case scheme:
+                name = type(scheme).__name__
+                raise Unsupported(f"no law is known for {name}; fit one to gap().")
         if not np.isfinite(law.exponent):
             raise Overflow(
                 f"the rate is a multiple of exp(beta) with beta = {self.beta}, beyond "
@@ -304,8 +306,8 @@ class Equiangular(eqx.Module):
             ) from None
 
     def _reduced(self, dtype: jnp.dtype) -> Reduced:
-        way = self._way(1.0)
-        numbers = (self.count, self.beta, way.gap, way.room)
+        interval = self._interval(1.0)
+        numbers = (self.count, self.beta, interval.gap, interval.room)
         arrays = (jnp.asarray(number, dtype) for number in numbers)
         return Reduced(*arrays, self.scheme, self.is_softmax, self.rests)
 
@@ -356,30 +358,3 @@ def _checked_depths(depths: ArrayLike) -> Float[Array, " t"]:
         increases = bool((np.diff(array) > 0).all()) and bool(array[0] >= 0)
         check(increases, "depths must increase, from 0 or later.")
     return array
-
-
-@singledispatch
-def _law(scheme, speed: float) -> LongTimeLaw:
-    raise Unsupported(f"no law is known for {type(scheme).__name__}; fit one to gap().")
-
-
-@_law.register(PreNorm)
-@_law.register(PeriNorm)
-@_law.register(MixNorm)
-def _(scheme, speed):
-    return LongTimeLaw("power", 2.0)
-
-
-@_law.register
-def _(scheme: PostNorm, speed):
-    return LongTimeLaw("exponential", 2 * speed)
-
-
-@_law.register
-def _(scheme: NGPT, speed):
-    return LongTimeLaw("exponential", 2 * scheme.alpha)
-
-
-@_law.register
-def _(scheme: SqrtScaling, speed):
-    return LongTimeLaw("stretched", 4 * speed)

@@ -17,7 +17,10 @@ from meanformer.observables.equiangular.equiangular import (
     checked_level,
     checked_start,
 )
-from meanformer.observables.equiangular.times import log_clustering_time, way_between
+from meanformer.observables.equiangular.times import (
+    interval_between,
+    log_clustering_time,
+)
 from meanformer.typing import ArrayLike
 
 ITERATIONS = 100
@@ -104,10 +107,10 @@ def phase_curve(
         )
     times = _checked_times(depths)
 
-    way = way_between(count, start, level)
+    interval = interval_between(count, start, level)
 
     def log_time(beta):
-        return log_clustering_time(way, beta, is_softmax=is_softmax)
+        return log_clustering_time(interval, beta, is_softmax=is_softmax)
 
     sign = 1 if is_softmax else -1
     wanted = np.log(times)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from meanformer.numerics.special.quadrature import gauss_legendre
+from meanformer.numerics.special.quadrature import gauss_legendre, gauss_panels
 
 NODES = 16
 PANEL = 3.5  # the integrand has its nearest singularities at distance pi
@@ -30,7 +30,7 @@ class LogTime(NamedTuple):
     slope: Numbers
 
 
-class Way(NamedTuple):
+class Interval(NamedTuple):
     r"""From one inner product to a larger one.
 
     Attributes:
@@ -64,11 +64,11 @@ class Way(NamedTuple):
         return rise, self.count * self.room / total
 
 
-def way_between(count: int, start: float, level: float) -> Way:
-    """Return the way from a start to a level, its differences rounded only once."""
+def interval_between(count: int, start: float, level: float) -> Interval:
+    """Return the interval from a start to a level, with differences rounded once."""
     below, above = Fraction(start), Fraction(level)
     room = below + Fraction(1, count - 1)
-    return Way(count, start, float(1 - below), float(room), float(above - below))
+    return Interval(count, start, float(1 - below), float(room), float(above - below))
 
 
 def relative_attention(count, kappa, fall, excess):
@@ -89,7 +89,7 @@ def relative_attention(count, kappa, fall, excess):
 
 
 def log_clustering_time(
-    way: Way, beta: Numbers, *, is_softmax: bool, by_length: bool = False
+    interval: Interval, beta: Numbers, *, is_softmax: bool, by_length: bool = False
 ) -> LogTime:
     r"""Time in which the common inner product rises from one value to another.
 
@@ -98,7 +98,7 @@ def log_clustering_time(
     with $s = 1$, or $s = |A|$.
 
     Args:
-        way: start and end.
+        interval: start and end.
         beta: inverse temperatures, any shape.
         is_softmax: whether attention is divided by its mass.
         by_length: whether the speed is divided by the length of the attention.
@@ -107,24 +107,26 @@ def log_clustering_time(
         Logarithm and logarithmic derivative (the latter for $s = 1$ only), of the shape
         of beta. Cost: some hundred exponentials for each.
     """
-    z, weights = _rule(way, beta)
-    beta = beta[..., None]
-    log_terms = _log_slowness(way, beta, z, is_softmax, by_length)
-    rise, _ = way.risen(z)
-    growth = -(way.start + rise)
+    shares, weights = gauss_panels(_ends(interval, beta), NODES)
+    z, beta = interval.length * shares, beta[..., None]
+    log_terms = _log_slowness(interval, beta, z, is_softmax, by_length)
+    rise, _ = interval.risen(z)
+    growth = -(interval.start + rise)
     if is_softmax:
-        growth = (way.gap - rise) * np.exp(beta * (way.gap - rise) - log_terms)
+        growth = (interval.gap - rise) * np.exp(
+            beta * (interval.gap - rise) - log_terms
+        )
     largest = log_terms.max(axis=-1, keepdims=True)
     masses = weights * np.exp(log_terms - largest)
     total = masses.sum(axis=-1)
-    log_scale = np.log(way.length) - np.log(2 * way.count)
+    log_scale = np.log(interval.length) - np.log(2 * interval.count)
     log_time = largest[..., 0] + np.log(total) + log_scale
     slope = (masses * growth).sum(axis=-1) / total
     return LogTime(np.asarray(log_time), np.asarray(slope))
 
 
 def log_growing_time(
-    way: Way, beta: float, *, is_softmax: bool, by_length: bool
+    interval: Interval, beta: float, *, is_softmax: bool, by_length: bool
 ) -> float:
     r"""Logarithm of the time if the speed is also divided by a radius that grows.
 
@@ -134,7 +136,7 @@ def log_growing_time(
     where the integrand is negligible.
 
     Args:
-        way: start and end.
+        interval: start and end.
         beta: the inverse temperature.
         is_softmax: whether attention is divided by its mass.
         by_length: whether the speed is divided by the length of the attention.
@@ -142,12 +144,12 @@ def log_growing_time(
     Returns:
         The logarithm, infinite where that itself is too large for a number.
     """
-    ends = way.length * _ends(way, np.array(beta))
+    ends = interval.length * _ends(interval, np.array(beta))
     nodes, masses = gauss_legendre(NODES)
     shares = (1 + nodes) / 2
 
     def growth(z):
-        return np.exp(_log_growth(way, beta, z)) / (2 * way.count)
+        return np.exp(_log_growth(interval, beta, z)) / (2 * interval.count)
 
     with np.errstate(over="ignore", invalid="ignore"):
         while True:
@@ -164,49 +166,43 @@ def log_growing_time(
         z = low + width * shares
         parts = (z - low)[..., None]
         inside = (parts * masses * growth(low[..., None] + parts * shares)).sum(-1)
-        log_terms = _log_slowness(way, np.array(beta), z, is_softmax, by_length)
+        log_terms = _log_slowness(interval, np.array(beta), z, is_softmax, by_length)
         log_terms = log_terms + inside - left[:-1, None]
     largest = log_terms.max()
-    total = (width / way.length * masses * np.exp(log_terms - largest)).sum()
-    log_scale = np.log(way.length) - np.log(2 * way.count)
+    total = (width / interval.length * masses * np.exp(log_terms - largest)).sum()
+    log_scale = np.log(interval.length) - np.log(2 * interval.count)
     return float(left[0] + largest + np.log(total) + log_scale)
 
 
-def _log_slowness(way: Way, beta, z: Grid, is_softmax: bool, by_length: bool) -> Grid:
+def _log_slowness(
+    interval: Interval, beta, z: Grid, is_softmax: bool, by_length: bool
+) -> Grid:
     """Return the logarithm of one, or the length, over the share of another."""
-    rise, kappa = way.risen(z)
-    score = beta * (way.gap - rise)
+    rise, kappa = interval.risen(z)
+    score = beta * (interval.gap - rise)
     if by_length:
-        parts = relative_attention(way.count, kappa, np.exp(-score), -np.expm1(-score))
+        parts = relative_attention(
+            interval.count, kappa, np.exp(-score), -np.expm1(-score)
+        )
         return score + np.log(parts[1])
     if is_softmax:
-        return np.logaddexp(score, np.log(way.count - 1))
-    return np.log(way.count) - beta * (way.start + rise)
+        return np.logaddexp(score, np.log(interval.count - 1))
+    return np.log(interval.count) - beta * (interval.start + rise)
 
 
-def _log_growth(way: Way, beta: float, z: Grid) -> Grid:
+def _log_growth(interval: Interval, beta: float, z: Grid) -> Grid:
     """Return the logarithm of the radial part over the share of another."""
-    rise, kappa = way.risen(z)
-    score = beta * (way.gap - rise)
-    parts = relative_attention(way.count, kappa, np.exp(-score), -np.expm1(-score))
+    rise, kappa = interval.risen(z)
+    score = beta * (interval.gap - rise)
+    parts = relative_attention(interval.count, kappa, np.exp(-score), -np.expm1(-score))
     return score + np.log(parts[0])
 
 
-def _ends(way: Way, beta: Numbers) -> Grid:
+def _ends(interval: Interval, beta: Numbers) -> Grid:
     """Return ends of panels from 0 to 1, fine where the integrand is steep."""
-    even = np.linspace(0, 1, int(np.ceil(way.length / PANEL)) + 1)
+    even = np.linspace(0, 1, int(np.ceil(interval.length / PANEL)) + 1)
     with np.errstate(divide="ignore"):
-        falls = np.minimum(np.array(FALLS) / beta[..., None], way.rise)
-    steep = np.minimum(way.variable(falls) / way.length, 1)
+        falls = np.minimum(np.array(FALLS) / beta[..., None], interval.rise)
+    steep = np.minimum(interval.variable(falls) / interval.length, 1)
     shape = (*beta.shape, len(even))
     return np.sort(np.concatenate([np.broadcast_to(even, shape), steep], -1), -1)
-
-
-def _rule(way: Way, beta: Numbers) -> tuple[Grid, Grid]:
-    """Return nodes in the variable, and weights of sum one."""
-    ends = _ends(way, beta)
-    nodes, masses = gauss_legendre(NODES)
-    low, width = ends[..., :-1, None], np.diff(ends)[..., None]
-    z = way.length * (low + width * (1 + nodes) / 2)
-    weights = width * masses
-    return z.reshape(*beta.shape, -1), weights.reshape(*beta.shape, -1)

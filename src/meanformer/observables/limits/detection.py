@@ -348,7 +348,9 @@ def _facts(scene: _Scene, prediction, phase: BooleanPhase) -> dict:
     )
     offsets = None
     if len(prediction.functionals) == 1:
-        offsets = _distinct(settled[leaders, 0], extent)
+        ordered = np.sort(settled[leaders, 0])
+        # Those that agree up to rounding once.
+        offsets = ordered[np.append(True, np.diff(ordered) > 1e-9 * extent)]
     return {
         "following": scene.following,
         "leaders": scene.members[leaders],
@@ -361,12 +363,6 @@ def _facts(scene: _Scene, prediction, phase: BooleanPhase) -> dict:
         "phase": phase,
         "places": scene.labels,
     }
-
-
-def _distinct(values: np.ndarray, extent: float) -> np.ndarray:
-    """Values in order, those that agree up to rounding once."""
-    ordered = np.sort(values)
-    return ordered[np.append(True, np.diff(ordered) > 1e-9 * extent)]
 
 
 def _reason(facts: dict, is_taken_over: bool) -> str:
@@ -384,7 +380,11 @@ def _detect_origin(trajectory, reading: Reading, prediction) -> LimitDetection:
     depths, means, traces = _moments(trajectory, reading)
     depth = float(depths[-1])
     if traces.max() <= (COINCIDENT * means.max()) ** 2:
-        return _detect_fall(prediction, depth, means, reading.tolerance)
+        where = f"at the distance {means[-1]:.2g} from zero"
+        reason = f"all tokens are in one place, {where}"
+        if means[-1] <= reading.tolerance * means[0]:
+            return LimitDetection("origin", "reached", reason, depth, prediction)
+        return _open(prediction, depth, reason, "not reached")
     late = (depths > 0) & (depths >= depth / LAST_PART)
     if late.sum() < 3 or depths[late][0] > 0.5 * depth:
         reason = "the last decade of depth holds fewer than three saved depths"
@@ -400,14 +400,6 @@ def _detect_origin(trajectory, reading: Reading, prediction) -> LimitDetection:
             "origin", "reached", reason, depth, prediction, exponent=exponent
         )
     return _open(prediction, depth, reason, "not reached", exponent=exponent)
-
-
-def _detect_fall(prediction, depth: float, means, tolerance) -> LimitDetection:
-    """Tokens of one place, which fall exponentially."""
-    reason = f"all tokens are in one place, at the distance {means[-1]:.2g} from zero"
-    if means[-1] <= tolerance * means[0]:
-        return LimitDetection("origin", "reached", reason, depth, prediction)
-    return _open(prediction, depth, reason, "not reached")
 
 
 def _moments(trajectory, reading: Reading):

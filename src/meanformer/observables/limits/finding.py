@@ -29,7 +29,7 @@ from meanformer.observables.limits.prediction import (
     attention_of,
     predict_limit,
 )
-from meanformer.observables.limits.walk import SAVED, Walk
+from meanformer.observables.limits.search import SAVED, LimitSearch
 
 
 class LimitReport(eqx.Module):
@@ -159,8 +159,10 @@ def find_limit(
     save = as_integer("save", save, least=3)
     check(depth is None or depth > 0, f"depth is {depth}; it must be positive.")
     prediction, attention = predict_limit(gamma), attention_of(gamma)
-    walk = Walk(attention, prediction, cloud, depth, save, rtol, atol, progress)
-    path, reading, found = walk.on()
+    search = LimitSearch(
+        attention, prediction, cloud, depth, save, rtol, atol, progress
+    )
+    path, reading, found = search.run()
     if second_look:
         found = _confirmed(found, reading, path)
     return LimitReport(prediction, found, path)
@@ -179,7 +181,7 @@ def _confirmed(
     extent = max(float(np.abs(found.limits).max(initial=0)), 1e-300)
     for side in (1.0, -1.0):
         moved = _moved(first, side * reading.accuracy)
-        other = Walk(reading.attention, found.prediction, moved).on().found
+        other = LimitSearch(reading.attention, found.prediction, moved).run().found
         apart = np.inf
         if other.verdict == "reached" and other.limits is not None:
             apart = float(np.abs(other.limits - found.limits).max()) / extent

@@ -128,7 +128,12 @@ def attention_of(
 ) -> AbstractAttention:
     """Return the single attention layer of a map, a flow or a rescaled flow."""
     if isinstance(gamma, Flow):
-        _check_flow(gamma)
+        if not isinstance(gamma.space, Euclidean):
+            raise Unsupported(
+                f"the flow is on {type(gamma.space).__name__}(); these limits are of "
+                "tokens in R^d; on the sphere count_clusters tells."
+            )
+        check(gamma.noise is None, "limits are known for flows without noise.")
         gamma = gamma.velocity
     if isinstance(gamma, Rescaled):
         return gamma.attention
@@ -141,15 +146,6 @@ def attention_of(
             "several heads give one."
         )
     return gamma
-
-
-def _check_flow(flow: Flow) -> None:
-    if not isinstance(flow.space, Euclidean):
-        raise Unsupported(
-            f"the flow is on {type(flow.space).__name__}(); these limits are of tokens "
-            "in R^d; on the sphere count_clusters tells."
-        )
-    check(flow.noise is None, "limits are known for flows without noise.")
 
 
 class _Holds(eqx.Module):

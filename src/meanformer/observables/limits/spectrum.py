@@ -114,7 +114,9 @@ def _eigenspace(matrix, value: float, count: int):
     """
     left, sizes, right = np.linalg.svd(matrix - value * np.eye(len(matrix)))
     vectors, functionals = right[-count:], left[:, -count:].T
-    vectors = vectors * _signs(vectors)
+    # The largest entry of every vector is positive.
+    largest = np.abs(vectors).argmax(axis=1)
+    vectors = vectors * np.sign(vectors[np.arange(count), largest])[:, None]
     pairing = functionals @ vectors.T
     cosine = float(np.linalg.svd(pairing, compute_uv=False)[-1])
     if cosine < SKEW:
@@ -122,12 +124,6 @@ def _eigenspace(matrix, value: float, count: int):
         return nothing, nothing, cosine, float(sizes[-count])
     dual = np.linalg.solve(pairing, functionals)
     return vectors, dual, cosine, float(sizes[-count])
-
-
-def _signs(vectors: np.ndarray) -> np.ndarray:
-    """Signs that make the largest entry of every vector positive."""
-    largest = np.abs(vectors).argmax(axis=1)
-    return np.sign(vectors[np.arange(len(vectors)), largest])[:, None]
 
 
 def leading_positive(

@@ -40,7 +40,8 @@ def free_spaces(layer: AbstractInContextMap, slack: float) -> list[np.ndarray]:
     """
     matrices, vectors = [], []
     for term in terms_of(layer):
-        if isinstance(term, AbstractExponential | Sigmoid) and not _has_bias(term):
+        is_attention = isinstance(term, AbstractExponential | Sigmoid)
+        if is_attention and term.query_bias is None and term.value_bias is None:
             matrices += [term.temperature * term.score, term.value]
         elif isinstance(term, Perceptron):
             vectors += [term.weights_in, term.weights_out.T]
@@ -57,13 +58,15 @@ def free_spaces(layer: AbstractInContextMap, slack: float) -> list[np.ndarray]:
 def _common_spaces(
     matrices: list[np.ndarray], vectors: list[np.ndarray], slack: float
 ) -> list[np.ndarray]:
-    matrices = [_unit(matrix) for matrix in matrices]
+    sizes = [np.abs(matrix).max(initial=0) or 1.0 for matrix in matrices]
+    matrices = [matrix / size for matrix, size in zip(matrices, sizes, strict=True)]
     for matrix in matrices:
         if matrix.shape != matrix.T.shape or not agree(matrix, matrix.T, slack):
             return []
     marked = np.zeros((0, 0))
     if vectors:
-        marked = _orthonormal(np.concatenate(vectors), slack)
+        _, sizes, right = np.linalg.svd(np.concatenate(vectors), full_matrices=False)
+        marked = right[sizes > slack * sizes.max(initial=0)].T
         matrices = [*matrices, marked @ marked.T]
     # A combination that mixes no two sets of eigenvalues, except by accident.
     blend = sum(np.sqrt(1 + k) * matrix for k, matrix in enumerate(matrices))
@@ -77,22 +80,7 @@ def _common_spaces(
     return [space for space in spaces if np.abs(marked.T @ space).max(initial=0) < 0.5]
 
 
-def _orthonormal(rows: np.ndarray, slack: float) -> np.ndarray:
-    """Return an orthonormal basis of the span of rows, as columns."""
-    _, sizes, right = np.linalg.svd(rows, full_matrices=False)
-    return right[sizes > slack * sizes.max(initial=0)].T
-
-
-def _unit(matrix: np.ndarray) -> np.ndarray:
-    largest = np.abs(matrix).max(initial=0)
-    return matrix / largest if largest > 0 else matrix
-
-
 def _is_eigenspace(matrix: np.ndarray, space: np.ndarray, slack: float) -> bool:
     image = matrix @ space
     level = np.trace(space.T @ image) / space.shape[1]
     return bool(np.abs(image - level * space).max() <= slack)
-
-
-def _has_bias(layer: AbstractExponential | Sigmoid) -> bool:
-    return layer.query_bias is not None or layer.value_bias is not None

@@ -7,7 +7,7 @@ from meanformer.attention import Softmax
 from meanformer.errors import check
 from meanformer.flows import HardmaxPath, hardmax_flow
 from meanformer.measures import TokenCloud
-from meanformer.numerics.special.quadrature import gauss_legendre
+from meanformer.numerics.special.quadrature import gauss_panels
 from meanformer.observables.low_temperature.comparison import (
     checked_betas,
     checked_depths,
@@ -97,10 +97,8 @@ def _integral(
     first = SMALLEST_PIECE / max(float(slopes.max()), 1.0)
     count = int(np.ceil(-np.log2(first)))
     cuts = np.unique(np.clip(np.append(0.0, 2.0 ** -np.arange(count + 1.0)), end, 1))
-    nodes, masses = map(np.asarray, gauss_legendre(NODES_PER_PIECE))
-    widths = np.diff(cuts)[:, None]
-    places = (cuts[:-1, None] + widths * (nodes + 1) / 2).ravel()
+    places, masses = gauss_panels(cuts, NODES_PER_PIECE)
     logs = np.log(weights)[None] - places[:, None] * slopes[None]
     shares = np.exp(logs - logs.max(axis=1, keepdims=True))
     shares /= shares.sum(axis=1, keepdims=True)
-    return (widths * masses).ravel() @ (shares @ lags)
+    return masses @ (shares @ lags)

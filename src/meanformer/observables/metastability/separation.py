@@ -96,9 +96,12 @@ def separation(
     if apart is not None:
         value = float(2 * beta * np.sin(max(apart - 2 * epsilon, 0) / 2) ** 2)
     failure = _failure(radius, epsilon, value, needed)
+    success = f"separated: {len(groups.masses)} groups"
+    if len(groups.masses) == 1:
+        success = "one group, with nothing to be separated from"
     return Separation(
         failure is None,
-        failure or _success(len(groups.masses)),
+        failure or success,
         groups,
         radius,
         apart,
@@ -119,12 +122,6 @@ def _failure(
     if value is not None and value < needed:
         return f"not separated: beta (1 - cos) is {value:.6g}, below {needed:.6g}"
     return None
-
-
-def _success(count: int) -> str:
-    if count == 1:
-        return "one group, with nothing to be separated from"
-    return f"separated: {count} groups"
 
 
 def _log_gradient(cloud: TokenCloud, beta: float) -> float | None:

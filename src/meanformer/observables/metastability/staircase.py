@@ -99,7 +99,12 @@ def greedy_staircase(layer: AbstractInContextMap, cloud: TokenCloud) -> Staircas
         under `jit`.
     """
     is_softmax = attraction_of(layer, "greedy staircases").is_softmax
-    _check(cloud)
+    check_cloud("cloud", cloud)
+    check(
+        is_concrete(cloud.points) and is_concrete(cloud.weights),
+        "greedy_staircase needs concrete tokens; call it outside of jit.",
+    )
+    Sphere().check(cloud.points)
     weights = np.asarray(cloud.weights, np.float64)
     return climbed(cloud, is_softmax, weights, (weights > 0).astype(float))
 
@@ -208,15 +213,6 @@ class _Groups:
 
 
 _distance = jax.jit(Sphere().distance)
-
-
-def _check(cloud: TokenCloud) -> None:
-    check_cloud("cloud", cloud)
-    check(
-        is_concrete(cloud.points) and is_concrete(cloud.weights),
-        "greedy_staircase needs concrete tokens; call it outside of jit.",
-    )
-    Sphere().check(cloud.points)
 
 
 def _as_staircase(steps: list, levels: list[float], cloud: TokenCloud) -> Staircase:

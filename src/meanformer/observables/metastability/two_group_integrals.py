@@ -10,7 +10,7 @@ rounding. All is computed by numpy in float64, whatever JAX is set to.
 import numpy as np
 from jaxtyping import Array, Float
 
-from meanformer.numerics.special.quadrature import gauss_legendre
+from meanformer.numerics.special.quadrature import gauss_panels
 
 NODES = 20
 PANEL = 1.0
@@ -50,7 +50,7 @@ def log_dwell_integral(
     falls = np.clip(falls, least, below)
     steep = np.clip(np.log(falls / (1 - falls)) / 2, first, last)
     even = np.linspace(first, last, int(np.ceil((last - first) / PANEL)) + 1)
-    u, weights = panels(np.sort(np.concatenate([even, steep])))
+    u, weights = gauss_panels(np.sort(np.concatenate([even, steep])), NODES)
     rises = _rise(u)
     logs = 2 * beta * (rises - height)
     if is_softmax:
@@ -77,7 +77,7 @@ def first_way(beta: float, masses: Masses, start: float, end: float) -> float:
     scale = 1 / np.sqrt(max(beta, FLATTEST))
     near = np.clip(scale * np.arange(1, 13), end, start)
     even = np.linspace(end, start, int(np.ceil((start - end) / PANEL)) + 1)
-    angles, weights = panels(np.sort(np.concatenate([even, near])))
+    angles, weights = gauss_panels(np.sort(np.concatenate([even, near])), NODES)
     first, second = relative_pulls(np.exp(-2 * beta * np.sin(angles / 2) ** 2), masses)
     return float(weights @ (first / (first + second)))
 
@@ -95,10 +95,3 @@ def _rise(u: Numbers) -> Numbers:
     r"""Return $\sin^2(\varphi/2)$ where $\tan(\varphi/2) = e^u$, to rounding."""
     small = np.exp(-2 * np.abs(u))
     return np.where(u > 0, 1, small) / (1 + small)
-
-
-def panels(ends: Float[np.ndarray, " e"]) -> tuple[Numbers, Numbers]:
-    """Return nodes and weights of Gauss rules on panels between increasing ends."""
-    nodes, masses = gauss_legendre(NODES)
-    low, width = ends[:-1, None], np.diff(ends)[:, None]
-    return (low + width * (1 + nodes) / 2).ravel(), (width * masses).ravel()

@@ -124,7 +124,10 @@ def crossings(sites: Sites) -> Crossings:
     else:
         high[-1] += sites.bump.period
     if len(low) > 1 or high[0] > low[0]:
-        leaves = leaves.joined(_convex(low, high))
+        # Between tokens the derivative increases.
+        trend = np.ones(len(low), np.int64)
+        unknown = np.zeros((len(low), 2), np.int64)
+        leaves = leaves.joined(Leaves(low, high, 0 * trend, trend, unknown))
     return _read(leaves, sites.bump.period)
 
 
@@ -301,13 +304,6 @@ def _pairs(
     token = np.arange(len(cell)) - starts[cell] + first[cell]
     gaps = sites.around[token] - points[index][cell]
     return cell, gaps, sites.logs[token % len(sites.places)], starts
-
-
-def _convex(low: np.ndarray, high: np.ndarray) -> Leaves:
-    """The stretches between tokens, where the derivative increases."""
-    trend = np.ones(len(low), np.int64)
-    unknown = np.zeros((len(low), 2), np.int64)
-    return Leaves(low, high, np.zeros_like(trend), trend, unknown)
 
 
 def _read(leaves: Leaves, period: float | None) -> Crossings:

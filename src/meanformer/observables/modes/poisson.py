@@ -60,17 +60,13 @@ def _density(rate: Float[Array, "..."]) -> Float[Array, "..."]:
     index = jnp.clip(index, 0, len(nodes) - 2)
     width = nodes[index + 1] - nodes[index]
     share = (jnp.minimum(rate, last) - nodes[index]) / width
-    inside = _hermite(share, values[index], values[index + 1])
+    # The cubic between two values that is level at both, and what slopes add to it.
+    step = values[index + 1] - values[index]
+    inside = values[index] + step * share**2 * (3 - 2 * share)
     rise = slopes[index] * (1 - share) - slopes[index + 1] * share
     inside = inside + width * share * (1 - share) * rise
     beyond = DENSE_LIMIT - (DENSE_LIMIT - values[-1]) * last / jnp.maximum(rate, last)
     return jnp.where(rate > last, beyond, inside)
-
-
-def _hermite(share: Array, first: Array, second: Array) -> Array:
-    """The cubic between two values that is level at both."""
-    rise = share**2 * (3 - 2 * share)
-    return first + (second - first) * rise
 
 
 @functools.cache

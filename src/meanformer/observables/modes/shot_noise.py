@@ -20,10 +20,13 @@ factor of Gamma's law, which is elementary, and only the tokens at the rim, wher
 $\rho w$ is of order one, have to be resolved.
 """
 
+import itertools
+
 import numpy as np
 from jaxtyping import Float
 
 from meanformer.errors import as_doubles, as_number, check
+from meanformer.numerics.special.quadrature import gauss_panels
 from meanformer.typing import ArrayLike
 
 _SHAPE = 400.0  # of the law of the common factor, whose relative spread is 1/20
@@ -158,9 +161,7 @@ def _rim_angles(rim: float) -> tuple[np.ndarray, np.ndarray]:
 
 def _panels(ends, counts) -> tuple[np.ndarray, np.ndarray]:
     """Nodes and weights of Gauss and Legendre on neighbouring intervals."""
-    nodes, weights = [], []
-    for low, high, count in zip(ends[:-1], ends[1:], counts, strict=True):
-        points, shares = np.polynomial.legendre.leggauss(count)
-        nodes.append(low + (high - low) * (points + 1) / 2)
-        weights.append((high - low) / 2 * shares)
+    pairs = zip(itertools.pairwise(ends), counts, strict=True)
+    rules = [gauss_panels(np.array(pair, float), count) for pair, count in pairs]
+    nodes, weights = zip(*rules, strict=True)
     return np.concatenate(nodes), np.concatenate(weights)

@@ -9,13 +9,13 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from meanformer.errors import Unsupported
-from meanformer.observables.phases.merging import Flock, joined, shrunk
+from meanformer.observables.phases.merging import StartGroup, joined, shrunk
 from meanformer.observables.phases.options import Options, Recipe
 from meanformer.observables.phases.starts import Maps
-from meanformer.observables.phases.walk import (
+from meanformer.observables.phases.stepping import (
     MOST_STEPS,
+    BatchState,
     Course,
-    Walk,
     begun,
     continued,
     renewed,
@@ -42,27 +42,15 @@ class Followed(NamedTuple):
 
 
 class Stage(NamedTuple):
-    """Starts at the end of a stage.
+    """Starts at the end of a stage: one row for each of them.
 
     Attributes:
-        states: what moves.
-        values: what was read, from the first depth of the stage on.
-        index: the first depth that was not read.
-        depth: where they are.
-        width: the step to try next.
-        steps: accepted steps.
-        rejected: rejected steps.
+        walk: how far they have come, without what the reader looks at.
         is_final: whether the value is one from now on.
         together: which tokens have met.
     """
 
-    states: Float[Array, "b n c"]
-    values: Float[Array, "b t"]
-    index: Int[Array, " b"]
-    depth: Float[Array, " b"]
-    width: Float[Array, " b"]
-    steps: Int[Array, " b"]
-    rejected: Int[Array, " b"]
+    walk: BatchState
     is_final: Bool[Array, " b"]
     together: Bool[Array, "b n n"]
 
@@ -89,7 +77,7 @@ def follow(
     found = Followed(
         np.zeros((number, len(options.depths))), np.zeros(number), np.zeros(number)
     )
-    start = Flock(
+    start = StartGroup(
         states,
         np.ones((number, count), states.dtype),
         np.arange(number),
@@ -109,61 +97,67 @@ def follow(
 
 
 def _through_stages(
-    options: Options, beta: float, start: Flock, batch_size: int, found: Followed
+    options: Options, beta: float, start: StartGroup, batch_size: int, found: Followed
 ) -> None:
     """Follow identity attention, with new batches at the end of every stage."""
     number, count = start.numbers.shape
     is_gram = options.integrates_gram(count, start.states.shape[2])
     recipe = options.recipe(beta, is_gram=is_gram)
     is_many = number >= MANY and options.quantity != "rank"
-    flocks, depth, index = [start], 0.0, 0
+    groups, depth, index = [start], 0.0, 0
     for share in STAGES if is_many else STAGES[-1:]:
         stop, following = share * float(options.depths[-1]), []
         read = len(options.depths)
         course = options.course(stop)
-        for flock in flocks:
+        for group in groups:
             # Smaller clouds in larger batches: as many tokens.
-            size = min(number, batch_size * count // flock.numbers.shape[1])
+            size = min(number, batch_size * count // group.numbers.shape[1])
             batches = min(BATCHES_AT_ONCE, -(-number // size))
-            for part in flock.split(batches * size):
+            for part in group.split(batches * size):
                 stage = _followed(recipe, part, course, (batches, size), depth, index)
-                _check_arrived(stage.depth, stop, beta)
+                _check_arrived(stage.walk.depth, stop, beta)
                 # Batches that have become one cluster have read to the end.
-                read = min(read, int(stage.index.min()))
+                read = min(read, int(stage.walk.index.min()))
                 left, together = _noted(stage, part, found, index)
                 if share < 1 and len(left.places) > 0:
                     following += shrunk(left, together, count=count, is_gram=is_gram)
-        flocks, depth, index = joined(following), stop, read
+        groups, depth, index = joined(following), stop, read
 
 
 def _followed(
     recipe: Recipe,
-    flock: Flock,
+    group: StartGroup,
     course: Course,
     shape: tuple[int, int],
     depth: float,
     index: int,
 ) -> Stage:
     """Follow starts through one stage, in batches; the last repeats its starts."""
-    number, (batches, size) = len(flock.places), shape
+    number, (batches, size) = len(group.places), shape
     used = -(-number // size)
     # Starts that fill up are those of the last batch again, so as not to slow it.
     last = np.arange((used - 1) * size, number)
     rest = np.resize(last, batches * size - number)
     order = np.append(np.arange(number), rest).reshape(shape)
-    widths = flock.widths[order].min(axis=1)
+    widths = group.widths[order].min(axis=1)
     stage = _stage(
         recipe,
-        jnp.asarray(flock.states[order]),
-        jnp.asarray(flock.numbers[order]),
+        jnp.asarray(group.states[order]),
+        jnp.asarray(group.numbers[order]),
         jnp.asarray(widths),
         jnp.asarray(np.arange(batches) < used),
         course,
         jnp.asarray(index),
         jnp.asarray(depth, widths.dtype),
     )
-    flat = (np.asarray(leaf) for leaf in stage)
-    return Stage(*(leaf.reshape(-1, *leaf.shape[2:])[:number] for leaf in flat))
+
+    def of_starts(leaf: Array) -> np.ndarray:
+        rows = np.asarray(leaf)
+        # Depth, steps and the like are those of the batch.
+        rows = np.repeat(rows[:, None], size, 1) if rows.ndim == 1 else rows
+        return rows.reshape(-1, *rows.shape[2:])[:number]
+
+    return jax.tree.map(of_starts, stage)
 
 
 @eqx.filter_jit
@@ -193,27 +187,25 @@ def _stage(
         rounding = 8 * jnp.finfo(gaps.dtype).eps
         met = MET * jnp.minimum(course.tolerance, recipe.bound)
         together = (gaps < met) & ((closing >= CLOSING * gaps) | (gaps < rounding))
-        numbers = (walk.index, walk.depth, walk.width, walk.steps, walk.rejected)
-        each = (jnp.broadcast_to(number, (len(state),)) for number in numbers)
         final = reader.is_final(walk.seen)
-        return Stage(walk.state, walk.values, *each, final, together)
+        return Stage(walk._replace(rate=None, seen=None), final, together)
 
     return jax.lax.map(of_batch, (states, numbers, widths, is_used))
 
 
 def _noted(
-    stage: Stage, flock: Flock, found: Followed, first: int
-) -> tuple[Flock, Bool[np.ndarray, "b n n"]]:
+    stage: Stage, group: StartGroup, found: Followed, first: int
+) -> tuple[StartGroup, Bool[np.ndarray, "b n n"]]:
     """Keep what was read; return the starts that go on, and which tokens have met."""
-    is_final = np.asarray(stage.is_final)
-    is_ahead = np.arange(stage.values.shape[1])[None, :] >= stage.index[:, None]
-    values = np.where(is_final[:, None] & is_ahead, 1, stage.values)
-    found.values[flock.places, first:] = values[:, first:]
-    found.steps[flock.places] += stage.steps
-    found.rejected[flock.places] += stage.rejected
-    moved = Flock(stage.states, flock.numbers, flock.places, stage.width)
+    walk, is_final, together = stage
+    is_ahead = np.arange(walk.values.shape[1])[None, :] >= walk.index[:, None]
+    values = np.where(is_final[:, None] & is_ahead, 1, walk.values)
+    found.values[group.places, first:] = values[:, first:]
+    found.steps[group.places] += walk.steps
+    found.rejected[group.places] += walk.rejected
+    moved = StartGroup(walk.state, group.numbers, group.places, walk.width)
     going = np.flatnonzero(~is_final)
-    return moved.taken(going), np.asarray(stage.together)[going]
+    return moved.taken(going), np.asarray(together)[going]
 
 
 def _under_maps(
@@ -222,7 +214,7 @@ def _under_maps(
     beta: float,
     states: Float[np.ndarray, "b n c"],
     places: Int[np.ndarray, " f"],
-) -> Walk:
+) -> BatchState:
     """Follow one batch under maps of its own, through all draws."""
     state = jnp.asarray(np.resize(states, (len(places), *states.shape[1:])))
     ones = jnp.ones(state.shape[:2], state.dtype)

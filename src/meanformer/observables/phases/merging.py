@@ -10,7 +10,7 @@ SHARES = (1, 2, 4, 8)
 LEAST = 4
 
 
-class Flock(NamedTuple):
+class StartGroup(NamedTuple):
     """Starts of one size of cloud, at one depth.
 
     Attributes:
@@ -25,50 +25,50 @@ class Flock(NamedTuple):
     places: Int[np.ndarray, " b"]
     widths: Float[np.ndarray, " b"]
 
-    def taken(self, chosen: np.ndarray) -> "Flock":
+    def taken(self, chosen: np.ndarray) -> "StartGroup":
         """Return some of the starts."""
-        return Flock(*(array[chosen] for array in self))
+        return StartGroup(*(array[chosen] for array in self))
 
-    def split(self, size: int) -> list["Flock"]:
+    def split(self, size: int) -> list["StartGroup"]:
         """Return batches of at most this size."""
         firsts = range(0, len(self.places), size)
         return [self.taken(np.arange(len(self.places))[i : i + size]) for i in firsts]
 
 
-def joined(flocks: list[Flock]) -> list[Flock]:
-    """Return one flock for each size of cloud, the largest first."""
-    sizes = sorted({flock.numbers.shape[1] for flock in flocks}, reverse=True)
+def joined(groups: list[StartGroup]) -> list[StartGroup]:
+    """Return one group for each size of cloud, the largest first."""
+    sizes = sorted({group.numbers.shape[1] for group in groups}, reverse=True)
     return [
-        Flock(*(np.concatenate(arrays) for arrays in zip(*alike, strict=True)))
+        StartGroup(*(np.concatenate(arrays) for arrays in zip(*alike, strict=True)))
         for size in sizes
-        if (alike := [flock for flock in flocks if flock.numbers.shape[1] == size])
+        if (alike := [group for group in groups if group.numbers.shape[1] == size])
     ]
 
 
 def shrunk(
-    flock: Flock, together: Bool[np.ndarray, "b n n"], *, count: int, is_gram: bool
-) -> list[Flock]:
+    group: StartGroup, together: Bool[np.ndarray, "b n n"], *, count: int, is_gram: bool
+) -> list[StartGroup]:
     """Replace tokens that have met by one, where a smaller size of cloud is enough.
 
     Args:
-        flock: the starts.
+        group: the starts.
         together: which tokens have met.
         count: number of tokens at the start.
         is_gram: whether the states are Gram matrices.
 
     Returns:
-        The starts, in flocks of different sizes.
+        The starts, in groups of different sizes.
     """
-    leaders = leaders_of(together, flock.numbers > 0)
-    groups = np.sum(leaders == np.arange(leaders.shape[1])[None, :], axis=1)
-    groups -= np.sum(flock.numbers == 0, axis=1)
-    own = flock.numbers.shape[1]
+    leaders = leaders_of(together, group.numbers > 0)
+    left = np.sum(leaders == np.arange(leaders.shape[1])[None, :], axis=1)
+    left -= np.sum(group.numbers == 0, axis=1)
+    own = group.numbers.shape[1]
     sizes = np.array([max(LEAST, -(-count // share)) for share in SHARES])
-    needed = np.array([min(own, sizes[sizes >= group].min()) for group in groups])
+    needed = np.array([min(own, sizes[sizes >= number].min()) for number in left])
     parts = []
     for size in np.unique(needed).tolist():
         chosen = np.flatnonzero(needed == size)
-        part = flock.taken(chosen)
+        part = group.taken(chosen)
         parts.append(
             part if size == own else _merged(part, leaders[chosen], size, is_gram)
         )
@@ -93,21 +93,23 @@ def leaders_of(
     return leaders
 
 
-def _merged(flock: Flock, leaders: np.ndarray, size: int, is_gram: bool) -> Flock:
+def _merged(
+    group: StartGroup, leaders: np.ndarray, size: int, is_gram: bool
+) -> StartGroup:
     """Return clouds of this size, with the mean direction of each group."""
     count = leaders.shape[1]
-    is_leader = (leaders == np.arange(count)[None, :]) & (flock.numbers > 0)
+    is_leader = (leaders == np.arange(count)[None, :]) & (group.numbers > 0)
     slots = np.take_along_axis(np.cumsum(is_leader, axis=1) - 1, leaders, axis=1)
     members = slots[:, None, :] == np.arange(size)[None, :, None]
-    shares = members * flock.numbers[:, None, :]
+    shares = members * group.numbers[:, None, :]
     numbers = shares.sum(axis=2)
     # A place that stays empty holds a copy of the first token.
     filled = np.where(numbers[:, :, None] > 0, shares, shares[:, :1])
-    sums = filled @ flock.states
+    sums = filled @ group.states
     if is_gram:
         sums = sums @ np.swapaxes(filled, 1, 2)
         norms = np.sqrt(np.einsum("bii->bi", sums))
         states = sums / (norms[:, :, None] * norms[:, None, :])
     else:
         states = sums / np.linalg.norm(sums, axis=2, keepdims=True)
-    return Flock(states, numbers, flock.places, flock.widths)
+    return StartGroup(states, numbers, group.places, group.widths)

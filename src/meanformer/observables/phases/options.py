@@ -24,8 +24,8 @@ from meanformer.observables.phases.readers import (
     LinkedGroups,
     Rank,
 )
+from meanformer.observables.phases.stepping import Course
 from meanformer.observables.phases.systems import AbstractSystem, Grams, Tokens
-from meanformer.observables.phases.walk import Course
 from meanformer.typing import ArrayLike
 
 QUANTITIES = ("pairs", "clusters", "rank")

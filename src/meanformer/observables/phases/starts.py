@@ -97,7 +97,7 @@ class Starts(NamedTuple):
             tokens = self.make(indices)
             if is_drawn:
                 return tokens
-            return _gram(tokens) if is_gram else reduced_tokens(tokens)
+            return _grams(tokens, tokens) if is_gram else reduced_tokens(tokens)
 
         # Some at a time: in high dimension all tokens would not fit into memory.
         firsts = np.arange(0, self.number, DRAWN_AT_ONCE)
@@ -107,9 +107,7 @@ class Starts(NamedTuple):
         return np.concatenate(pieces)
 
 
-@jax.jit
-def _gram(tokens: Float[Array, "b n d"]) -> Float[Array, "b n n"]:
-    return gram_matrices(tokens, tokens)
+_grams = jax.jit(gram_matrices)
 
 
 def checked_starts(

@@ -33,7 +33,7 @@ SAVED = 33
 
 
 @dataclasses.dataclass
-class Walk:
+class LimitSearch:
     """Tokens followed until their limit can be read off; options as `find_limit`."""
 
     attention: AbstractAttention
@@ -53,13 +53,13 @@ class Walk:
         # Errors are amplified like e^{2 lambda t} against gaps like e^{-lambda t}.
         self.growths = 0.8 * math.log(1 / rtol)
 
-    def on(self) -> "Walked":
+    def run(self) -> "SearchResult":
         """Follow the tokens."""
         if self.prediction.geometry == "origin":
             return self._to_the_origin()
         return self._to_the_last_phase()
 
-    def _to_the_origin(self) -> "Walked":
+    def _to_the_origin(self) -> "SearchResult":
         """Follow original tokens on a logarithmic scale of depth."""
         rate = -self.prediction.spectrum.leading.real
         last = DECAYS / rate if self.depth is None else self.depth
@@ -68,9 +68,9 @@ class Walk:
         flow = Flow(self.attention)
         path = _solve(flow, self.cloud, saved[-1], save=saved, **self.options)
         reading = reading_of(path)
-        return Walked(path, reading, reading.read(path))
+        return SearchResult(path, reading, reading.read(path))
 
-    def _to_the_last_phase(self) -> "Walked":
+    def _to_the_last_phase(self) -> "SearchResult":
         """Follow rescaled tokens until attention is Boolean for good."""
         last, unit = self._depth(), self._unit()
         flow = Flow(Rescaled(self.attention))
@@ -90,7 +90,7 @@ class Walk:
         if _gave_up(path) and found.verdict != "reached":
             reason = f"{found.reason}; the solve gave up there, too stiff"
             found = dataclasses.replace(found, reason=reason)
-        return Walked(path, reading, found)
+        return SearchResult(path, reading, found)
 
     def _unit(self) -> float:
         rate = self.prediction.spectrum.leading.real
@@ -104,7 +104,7 @@ class Walk:
         return (self.growths + before) * self._unit()
 
 
-class Walked(NamedTuple):
+class SearchResult(NamedTuple):
     """A path, how it is read, and what is read off it."""
 
     path: Trajectory

@@ -24,7 +24,7 @@ FIRST_MOVE = 0.03  # angle by which the fastest token moves in the first trial s
 MOST_STEPS = 20_000
 
 
-class Walk(NamedTuple):
+class BatchState(NamedTuple):
     """How far a batch has come.
 
     Attributes:
@@ -68,7 +68,7 @@ class Course(eqx.Module):
 
 def begun(
     system: AbstractSystem, reader: AbstractReader, state: State, course: Course
-) -> Walk:
+) -> BatchState:
     """Return the walk at depth zero, with nothing read."""
     rate, dtype = system.rate(state), state.dtype
     fastest = jnp.sqrt(jnp.max(jnp.sum(rate * rate, axis=2)))
@@ -77,10 +77,12 @@ def begun(
     values = jnp.zeros((len(state), len(course.depths)), dtype)
     seen = reader.look(system, state, rate)
     start = jnp.zeros((), dtype)
-    return Walk(start, width, state, rate, seen, zero, values, zero, zero)
+    return BatchState(start, width, state, rate, seen, zero, values, zero, zero)
 
 
-def renewed(system: AbstractSystem, reader: AbstractReader, walk: Walk) -> Walk:
+def renewed(
+    system: AbstractSystem, reader: AbstractReader, walk: BatchState
+) -> BatchState:
     """Return the walk where it is, under another system."""
     rate = system.rate(walk.state)
     seen = reader.look(system, walk.state, rate)
@@ -88,21 +90,21 @@ def renewed(system: AbstractSystem, reader: AbstractReader, walk: Walk) -> Walk:
 
 
 def continued(
-    system: AbstractSystem, reader: AbstractReader, walk: Walk, course: Course
-) -> Walk:
+    system: AbstractSystem, reader: AbstractReader, walk: BatchState, course: Course
+) -> BatchState:
     """Go on to the end of the course."""
 
-    def is_on_the_way(walk: Walk) -> Bool[Array, ""]:
+    def is_on_the_way(walk: BatchState) -> Bool[Array, ""]:
         is_new = walk.steps + walk.rejected < MOST_STEPS
         return is_new & (walk.depth < course.stop)
 
-    def forward(walk: Walk) -> Walk:
+    def forward(walk: BatchState) -> BatchState:
         return _stepped(system, reader, walk, course)
 
     return jax.lax.while_loop(is_on_the_way, forward, walk)
 
 
-def _stepped(system, reader, walk: Walk, course: Course) -> Walk:
+def _stepped(system, reader, walk: BatchState, course: Course) -> BatchState:
     """Try a step; accept it or make it shorter."""
     room = course.stop - walk.depth
     is_last = walk.width >= 0.999 * room
@@ -116,10 +118,10 @@ def _stepped(system, reader, walk: Walk, course: Course) -> Walk:
     trial = jnp.minimum(width * jnp.clip(growth, SHRINK, GROW), course.longest)
     end = jnp.where(is_last, course.stop, walk.depth + width)
 
-    def accept(walk: Walk) -> Walk:
+    def accept(walk: BatchState) -> BatchState:
         settled = system.settled(state)
         seen = reader.look(system, settled, rate)
-        there = Walk(
+        there = BatchState(
             end,
             # A step cut short by the end says little about the next one.
             jnp.where(is_last, jnp.maximum(trial, walk.width), trial),
@@ -133,13 +135,13 @@ def _stepped(system, reader, walk: Walk, course: Course) -> Walk:
         )
         return _finished(system, reader, _read(reader, walk, there, course), course)
 
-    def reject(walk: Walk) -> Walk:
+    def reject(walk: BatchState) -> BatchState:
         return walk._replace(width=trial, rejected=walk.rejected + 1)
 
     return jax.lax.cond(excess <= 1, accept, reject, walk)
 
 
-def _runge_kutta(system, walk: Walk, width) -> tuple[State, State, State]:
+def _runge_kutta(system, walk: BatchState, width) -> tuple[State, State, State]:
     """Return state and velocity after a step of Tsitouras' method, and the error.
 
     The stages are a loop: written out, the compiler would compute their velocities
@@ -172,17 +174,17 @@ def _tableau() -> tuple[np.ndarray, np.ndarray]:
     return stages, tableau.b_error
 
 
-def _read(reader, before: Walk, there: Walk, course: Course) -> Walk:
+def _read(reader, before: BatchState, there: BatchState, course: Course) -> BatchState:
     """Read the depths that lie in the step."""
     width = there.depth - before.depth
     curve = reader.between(before.seen, there.seen, width)
     last = len(course.depths) - 1
 
-    def lies_in_step(walk: Walk) -> Bool[Array, ""]:
+    def lies_in_step(walk: BatchState) -> Bool[Array, ""]:
         depth = course.depths[jnp.minimum(walk.index, last)]
         return (walk.index <= last) & (depth <= there.depth)
 
-    def read_next(walk: Walk) -> Walk:
+    def read_next(walk: BatchState) -> BatchState:
         share = (course.depths[walk.index] - before.depth) / width
         numbers = reader.value(curve.at(share))
         values = walk.values.at[:, walk.index].set(numbers)
@@ -191,7 +193,7 @@ def _read(reader, before: Walk, there: Walk, course: Course) -> Walk:
     return jax.lax.while_loop(lies_in_step, read_next, there)
 
 
-def _finished(system, reader, walk: Walk, course: Course) -> Walk:
+def _finished(system, reader, walk: BatchState, course: Course) -> BatchState:
     """Go to the end at once if every cloud is one cluster, and stays one."""
     if not system.gathers:
         return walk
