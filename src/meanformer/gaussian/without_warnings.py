@@ -1,4 +1,4 @@
-"""Solves whose end is looked at need not warn of it."""
+"""Solving without the warning that a solve ended early."""
 
 import warnings
 

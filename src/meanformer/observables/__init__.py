@@ -5,6 +5,7 @@ from .clusters.counting import Clusters as Clusters
 from .clusters.counting import cluster_profile as cluster_profile
 from .clusters.counting import count_clusters as count_clusters
 from .convergence import TokenConvergence as TokenConvergence
+from .convergence import asymptotic_covariance as asymptotic_covariance
 from .convergence import token_convergence as token_convergence
 from .critical.extremes import Extremum as Extremum
 from .critical.extremes import energy_maximiser as energy_maximiser
@@ -36,7 +37,6 @@ from .equiangular.equiangular import LongTimeLaw as LongTimeLaw
 from .equiangular.phase_curve import PhaseCurve as PhaseCurve
 from .equiangular.phase_curve import critical_beta as critical_beta
 from .equiangular.phase_curve import phase_curve as phase_curve
-from .influence import asymptotic_covariance as asymptotic_covariance
 from .limits.boolean_phase import BooleanPhase as BooleanPhase
 from .limits.boolean_phase import boolean_phase as boolean_phase
 from .limits.detection import LimitDetection as LimitDetection

@@ -1,1 +1,1 @@
-"""The low-rank conjecture: explorer, search, second look."""
+"""The low-rank conjecture: explorer, search, confirmation."""

@@ -1,4 +1,4 @@
-"""A second look at what a covariance does, by another way than the first."""
+"""Confirming what a covariance does, by another method than the first."""
 
 import jax.numpy as jnp
 import numpy as np

@@ -152,7 +152,7 @@ class _Seeker:
 
     def single(self, sign: int) -> Extremum:
         """Return the single point of extreme energy."""
-        view = View(self.landscape.layer, None, -sign)
+        view = Objective(self.landscape.layer, None, -sign)
         size = 1 + abs(float(view.heights(np.eye(self.landscape.dimension))[0]))
         bend = self.landscape.single_curvature()
         point, bound = self._least(view, bend, self.tolerance * size)
@@ -188,7 +188,7 @@ class _Seeker:
         points = with_room(atoms)
         absent = np.zeros(len(points) - len(atoms))
         padded = self._cloud(points, np.concatenate([masses, absent]))
-        view = View(self.landscape.layer, padded, factor)
+        view = Objective(self.landscape.layer, padded, factor)
         kernel, heights = self.landscape.quadratic(atoms)
         value = float(masses @ kernel @ masses / 2 + masses @ heights)
         fine = self.tolerance * (1 + abs(value)) / 10
@@ -201,7 +201,7 @@ class _Seeker:
         return point, Extremum(cloud, value, gap, is_proven, verdict, step)
 
     def _least(
-        self, view: "View", bend: float | None, tolerance: float
+        self, view: "Objective", bend: float | None, tolerance: float
     ) -> tuple[np.ndarray, float | None]:
         """Return where a view is smallest, and a proven bound."""
         if self.landscape.dimension == 2:
@@ -227,7 +227,7 @@ class _Seeker:
         return TokenCloud(jnp.asarray(atoms, dtype), jnp.asarray(masses, dtype))
 
 
-class View(eqx.Module):
+class Objective(eqx.Module):
     """What is to be made small: first variation, or energy of one atom, with a sign."""
 
     layer: AbstractInContextMap
@@ -263,12 +263,12 @@ class View(eqx.Module):
 
 
 @eqx.filter_jit
-def _heights(view: View, points: Float[Array, "m d"]) -> Float[Array, " m"]:
+def _heights(view: Objective, points: Float[Array, "m d"]) -> Float[Array, " m"]:
     return view.at(points)
 
 
 @eqx.filter_jit
-def refined(view: View, starts: Float[Array, "m d"]) -> Float[Array, "m d"]:
+def refined(view: Objective, starts: Float[Array, "m d"]) -> Float[Array, "m d"]:
     """Descend from each start by damped Newton steps on the sphere."""
 
     def height(vector: Float[Array, " d"]) -> Float[Array, ""]:

@@ -10,7 +10,7 @@ from meanformer.errors import Unsupported
 from meanformer.flows import Flow
 from meanformer.geometry import Sphere
 from meanformer.measures import TokenCloud
-from meanformer.observables.critical.extremes import View, refined
+from meanformer.observables.critical.extremes import Objective, refined
 from meanformer.observables.energy.sphere import check_fits, checked_map
 from meanformer.observables.energy.structure import terms_of
 from meanformer.observables.linearised.velocity_terms import (
@@ -56,7 +56,7 @@ def localisation(flow: Flow, cloud: TokenCloud) -> Localisation:
         raise Unsupported("localisation needs a flow on Sphere() with a perceptron.")
     check_fits(layer, cloud)
     flow.space.check(cloud.points)
-    view = View(blocks[0] if len(blocks) == 1 else Sum(blocks), cloud, -1)
+    view = Objective(blocks[0] if len(blocks) == 1 else Sum(blocks), cloud, -1)
     ends = refined(view, cloud.points)
     pushed = _pushed(blocks, cloud.moved(ends))
     if pushed is not None:

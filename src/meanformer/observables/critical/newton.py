@@ -226,7 +226,7 @@ def moved(space: AbstractSpace, atoms: TokenCloud, motion: np.ndarray) -> TokenC
 def described(
     walk: NewtonSearch, start: TokenCloud, atoms: TokenCloud, reason: str, steps: int
 ) -> CriticalPoint:
-    """Return what is known about the place where a walk ended."""
+    """Return what is known about the place where a search ended."""
     flow, layer = walk.flow, walk.layer
     dtype, is_converged = atoms.points.dtype, reason == "converged"
     state = scaled(flow, layer, atoms)

@@ -1,5 +1,7 @@
 """The inner product and the radius of tokens at equal angles, as a small system."""
 
+from typing import Any
+
 import diffrax
 import equinox as eqx
 import jax.numpy as jnp
@@ -76,18 +78,9 @@ def path_of(reduced: Reduced, depths: Float[Array, " t"]):
         return reduced.rates(depth, *state)
 
     one = jnp.ones((), depths.dtype)
-    solution = diffrax.diffeqsolve(
-        diffrax.ODETerm(field),
-        diffrax.Dopri8(),
-        0 * one,
-        jnp.maximum(depths[-1], jnp.finfo(depths.dtype).eps),
-        None,
-        (0 * one, one),
-        saveat=diffrax.SaveAt(ts=depths),
-        stepsize_controller=_controller(depths.dtype, reduced.scheme.jumps),
-        max_steps=LARGEST_STEPS,
-    )
-    z, radius = solution.ys  # pyright: ignore[reportGeneralTypeIssues]
+    last = jnp.maximum(depths[-1], jnp.finfo(depths.dtype).eps)
+    saved, jumps = diffrax.SaveAt(ts=depths), reduced.scheme.jumps
+    z, radius = _solved(field, last, (0 * one, one), saved, jumps)
     return reduced.gap_of(z), radius
 
 
@@ -105,22 +98,26 @@ def depth_of(reduced: Reduced, length: Float[Array, ""]) -> Float[Array, ""]:
         return 1 / turning, length * growth / turning
 
     zero = jnp.zeros_like(length)
-    solution = diffrax.diffeqsolve(
+    depths, _ = _solved(field, zero + 1, (zero, zero + 1), diffrax.SaveAt(t1=True))
+    return length * depths[-1]
+
+
+def _solved(field, last: Array, start, saved: diffrax.SaveAt, jumps=None):
+    """Return the solution from zero on, by steps of order 8."""
+    tolerance = max(1e-10, 64 * float(jnp.finfo(last.dtype).eps))
+    controller = diffrax.PIDController(rtol=tolerance, atol=tolerance)
+    if jumps is not None:
+        jumps = jumps.astype(last.dtype)
+        controller = diffrax.ClipStepSizeController(controller, jump_ts=jumps)
+    solution: Any = diffrax.diffeqsolve(
         diffrax.ODETerm(field),
         diffrax.Dopri8(),
-        zero,
-        zero + 1,
+        0 * last,
+        last,
         None,
-        (zero, zero + 1),
-        stepsize_controller=_controller(length.dtype, None),
+        start,
+        saveat=saved,
+        stepsize_controller=controller,
         max_steps=LARGEST_STEPS,
     )
-    return length * solution.ys[0][-1]  # pyright: ignore[reportOptionalSubscript]
-
-
-def _controller(dtype: jnp.dtype, jumps: Array | None):
-    tolerance = max(1e-10, 64 * float(jnp.finfo(dtype).eps))
-    controller = diffrax.PIDController(rtol=tolerance, atol=tolerance)
-    if jumps is None:
-        return controller
-    return diffrax.ClipStepSizeController(controller, jump_ts=jumps.astype(dtype))
+    return solution.ys

@@ -88,10 +88,8 @@ class BooleanPhase(eqx.Module):
         """
         later = float(depth) - self.depth
         check(later >= 0, f"depth is {depth}; the phase begins at {self.depth}.")
-        goal, total = (
-            self.points[self.leaders],
-            np.zeros((len(self.points), len(values))),
-        )
+        goal = self.points[self.leaders]
+        total = np.zeros((len(self.points), len(values)))
         ends, factor = np.arange(len(self.points)), np.exp(-later * values)
         for step in range(self.length):
             total += factor * ((self.points[ends] - goal) @ functionals.T)

@@ -69,7 +69,7 @@ class Course(eqx.Module):
 def begun(
     system: AbstractSystem, reader: AbstractReader, state: State, course: Course
 ) -> BatchState:
-    """Return the walk at depth zero, with nothing read."""
+    """Return the batch at depth zero, with nothing read."""
     rate, dtype = system.rate(state), state.dtype
     fastest = jnp.sqrt(jnp.max(jnp.sum(rate * rate, axis=2)))
     width = FIRST_MOVE / jnp.maximum(fastest, FIRST_MOVE / course.depths[-1])
@@ -83,7 +83,7 @@ def begun(
 def renewed(
     system: AbstractSystem, reader: AbstractReader, walk: BatchState
 ) -> BatchState:
-    """Return the walk where it is, under another system."""
+    """Return the batch where it is, under another system."""
     rate = system.rate(walk.state)
     seen = reader.look(system, walk.state, rate)
     return walk._replace(rate=rate, seen=seen)
