@@ -99,17 +99,13 @@ class Parameters:
     )
 
 
-def claim_for(name: str) -> lab.Claim:
-    """The claim that a variant has its tabulated values."""
-    return lab.Claim(
-        id=name,
-        statement=f"{TITLES[name]} attention takes its tabulated values on the four "
-        "reference tokens.",
-        status="observation",
+CLAIMS = {
+    name: lab.observation(
+        name,
+        f"{title} attention takes its tabulated values on the four reference tokens.",
     )
-
-
-CLAIMS = {name: claim_for(name) for name in TABLE}
+    for name, title in TITLES.items()
+}
 COLD = lab.observation(
     "beta-zero",
     r"At $\beta = 0$ softmax, L2 and Sinkhorn attention are $V\int y\,\mathrm{d}\mu$ "
@@ -179,9 +175,7 @@ def limits(cloud: mf.TokenCloud, hot: float):
     distance = lab.reference_attention(mf.L2)(cloud, cloud.points)
     mean = lab.closed_form(r"$V m$ with $m = (0.25, 0.3)$")
     return (
-        COLD.close_to(
-            cold, value @ np.array([0.25, 0.3]), tolerance=1e-10, source=mean
-        ),
+        COLD.close_to(cold, value @ [0.25, 0.3], tolerance=1e-10, source=mean),
         HOT.close_to(
             np.asarray(hottest),
             np.asarray(hard),

@@ -157,6 +157,10 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
     }
     generic = [e for label, e in explorations.items() if label.startswith(GENERIC_OF)]
     plane = generic[0]
+    draws = [draw for one in explorations.values() for draw in one.draws]
+    excess = [draw.rank - draw.bound for draw in draws if draw.rank is not None]
+    undecided = sum(draw.kind == "undecided" for draw in draws)
+    decays = sum(len(one.full_rank_decays) for one in explorations.values())
     for _ in progress.over(range(1), 0.1):
         paths = {draw.index: path_of(plane, draw) for draw in plane.draws[:SHOWN]}
         findings = [
@@ -165,21 +169,48 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
                 0,
                 source=lab.theory(f"among {sum(len(e.draws) for e in generic)} draws"),
             ),
-            rank_finding(explorations),
-            decided_finding(explorations),
+            RANK.at_most(
+                excess,
+                0,
+                source=lab.theory(
+                    f"rank minus bound of the {len(excess)} that converge"
+                ),
+            ),
+            DECIDED.at_most(
+                undecided / len(draws),
+                0.05,
+                source=lab.theory(f"one in twenty of {len(draws)}"),
+            ),
             nearest_finding(plane),
             isotropic_finding(plane, paths),
             *rotation_findings(),
             *decay_findings(),
             open_finding(parameters),
-            found_finding(known),
+            FOUND.close_to(
+                sum(is_told_right(name, draw) for name, draw in known.items()),
+                len(KNOWN),
+                tolerance=0,
+                source=lab.theory("all the known cases"),
+            ),
         ]
     return lab.Outcome(
         findings=findings,
         pictures=[draw_outcomes(explorations), draw_collapse(plane, paths)],
         tables=[count_table(explorations), exception_table(explorations)],
-        notes=notes(explorations),
+        notes=[
+            f"{decays} of {len(draws)} draws tend to zero like $X/t$ with $X$ of full "
+            "rank: for these the rank of the limit is 0, that of the normalised limit "
+            "is not low.",
+            f"{undecided} of {len(draws)} draws are undecided: they turn so often, or "
+            "so near a stationary covariance, that the steps were used up.",
+        ],
     )
+
+
+def is_told_right(name: str, draw) -> bool:
+    """Whether a known case was recognised, and confirmed if it is an exception."""
+    told = (draw.kind, draw.rank, draw.normalised_rank) == KNOWN[name]
+    return told and draw.confirmed is (None if KNOWN[name][0] == "blow-up" else True)
 
 
 def ensembles(parameters: Parameters) -> list[tuple[str, mf.gaussian.Ensemble, int]]:
@@ -205,28 +236,6 @@ def path_of(exploration: mf.gaussian.Exploration, draw) -> mf.gaussian.LongRun:
     """The covariances of a draw over many decades of depth."""
     case = exploration.ensemble.draw(draw.index)
     return mf.gaussian.limit_of(case.gamma(), case.gaussian(), depth=1e5)
-
-
-def rank_finding(explorations):
-    """The largest excess of a rank over its bound."""
-    draws = [draw for one in explorations.values() for draw in one.draws]
-    excess = [draw.rank - draw.bound for draw in draws if draw.rank is not None]
-    return RANK.at_most(
-        excess,
-        0,
-        source=lab.theory(f"rank minus bound of the {len(excess)} that converge"),
-    )
-
-
-def decided_finding(explorations):
-    """The share of the draws that are undecided."""
-    draws = [draw for one in explorations.values() for draw in one.draws]
-    undecided = sum(draw.kind == "undecided" for draw in draws)
-    return DECIDED.at_most(
-        undecided / len(draws),
-        0.05,
-        source=lab.theory(f"one in twenty of {len(draws)}"),
-    )
 
 
 def nearest_finding(plane):
@@ -260,14 +269,6 @@ def isotropic_finding(plane, paths):
     )
 
 
-def resting_motion() -> float:
-    """How fast a multiple of the identity moves under a rotation."""
-    case = mf.gaussian.KNOWN_CASES["rotation, stationary"]
-    slope, _ = mf.gaussian.affine_velocity(case.gamma(), case.gaussian())
-    change = np.asarray(slope) @ case.covariance
-    return float(np.abs(change + change.T).max())
-
-
 def rotation_findings():
     """The stationary point, the period and what is conserved, against theory."""
     case = mf.gaussian.KNOWN_CASES["rotation, periodic"]
@@ -278,9 +279,12 @@ def rotation_findings():
     spreads = np.asarray(path.covariances)
     conserved = [np.trace(spreads, axis1=1, axis2=2), np.linalg.det(spreads)]
     expected = [np.trace(case.covariance), np.linalg.det(case.covariance)]
+    still = mf.gaussian.KNOWN_CASES["rotation, stationary"]
+    slope, _ = mf.gaussian.affine_velocity(still.gamma(), still.gaussian())
+    change = np.asarray(slope) @ still.covariance
     return [
         LITERAL.at_most(
-            resting_motion(),
+            np.abs(change + change.T).max(),
             0.0,
             tolerance=1e-15,
             source=lab.closed_form("$VSAS = c^2V$ is antisymmetric: $|LS + SL^\\top|$"),
@@ -366,18 +370,6 @@ def open_finding(parameters: Parameters):
     )
 
 
-def found_finding(known):
-    """How many of the known cases are told right."""
-    right = 0
-    for name, draw in known.items():
-        is_exception = KNOWN[name][0] != "blow-up"
-        told = (draw.kind, draw.rank, draw.normalised_rank) == KNOWN[name]
-        right += told and draw.confirmed is (True if is_exception else None)
-    return FOUND.close_to(
-        right, len(KNOWN), tolerance=0, source=lab.theory("all the known cases")
-    )
-
-
 def class_of(draw) -> str:
     """The class of a draw in the figures."""
     if draw.kind != "converges":
@@ -425,20 +417,6 @@ def exception_table(explorations) -> lab.Table:
         rows or [["none", "", "", "", "", ""]],
         "Exceptions, all of them. Ensemble(…, seed).draw(number) gives the matrices.",
     )
-
-
-def notes(explorations) -> list[str]:
-    """What the counts say in words."""
-    draws = [draw for one in explorations.values() for draw in one.draws]
-    decays = sum(len(one.full_rank_decays) for one in explorations.values())
-    undecided = sum(draw.kind == "undecided" for draw in draws)
-    return [
-        f"{decays} of {len(draws)} draws tend to zero like $X/t$ with $X$ of full "
-        "rank: for these the rank of the limit is 0, that of the normalised limit is "
-        "not low.",
-        f"{undecided} of {len(draws)} draws are undecided: they turn so often, or so "
-        "near a stationary covariance, that the steps were used up.",
-    ]
 
 
 def draw_outcomes(explorations) -> lab.Picture:

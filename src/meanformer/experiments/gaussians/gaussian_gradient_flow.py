@@ -119,31 +119,45 @@ class Row(NamedTuple):
 
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Differentiate the energies, then follow them along the flows."""
-    listed = rows()
+    listed, exact = rows(), {"save": SAVED, "rtol": 1e-12, "atol": 1e-14}
     paths = {
-        name: mf.solve(mf.Flow(row.layer), start(), parameters.depth, save=SAVED,
-                       rtol=1e-12, atol=1e-14)
+        name: mf.solve(mf.Flow(row.layer), start(), parameters.depth, **exact)
         for name, row in progress.over(listed.items(), 0.7)
-    }  # fmt: skip
+    }
     profiles = {
         name: mf.gaussian.energy_profile(listed[name].layer, path)
         for name, path in paths.items()
     }
     slopes = {name: differences(listed[name], path) for name, path in paths.items()}
+    reward = float(mf.gaussian.entropic_reward(start(), jnp.array(FORM)))
+    cloud = mf.quadrature(start(), parameters.order)
     with warnings.catch_warnings():
         # Far nodes without weight make the score of Sinkhorn attention large.
         warnings.simplefilter("ignore", PrecisionWarning)
-        of_tokens = [motion_finding(listed, parameters), reward_finding(parameters)]
+        motion = motion_finding(listed, cloud)
+        reward_of_cloud = float(mf.observables.energy(listed["Sinkhorn"].layer, cloud))
     for _ in progress.over(range(1), 0.3):
-        falling = falling_energies()
-        pictures = [
-            draw_energies(profiles, slopes, falling),
-            draw_landscapes(),
-        ]
+        layer = others()["softmax, indefinite"]
+        fall = mf.solve(
+            mf.Flow(layer), start(), INDEFINITE_DEPTH, save=SAVED, rtol=1e-10
+        )
+        falling = along(listed["softmax"], fall)
+        flows = landscape_flows()
+    structure = mf.gaussian.gradient_structure
+    right = [bool(structure(row.layer)) for row in listed.values()]
+    right += [not structure(layer) for layer in others().values()]
     return lab.Outcome(
         findings=[
             gradient_finding(listed),
-            energy_finding(listed),
+            ENERGY.close_to(
+                [
+                    float(mf.gaussian.energy(row.layer, start()))
+                    for row in listed.values()
+                ],
+                [row.energy(np.array(SPREAD)) for row in listed.values()],
+                tolerance=1e-12,
+                source=lab.closed_form("the formulas, in NumPy"),
+            ),
             ASCENT.at_most(
                 [float(profile.worst_violation) for profile in profiles.values()],
                 0.0,
@@ -156,23 +170,36 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
                 tolerance=1e-8,
                 source=lab.other_method("differences of the energy along the flow"),
             ),
-            *of_tokens,
+            motion,
+            REWARD_CLOUD.close_to(
+                reward,
+                reward_of_cloud,
+                tolerance=1e-9,
+                source=lab.other_method(
+                    f"Sinkhorn's algorithm on {cloud.count} tokens"
+                ),
+            ),
             REWARD_VALUE.close_to(
-                float(mf.gaussian.entropic_reward(start(), jnp.array(FORM))),
+                reward,
                 REWARD,
                 tolerance=1e-11,
                 source=lab.tabulated("by the eigenvalues of $H$"),
             ),
-            told_finding(listed),
+            TOLD.close_to(
+                sum(right), len(right), tolerance=0, source=lab.theory("all of them")
+            ),
             FALL.below(
-                [np.diff(falling.energies).min(), -np.diff(falling.energies).max()],
+                [np.diff(falling).min(), -np.diff(falling).max()],
                 0.0,
                 source=lab.theory("smallest increase, and minus the largest"),
             ),
         ],
-        pictures=pictures,
+        pictures=[
+            draw_energies(profiles, slopes, np.asarray(fall.depths), falling),
+            draw_landscape(flows),
+        ],
         tables=[table(listed)],
-    )  # fmt: skip
+    )
 
 
 def start() -> mf.Gaussian:
@@ -233,35 +260,16 @@ def rows() -> dict[str, Row]:
 
 
 def others() -> dict[str, AbstractAttention]:
-    """Layers without an energy."""
-    return {
-        "softmax, reference matrices": lab.reference_attention(mf.Softmax),
-        "linear, reference matrices": lab.reference_attention(mf.Linear),
-        "L2, reference matrices": lab.reference_attention(mf.L2),
-        "Sinkhorn, reference matrices": lab.reference_attention(mf.Sinkhorn),
-        "softmax, indefinite": falling_layer(),
+    """Layers without an energy; the last has an indefinite matrix before its value."""
+    kinds = {"softmax": mf.Softmax, "linear": mf.Linear, "L2": mf.L2}
+    kinds["Sinkhorn"] = mf.Sinkhorn
+    layers = {
+        f"{name}, reference matrices": lab.reference_attention(kind)
+        for name, kind in kinds.items()
     }
-
-
-def falling_layer() -> mf.Softmax:
-    """A layer whose value matrix is the score times an indefinite matrix."""
     form = np.array(FORM)
-    return mf.Softmax(form, np.eye(2), np.array(INDEFINITE) @ form)
-
-
-class Energies(NamedTuple):
-    """An energy along depth."""
-
-    depths: np.ndarray
-    energies: np.ndarray
-
-
-def falling_energies() -> Energies:
-    """The energy of the layer with $V = A$ along the flow of another."""
-    flow = mf.Flow(falling_layer())
-    path = mf.solve(flow, start(), INDEFINITE_DEPTH, save=SAVED, rtol=1e-10)
-    energy, spreads = rows()["softmax"].energy, np.asarray(path.covariances)
-    return Energies(np.asarray(path.depths), np.array([energy(s) for s in spreads]))
+    turned = mf.Softmax(form, np.eye(2), np.array(INDEFINITE) @ form)
+    return layers | {"softmax, indefinite": turned}
 
 
 def gradient_of(energy: Callable[[np.ndarray], float], spread: np.ndarray):
@@ -295,63 +303,32 @@ def gradient_finding(listed: dict[str, Row]):
     )
 
 
-def energy_finding(listed: dict[str, Row]):
-    """The energies of the library against the written ones."""
-    layers = [row.layer for row in listed.values()]
-    return ENERGY.close_to(
-        [float(mf.gaussian.energy(layer, start())) for layer in layers],
-        [row.energy(np.array(SPREAD)) for row in listed.values()],
-        tolerance=1e-12,
-        source=lab.closed_form("the formulas, in NumPy"),
-    )
+def along(row: Row, path: mf.flows.GaussianTrajectory) -> np.ndarray:
+    """The written energy along a flow."""
+    return np.array([row.energy(spread) for spread in np.asarray(path.covariances)])
 
 
 def differences(row: Row, path: mf.flows.GaussianTrajectory) -> np.ndarray:
     """The derivative of the written energy in depth, by sixth-order differences."""
-    energies = np.array([row.energy(spread) for spread in np.asarray(path.covariances)])
     step = float(path.depths[1] - path.depths[0])
     weights = np.array([-1, 9, -45, 0, 45, -9, 1]) / (60 * step)
-    return np.convolve(energies, weights[::-1], mode="valid")
+    return np.convolve(along(row, path), weights[::-1], mode="valid")
 
 
-def motion_finding(listed: dict[str, Row], parameters: Parameters):
+def motion_finding(listed: dict[str, Row], cloud: mf.TokenCloud):
     """The dissipation against the mean square velocity of a cloud."""
     names = ["softmax", "softmax, antisymmetric", "linear", "L2", "Sinkhorn"]
-    cloud = mf.quadrature(start(), parameters.order)
-    rows = [listed[name] for name in names]
-    squares = [jnp.sum(row.layer(cloud, cloud.points) ** 2, axis=1) for row in rows]
+    found, expected = [], []
+    for row in (listed[name] for name in names):
+        rate = mf.gaussian.dissipation(row.layer, start())
+        found.append(row.factor * float(rate))
+        squares = jnp.sum(row.layer(cloud, cloud.points) ** 2, axis=1)
+        expected.append(float(cloud.weights @ squares))
     return MOTION.close_to(
-        [
-            row.factor * float(mf.gaussian.dissipation(row.layer, start()))
-            for row in rows
-        ],
-        [float(cloud.weights @ square) for square in squares],
+        found,
+        expected,
         tolerance=1e-8,
         source=lab.other_method(f"attention of {cloud.count} tokens to themselves"),
-    )
-
-
-def reward_finding(parameters: Parameters):
-    """The closed form against Sinkhorn's algorithm on a cloud."""
-    cloud = mf.quadrature(start(), parameters.order)
-    layer = rows()["Sinkhorn"].layer
-    return REWARD_CLOUD.close_to(
-        float(mf.gaussian.entropic_reward(start(), jnp.array(FORM))),
-        float(mf.observables.energy(layer, cloud)),
-        tolerance=1e-9,
-        source=lab.other_method(f"Sinkhorn's algorithm on {cloud.count} tokens"),
-    )
-
-
-def told_finding(listed: dict[str, Row]):
-    """How many layers are told right, by their structure."""
-    right = [bool(mf.gaussian.gradient_structure(row.layer)) for row in listed.values()]
-    wrong = [not mf.gaussian.gradient_structure(layer) for layer in others().values()]
-    return TOLD.close_to(
-        sum(right) + sum(wrong),
-        len(right) + len(wrong),
-        tolerance=0,
-        source=lab.theory("all of them"),
     )
 
 
@@ -373,7 +350,7 @@ def table(listed: dict[str, Row]) -> lab.Table:
     )
 
 
-def draw_energies(profiles, slopes, falling: Energies) -> lab.Picture:
+def draw_energies(profiles, slopes, fall_depths, falling) -> lab.Picture:
     """Gains of the energies along depth, their rates by two ways, and a fall."""
     figure, (left, middle, right) = style.canvas(3, panel=(3.6, 3.6))
     for (name, profile), colour in zip(profiles.items(), style.PALETTE, strict=False):
@@ -385,24 +362,13 @@ def draw_energies(profiles, slopes, falling: Energies) -> lab.Picture:
         middle.semilogy(depths, profile.rates, color=colour, **line)
         some = slice(12, None, 62)
         middle.semilogy(depths[3:-3][some], slopes[name][some], "o", color=colour)
-    left.set(
-        xlabel="depth $t$",
-        ylabel="gain of energy $E(S_t) - E(S_0)$",
-        ylim=(1e-3, None),
-        title="energies that are climbed",
-    )
-    middle.set(
-        xlabel="depth $t$",
-        ylabel=r"rate $\mathrm{d}E/\mathrm{d}t$",
-        title="their rates, by two ways",
-    )
-    right.plot(falling.depths, falling.energies, color=style.INK)
-    right.set(
-        xlabel="depth $t$",
-        ylabel=r"$\frac{1}{4}\,\mathrm{tr}(SASA)$",
-        title="not a gradient flow",
-        ylim=(0, None),
-    )
+    left.set(title="energies that are climbed", ylim=(1e-3, None))
+    left.set(xlabel="depth $t$", ylabel="gain of energy $E(S_t) - E(S_0)$")
+    middle.set(title="their rates, by two ways")
+    middle.set(xlabel="depth $t$", ylabel=r"rate $\mathrm{d}E/\mathrm{d}t$")
+    right.plot(fall_depths, falling, color=style.INK)
+    right.set(title="not a gradient flow", ylim=(0, None))
+    right.set(xlabel="depth $t$", ylabel=r"$\frac{1}{4}\,\mathrm{tr}(SASA)$")
     handles, labels = left.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4)
     return lab.Picture(
@@ -415,29 +381,23 @@ def draw_energies(profiles, slopes, falling: Energies) -> lab.Picture:
     )
 
 
-def draw_landscapes() -> lab.Picture:
-    """Sinkhorn's energy over standard deviations, softmax's over directions."""
-    figure, (left, right) = style.canvas(2, panel=(4.6, 4.0))
-    draw_reward(figure, left)
-    draw_directions(figure, right)
-    return lab.Picture(
-        figure,
-        r"Left: the energy $E_B$ of Sinkhorn attention, "
-        r"$B = \operatorname{diag}(0.8, -0.6)$, on uncorrelated Gaussians; in standard "
-        "deviations the metric is that of the page, and flows (from the dots) cross "
-        "level lines at right angles. Right: the energy of softmax attention with "
-        r"$V = A = B$ at unit trace, over all directions of a covariance of the "
-        r"plane, whose rim has rank one; the direction of every flow climbs it until "
-        r"the blow-up.",
-    )
-
-
-def draw_reward(figure, axes) -> None:
-    """The landscape over two standard deviations, with flows."""
+def landscape_flows() -> list[np.ndarray]:
+    """Standard deviations along flows of Sinkhorn attention that start on a circle."""
     form = np.diag(AXES)
-    layer = mf.Sinkhorn(form, np.eye(2), form, kernel="dot")
-    widths = np.linspace(0.02, 2.4, 90)
-    first, second = np.meshgrid(widths, widths)
+    flow = mf.Flow(mf.Sinkhorn(form, np.eye(2), form, kernel="dot"))
+    spreads = []
+    for angle in np.linspace(0.06, np.pi / 2 - 0.06, 7):
+        widths = 0.7 * np.array([np.cos(angle), np.sin(angle)])
+        mu = mf.Gaussian(jnp.zeros(2), jnp.diag(jnp.asarray(widths**2)))
+        path = mf.solve(flow, mu, 6.0, save=61)
+        spreads.append(np.sqrt(np.asarray(path.covariances)[:, [0, 1], [0, 1]]))
+    return spreads
+
+
+def draw_landscape(flows: list[np.ndarray]) -> lab.Picture:
+    """Sinkhorn's energy over two standard deviations, with flows."""
+    figure, axes = style.canvas(panel=(5.6, 4.6))
+    first, second = np.meshgrid(*[np.linspace(0.02, 2.4, 90)] * 2)
     # Uncorrelated: E is a sum over the axes, of the singular values of the form.
     sizes = np.stack([AXES[0] * first**2, AXES[1] * second**2])
     roots = np.sqrt(1 + 4 * sizes**2)
@@ -445,56 +405,19 @@ def draw_reward(figure, axes) -> None:
     levels = np.linspace(0, np.sqrt(total.max()), 17) ** 2
     filled = axes.contourf(first, second, total, levels, cmap="Blues", alpha=0.8)
     axes.contour(first, second, total, levels, colors=style.INK, linewidths=0.35)
-    for angle in np.linspace(0.06, np.pi / 2 - 0.06, 7):
-        widths = 0.7 * np.array([np.cos(angle), np.sin(angle)])
-        mu = mf.Gaussian(jnp.zeros(2), jnp.diag(jnp.asarray(widths**2)))
-        path = mf.solve(mf.Flow(layer), mu, 6.0, save=61)
-        spreads = np.sqrt(np.asarray(path.covariances)[:, [0, 1], [0, 1]])
+    for spreads in flows:
         axes.plot(*spreads.T, color=style.ORANGE, linewidth=1.4)
         axes.plot(*spreads[0], "o", color=style.ORANGE)
-    axes.set(
-        xlabel=r"standard deviation $\sqrt{S_{11}}$",
-        ylabel=r"standard deviation $\sqrt{S_{22}}$",
-        xlim=(0, 2.4),
-        ylim=(0, 2.4),
-        aspect="equal",
-        title="Sinkhorn",
+    axes.set(xlim=(0, 2.4), ylim=(0, 2.4), aspect="equal")
+    axes.set(xlabel=r"standard deviation $\sqrt{S_{11}}$", ylabel=r"$\sqrt{S_{22}}$")
+    figure.colorbar(filled, ax=axes, label="energy $E_B$", format="%.2f")
+    return lab.Picture(
+        figure,
+        r"The energy $E_B$ of Sinkhorn attention, "
+        r"$B = \operatorname{diag}(0.8, -0.6)$, on uncorrelated Gaussians; in standard "
+        "deviations the metric is that of the page, and flows (from the dots) cross "
+        "level lines at right angles.",
     )
-    figure.colorbar(filled, ax=axes, shrink=0.8, label="energy $E_B$", format="%.2f")
-
-
-def draw_directions(figure, axes) -> None:
-    """The landscape over the disc of directions, with flows until they blow up."""
-    form = np.diag(AXES)
-    layer = mf.Softmax(form, np.eye(2), form)
-    radii, angles = np.meshgrid(np.linspace(0, 1, 60), np.linspace(0, 2 * np.pi, 121))
-    across, along = radii * np.cos(angles), radii * np.sin(angles)
-    first, second = (1 + across) / 2, (1 - across) / 2
-    total = (
-        (AXES[0] * first) ** 2
-        + (AXES[1] * second) ** 2
-        + AXES[0] * AXES[1] * along**2 / 2
-    ) / 4
-    filled = axes.contourf(across, along, total, 16, cmap="Blues", alpha=0.8)
-    axes.contour(across, along, total, 16, colors=style.INK, linewidths=0.35)
-    for angle in np.linspace(0, 2 * np.pi, 14, endpoint=False):
-        x, y = 0.75 * np.cos(angle), 0.75 * np.sin(angle)
-        spread = np.array([[1 + x, y], [y, 1 - x]]) / 2
-        run = mf.gaussian.limit_of(layer, mf.Gaussian(np.zeros(2), spread))
-        shapes = (
-            run.covariances / np.trace(run.covariances, axis1=1, axis2=2)[:, None, None]
-        )
-        places = shapes[:, 0, 0] - shapes[:, 1, 1], 2 * shapes[:, 0, 1]
-        axes.plot(*places, color=style.ORANGE, linewidth=1.2)
-        axes.plot(x, y, "o", color=style.ORANGE, markersize=3.5)
-    axes.set(
-        xlabel=r"$(S_{11} - S_{22})/\operatorname{tr}S$",
-        ylabel=r"$2S_{12}/\operatorname{tr}S$",
-        aspect="equal",
-        title="softmax",
-    )
-    axes.grid(visible=False)
-    figure.colorbar(filled, ax=axes, shrink=0.8, label="energy $E(S)$ at unit trace")
 
 
 experiment = lab.Experiment(

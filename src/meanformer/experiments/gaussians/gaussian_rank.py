@@ -147,23 +147,7 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
         planar = planar_flows()
     return lab.Outcome(
         findings=[
-            limit_finding(cases, runs),
-            RANK.close_to(
-                [
-                    [mf.gaussian.growth_along(path).rank for path in row]
-                    for row in runs.values()
-                ],
-                [[case.kernel for case in cases]] * len(runs),
-                tolerance=0,
-                source=lab.theory(r"$\dim\ker A_s$ for each of the draws"),
-            ),
-            DECAY.close_to(
-                decaying_exponents(cases, runs),
-                -1.0,
-                tolerance=1e-3,
-                source=lab.theory("exponents over the last decade of depth"),
-            ),
-            constant_finding(cases, runs),
+            *decay_findings(cases, runs),
             ISOTROPIC.close_to(
                 highest,
                 [isotropic_rank(signs) for signs in SIGNATURES],
@@ -176,27 +160,10 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
                 tolerance=1e-13,
                 source=lab.theory(r"$|LS + SL^\top|/(|A||S|^2)$"),
             ),
-            DEFINITE.at_most(
-                [
-                    leftover(case, run)
-                    for case, run in zip(definite, falls, strict=True)
-                ],
-                0.0,
-                tolerance=1e-4,
-                source=lab.theory(r"$|AS|/(|A||S_0|)$ at the last depth"),
-            ),
-            DEFINITE_RANK.at_most(
-                [limit_rank(path) for path in falls],
-                [case.kernel for case in definite],
-                source=lab.theory(r"$\dim\ker A_s$"),
-            ),
-            falling_finding(definite, falls),
+            *definite_findings(definite, falls),
         ],
-        pictures=[
-            draw_decay(runs, falls, parameters),
-            draw_planar(planar),
-        ],
-        tables=[rank_table(cases, runs), stationary_table(highest)],
+        pictures=[draw_decay(runs, falls, parameters), draw_planar(planar)],
+        tables=[stationary_table(highest)],
     )
 
 
@@ -239,46 +206,77 @@ def limit_rank(path: mf.flows.GaussianTrajectory) -> int:
     return mf.gaussian.growth_along(path).rank
 
 
-def decaying_exponents(cases, runs) -> np.ndarray:
-    """The exponents of all eigenvalues beyond the dimension of the kernel."""
-    found = [
-        mf.gaussian.growth_along(path).exponents[case.kernel :]
-        for row in runs.values()
-        for case, path in zip(cases, row, strict=True)
-    ]
-    return np.concatenate(found)
-
-
-def limit_finding(cases, runs):
-    """The last covariances against the limit, relative to the start."""
-    sizes = np.array([np.linalg.norm(case.start) for case in cases])[:, None, None]
-    limits = np.stack([case.limit for case in cases]) / sizes
-    found = [
-        np.stack([path.covariances[-1] for path in row]) / sizes
-        for row in runs.values()
-    ]
-    return LIMIT.close_to(
-        found,
-        [limits] * len(runs),
-        tolerance=1e-4,
-        source=lab.closed_form(r"$(\Pi S_0^{-1}\Pi)^+$, relative to $|S_0|$"),
+def decay_findings(cases, runs):
+    """Limits, their ranks, and how the other eigenvalues decay."""
+    ends, limits, ranks, kernels = [], [], [], []
+    exponents, scaled, constants = [], [], []
+    for name, row in runs.items():
+        for case, path in zip(cases, row, strict=True):
+            size, kernel = np.linalg.norm(case.start), case.kernel
+            ends.append(np.asarray(path.covariances[-1]) / size)
+            limits.append(case.limit / size)
+            ranks.append(limit_rank(path))
+            kernels.append(kernel)
+            exponents.extend(mf.gaussian.growth_along(path).exponents[kernel:])
+            values = np.asarray(path.statistics["eigenvalues"])[-1, kernel:]
+            scaled.extend(float(path.depths[-1]) * values)
+            rates = np.linalg.eigvalsh(-case.score)[kernel:]
+            constants.extend(1 / (INVERSE_RATES[name] * rates))
+    return (
+        LIMIT.close_to(
+            ends,
+            limits,
+            tolerance=1e-4,
+            source=lab.closed_form(r"$(\Pi S_0^{-1}\Pi)^+$, relative to $|S_0|$"),
+        ),
+        RANK.close_to(
+            ranks,
+            kernels,
+            tolerance=0,
+            source=lab.theory(r"$\dim\ker A_s$ for each of the draws"),
+        ),
+        DECAY.close_to(
+            exponents,
+            -1.0,
+            tolerance=1e-3,
+            source=lab.theory("exponents over the last decade of depth"),
+        ),
+        CONSTANT.close_to(
+            scaled,
+            constants,
+            relative_tolerance=1e-3,
+            source=lab.closed_form(r"$1/(2\beta a_i)$ and $1/(4\beta a_i)$"),
+        ),
     )
 
 
-def constant_finding(cases, runs):
-    """Depth times the decaying eigenvalues against their limits."""
-    found, expected = [], []
-    for name, row in runs.items():
-        for case, path in zip(cases, row, strict=True):
-            rates = np.linalg.eigvalsh(-case.score)[case.kernel :]
-            values = np.asarray(path.statistics["eigenvalues"])[-1, case.kernel :]
-            found.append(float(path.depths[-1]) * values)
-            expected.append(1 / (INVERSE_RATES[name] * rates))
-    return CONSTANT.close_to(
-        np.concatenate(found),
-        np.concatenate(expected),
-        relative_tolerance=1e-3,
-        source=lab.closed_form(r"$1/(2\beta a_i)$ and $1/(4\beta a_i)$"),
+def definite_findings(cases, falls):
+    """What is left of AS, the rank, and growth of the Lyapunov function."""
+    left, growth = [], []
+    for case, path in zip(cases, falls, strict=True):
+        spreads = np.asarray(path.covariances)
+        size = np.linalg.norm(case.score, 2) * np.linalg.norm(case.start, 2)
+        left.append(np.linalg.norm(case.score @ spreads[-1], 2) / size)
+        levels = np.einsum("ij,tji->t", np.linalg.inv(case.value), spreads)
+        growth.append(np.diff(levels).max() / levels[0])
+    return (
+        DEFINITE.at_most(
+            left,
+            0.0,
+            tolerance=1e-4,
+            source=lab.theory(r"$|AS|/(|A||S_0|)$ at the last depth"),
+        ),
+        DEFINITE_RANK.at_most(
+            [limit_rank(path) for path in falls],
+            [case.kernel for case in cases],
+            source=lab.theory(r"$\dim\ker A_s$"),
+        ),
+        FALLING.at_most(
+            growth,
+            0.0,
+            tolerance=1e-8,
+            source=lab.theory("largest growth between saved depths, relative"),
+        ),
     )
 
 
@@ -303,19 +301,12 @@ def isotropic_rank(signs: tuple[int, ...]) -> int:
 
 def highest_rank(signs: tuple[int, ...], parameters: Parameters) -> int:
     """The highest rank for which a stationary covariance is found."""
-    layer, key = (
-        score_layer(signed_score(signs, parameters)[2]),
-        jr.key(parameters.seed),
-    )
+    layer = score_layer(signed_score(signs, parameters)[2])
+    options = {"key": jr.key(parameters.seed), "starts": parameters.starts}
     found = [0]
     for rank in range(1, DIMENSION + 1):
         points = mf.gaussian.stationary_points(
-            layer,
-            DIMENSION,
-            rank,
-            key=key,
-            starts=parameters.starts,
-            tolerance=RESIDUAL,
+            layer, DIMENSION, rank, tolerance=RESIDUAL, **options
         )
         found += [rank for point in points if point.smallest > SURE]
     return max(found)
@@ -336,29 +327,6 @@ def isotropic_motion(signs: tuple[int, ...], parameters: Parameters) -> float:
     change = np.asarray(slope) @ spread
     size = np.linalg.norm(score) * np.linalg.norm(spread) ** 2
     return float(np.linalg.norm(change + change.T) / size)
-
-
-def leftover(case: Case, path: mf.flows.GaussianTrajectory) -> float:
-    """What is left of AS at the last depth."""
-    size = np.linalg.norm(case.score, 2) * np.linalg.norm(case.start, 2)
-    return float(
-        np.linalg.norm(case.score @ np.asarray(path.covariances[-1]), 2) / size
-    )
-
-
-def falling_finding(cases, runs):
-    """The largest growth of the Lyapunov function between saved depths."""
-    growth = []
-    for case, path in zip(cases, runs, strict=True):
-        inverse = np.linalg.inv(case.value)
-        levels = np.einsum("ij,tji->t", inverse, np.asarray(path.covariances))
-        growth.append(np.diff(levels).max() / levels[0])
-    return FALLING.at_most(
-        growth,
-        0.0,
-        tolerance=1e-8,
-        source=lab.theory("largest growth between saved depths, relative"),
-    )
 
 
 def planar_flows() -> list[mf.flows.GaussianTrajectory]:
@@ -389,22 +357,6 @@ def outcome_in_words(path: mf.flows.GaussianTrajectory) -> str:
     return ("tends to zero", "limit of rank one", "limit of rank two")[limit_rank(path)]
 
 
-def rank_table(cases, runs) -> lab.Table:
-    """Ranks of the limits for each rank of the score."""
-    rows = []
-    for rank in (1, 2, 3):
-        chosen = [i for i, case in enumerate(cases) if case.kernel == DIMENSION - rank]
-        found = [
-            ", ".join(str(limit_rank(row[i])) for i in chosen) for row in runs.values()
-        ]
-        rows.append([rank, DIMENSION - rank, *found])
-    return lab.Table(
-        ["rank of $A$", r"$\dim\ker A_s$", *runs],
-        rows,
-        "Rank of the limit for each draw, $V = I$, dimension 4.",
-    )
-
-
 def stationary_table(highest: list[int]) -> lab.Table:
     """Highest ranks of stationary covariances, found and allowed."""
     rows = [
@@ -423,28 +375,18 @@ def draw_decay(runs, falls, parameters: Parameters) -> lab.Picture:
     figure, (left, right) = style.canvas(2, sharey=True)
     middle = parameters.draws  # the first draw with a score of rank two
     for (name, row), colour in zip(runs.items(), style.PALETTE, strict=False):
-        path = row[middle]
-        draw_eigenvalues(
-            path.depths,
-            path.statistics["eigenvalues"],
-            left,
-            label=name,
-            color=colour,
-            slope=-1.0 if name == "Sinkhorn" else None,
+        depths, values = row[middle].depths, row[middle].statistics["eigenvalues"]
+        options = {"label": name, "color": colour, "slope": None}
+        if name == "Sinkhorn":
             # The same as L2 attention at large depths, which it must not hide.
-            linestyle=(0, (4, 4)) if name == "Sinkhorn" else "-",
-        )
+            options |= {"slope": -1.0, "linestyle": (0, (4, 4))}
+        draw_eigenvalues(depths, values, left, **options)
     left.set_title("$V = I$")
     left.legend(loc="lower left")
     lowest = min(falls, key=lambda path: path.statistics["eigenvalues"][-1, -1])
     for path, colour in zip(falls, style.PALETTE[3:], strict=False):
-        draw_eigenvalues(
-            path.depths,
-            path.statistics["eigenvalues"],
-            right,
-            color=colour,
-            slope=-1.0 if path is lowest else None,
-        )
+        values, slope = path.statistics["eigenvalues"], -1.0 if path is lowest else None
+        draw_eigenvalues(path.depths, values, right, color=colour, slope=slope)
     right.set(title=r"softmax, $V = W^\top W$", ylabel="")
     return lab.Picture(
         figure,

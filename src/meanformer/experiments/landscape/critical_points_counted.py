@@ -9,7 +9,6 @@ a matrix the critical points of one atom on the sphere are the axes.
 """
 
 from dataclasses import dataclass
-from typing import cast
 
 import numpy as np
 import scipy.integrate
@@ -20,7 +19,6 @@ import meanformer.experiments as lab
 from meanformer.experiments.helpers.circle_atoms import (
     angles_of,
     full_index,
-    map_of,
     pull,
     search_of,
     table_of,
@@ -28,7 +26,6 @@ from meanformer.experiments.helpers.circle_atoms import (
 )
 from meanformer.observables import (
     CriticalPoint,
-    energy,
     matrix_energy_flow,
     perceptron_flow,
 )
@@ -94,12 +91,15 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
     return lab.Outcome(
         findings=[
             EULER.close_to(
-                euler_sum(found), 0.0, tolerance=0.0, source=lab.theory("Morse theory")
+                sum((-1.0) ** full_index(point) for point in found),
+                0.0,
+                tolerance=0.0,
+                source=lab.theory("Morse theory"),
             ),
             scan_finding(found, scanned),
             axes_finding(axes),
         ],
-        pictures=[draw_landscape(found, scanned)],
+        pictures=[draw_landscape(scanned)],
         tables=[table_of(found)],
     )
 
@@ -114,11 +114,6 @@ def generic_flow() -> mf.Flow:
         np.array(GENERIC["biases"]),
         activation="sigmoid",
     )
-
-
-def euler_sum(found) -> float:
-    """The alternating sum of the indices."""
-    return float(sum((-1) ** full_index(point) for point in found))
 
 
 def generic_slopes(angles):
@@ -224,81 +219,28 @@ def axes_finding(found):
     )
 
 
-def draw_landscape(found, scanned) -> lab.Picture:
-    """The energy over the torus with its critical points; who climbs where."""
-    figure, (left, right) = style.canvas(2, panel=(5.0, 4.2))
+def draw_landscape(scanned) -> lab.Picture:
+    """The energy over the torus with its critical points."""
+    figure, axes = style.canvas(panel=(5.4, 4.4))
     turn = np.linspace(0, 2 * np.pi, 181)
     heights = generic_energy(turn[:, None], turn[None, :])
-    image = left.contourf(turn, turn, heights.T, 24, cmap=style.depth_colours())
-    figure.colorbar(image, ax=left, location="top", aspect=40, label="energy")
-    columns = {}
+    image = axes.contourf(turn, turn, heights.T, 24, cmap=style.depth_colours())
+    figure.colorbar(image, ax=axes, label="energy")
     for index, (mark, name) in enumerate(MARKS):
         places = [angles for angles, other in scanned if other == index]
-        left.scatter(*np.transpose(places), marker=mark, s=70, c="white", zorder=3)
-        points = sorted(
-            (point for point in found if full_index(point) == index),
-            key=lambda point: cast(float, point.energy),
-        )
-        # Side by side, so that points of nearly one energy are told apart.
-        shifts = 0.06 * (np.arange(len(points)) - (len(points) - 1) / 2)
-        for point, shift in zip(points, shifts, strict=True):
-            columns[id(point)] = index + shift
-            colour = style.ORANGE if point.cloud.count == 1 else style.BLUE
-            place = (columns[id(point)], point.energy)
-            right.plot(*place, mark, color=colour, markersize=9, zorder=3)
-        right.plot([], [], mark, color=style.GREY, label=name)
-    for source, target in edges(found):
-        ends = (source, target)
-        right.plot(
-            [columns[id(point)] for point in ends],
-            [point.energy for point in ends],
-            color=style.GREY,
-            linewidth=0.9,
-        )
+        looks = {"s": 70, "c": "white", "zorder": 3, "label": name}
+        axes.scatter(*np.transpose(places), marker=mark, **looks)
     for axis in ("x", "y"):
-        quarter_ticks(left, axis)
-    left.grid(visible=False)
-    left.set(xlabel="angle of the heavy token", ylabel="angle of the light token")
-    right.set(xlabel="index among two tokens", ylabel="energy", xticks=[0, 1, 2])
-    right.legend(loc="upper right")
+        quarter_ticks(axes, axis)
+    axes.grid(visible=False)
+    axes.set(xlabel="angle of the heavy token", ylabel="angle of the light token")
+    axes.legend(labelcolor="white", loc="upper right")
     return lab.Picture(
         figure,
-        "Two tokens of masses 0.7 and 0.3 with three sigmoid units. Left: the energy "
-        "over all pairs of angles, with the critical points of a scan. Right: those of "
-        "the search (orange: one atom, blue: two), energy against index; lines join a "
-        "saddle with the states that the flow reaches from it, either way.",
+        "Two tokens of masses 0.7 and 0.3 with three sigmoid units: the energy over "
+        "all pairs of angles, with its maxima (triangles up), saddles (crosses) and "
+        "minima (triangles down), by a scan.",
     )
-
-
-def edges(found):
-    """Pairs of a saddle and a stable state to which the flow goes from it."""
-    stable = [point for point in found if full_index(point) == 0]
-    masses = np.array(GENERIC["masses"])
-    for point in found:
-        if full_index(point) != 1:
-            continue
-        angles = angles_of(point.cloud)
-        angles = np.repeat(angles, 2)[:2] if len(angles) == 1 else angles
-        tangents = np.stack([-np.sin(angles), np.cos(angles)], axis=1)
-        motion = np.sum(tangents * np.asarray(point.direction), axis=1)
-        if point.cloud.count == 1 and float(point.splitting[0]) > 0:
-            motion = np.array([1.0, -1.0]) * np.array([masses[1], masses[0]])
-        order = np.asarray(point.cloud.weights) if point.cloud.count == 2 else masses
-        for sign in (-1, 1):
-            end = climbed(angles + sign * 1e-2 * motion, order)
-            yield point, min(stable, key=lambda one: abs(one.energy - end))
-
-
-def climbed(angles, masses) -> float:
-    """The energy at which the flow ends from these angles, by SciPy."""
-
-    def velocity(_, now):
-        force = pull(now[1] - now[0], 2.0)
-        return generic_lift(now) + force * np.array([masses[1], -masses[0]])
-
-    path = scipy.integrate.solve_ivp(velocity, (0, 60), angles, method="LSODA")
-    layer = map_of(generic_flow())
-    return float(energy(layer, mf.TokenCloud.from_angles(path.y[:, -1], masses)))
 
 
 experiment = lab.Experiment(

@@ -13,16 +13,17 @@ import itertools
 from dataclasses import dataclass, replace
 
 import numpy as np
+from scipy.spatial import ConvexHull, HalfspaceIntersection
 
 import meanformer as mf
 import meanformer.experiments as lab
+from meanformer.flows import HardmaxRun, run_hardmax
 from meanformer.geometry import Cells, Polytope
 from meanformer.plotting import (
     PlaneFrames,
     draw_cells,
-    draw_form,
     draw_leaders,
-    draw_polytope,
+    mark_values,
     style,
 )
 
@@ -51,7 +52,6 @@ SQUARE = ((1.0, 1.0), (1.0, -1.0), (-1.0, -1.0), (-1.0, 1.0))
 EXTRA = ((0.2, 0.1), (-0.3, 0.25), (0.05, -0.4), (-0.2, -0.1))
 SHRINKING = ((2.0, 0.9), (-2.0, 0.9), (0.0, -3.0), (0.2, 0.95))
 STEP = 0.3
-DIAGONAL = r"\mathrm{diag}(1, 2)"
 MARGIN, EROSION, TARGET = 0.05, 0.03, 2
 
 
@@ -133,35 +133,57 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Cells of all settings, then tokens that move over them."""
     chosen = {name: cells_of(*name) for name in SETTINGS[: parameters.settings]}
     generator = np.random.default_rng(SEED)
-    own = [mf.geometry.Cells(cells.vertices) for cells in chosen.values()]
+    own = [Cells(cells.vertices) for cells in chosen.values()]
     paths = [
         walk(cells, generator, parameters.tokens)
         for cells in progress.over(own, 0.5)
         if cells.keeps_vertex.all()
     ]
+    shrinking = run_hardmax(mf.TokenCloud(SHRINKING), 60, step=STEP)
+    square = mf.TokenCloud(SQUARE + EXTRA)
+    collapsing = run_hardmax(square, 40, step=STEP, score=-np.eye(2))
+    line = mf.TokenCloud([[-1.0], [2.0]])
+    missing = run_hardmax(line, 100, step=STEP, score=-np.eye(1))
     return lab.Outcome(
         findings=[
             *area_findings(chosen, progress),
             voronoi_finding(generator, parameters.tokens),
             *path_findings(paths),
-            shrinking_finding(),
-            contraction_finding(),
-            counterexample_finding(),
+            SHRINKS.close_to(
+                [
+                    *shrinking.limits[3],
+                    *map(area_of_hull, (SHRINKING, shrinking.limits)),
+                ],
+                [2.0, 0.9, 7.9, 7.8],
+                tolerance=1e-12,
+                source=lab.closed_form("areas of triangles"),
+            ),
+            CONTRACTION.close_to(
+                np.linalg.norm(collapsing.points, axis=2).max(axis=1)[1:],
+                np.sqrt(2) * abs(1 - 2 * STEP) ** np.arange(1, 41),
+                relative_tolerance=1e-12,
+                source=lab.closed_form(r"$\sqrt 2\,\lvert 1-2\gamma\rvert^k$"),
+            ),
+            NOT_ZERO.close_to(
+                missing.points[-1],
+                0.26,
+                tolerance=1e-12,
+                source=lab.closed_form(
+                    "after two steps the first token is at 0.26 and leads"
+                ),
+            ),
             cone_finding(),
         ],
         pictures=[
             picture_of_settings(chosen),
             picture_of_paths(paths),
-            picture_of_moving_hulls(),
-            picture_of_cones(),
-            picture_of_forms(),
+            picture_of_moving_hulls(shrinking, collapsing, missing),
         ],
-        tables=[table_of(chosen)],
         movies=[cells_movie(*paths[-1])] if paths else [],
     )
 
 
-def cells_movie(cells: Cells, path: mf.flows.HardmaxRun) -> lab.Movie:
+def cells_movie(cells: Cells, path: HardmaxRun) -> lab.Movie:
     """Tokens on their way over the cells."""
     shown = path.to_trajectory()
     count = shown.points.shape[1]
@@ -182,7 +204,7 @@ def draw_vertices(k: int, norms: str, hull: str) -> np.ndarray:
         angles = generator.uniform(0, 2 * np.pi, k)
         lengths = generator.uniform(0.4, 1.0, k) if norms == "var" else np.ones(k)
         points = lengths[:, None] * np.stack([np.cos(angles), np.sin(angles)], axis=1)
-        corners = mf.geometry.Cells(points).hull.frame
+        corners = Cells(points).hull.frame
         if hull == "free":
             return corners
         if len(corners) == k:
@@ -192,7 +214,7 @@ def draw_vertices(k: int, norms: str, hull: str) -> np.ndarray:
 
 def cells_of(k: int, norms: str, hull: str, scores: str) -> Cells:
     """The cells of a published setting."""
-    return mf.geometry.Cells(draw_vertices(k, norms, hull), scores=scores)
+    return Cells(draw_vertices(k, norms, hull), scores=scores)
 
 
 def uniform_in(cells: Cells, generator, count: int) -> np.ndarray:
@@ -202,18 +224,18 @@ def uniform_in(cells: Cells, generator, count: int) -> np.ndarray:
     return points[cells.hull.contains(points)][:count]
 
 
-def walk(cells: Cells, generator, count: int) -> tuple[Cells, mf.flows.HardmaxRun]:
+def walk(cells: Cells, generator, count: int) -> tuple[Cells, HardmaxRun]:
     """Tokens of no weight that start anywhere in the hull, and its vertices."""
     tokens = uniform_in(cells, generator, count)
     weights = np.append(np.full(len(cells), 1 / len(cells)), np.zeros(len(tokens)))
     cloud = mf.TokenCloud(np.concatenate([cells.vertices, tokens]), weights)
-    return cells, mf.flows.run_hardmax(cloud, 30, step=STEP)
+    return cells, run_hardmax(cloud, 30, step=STEP)
 
 
 def area_findings(chosen, progress):
     """Areas against the table, against the hull, and against Qhull."""
     six = [cells_of(6, "var", "bij", scores) for scores in AREAS]
-    solid = mf.geometry.Cells(np.random.default_rng(SEED).normal(size=(12, 3)))
+    solid = Cells(np.random.default_rng(SEED).normal(size=(12, 3)))
     spaces = [*chosen.values(), solid]
     clipped, met = [], []
     for cells in progress.over(chosen.values(), 0.5):
@@ -240,15 +262,11 @@ def area_findings(chosen, progress):
 
 def area_of_hull(points) -> float:
     """Volume of a convex hull, by Qhull."""
-    from scipy.spatial import ConvexHull
-
     return ConvexHull(points).volume
 
 
 def area_by_qhull(polytope: Polytope) -> float:
     """Area from the list of half-planes by duality, seen from an inner point."""
-    from scipy.spatial import HalfspaceIntersection
-
     if len(polytope.corners) == 0:
         return 0.0
     centre = polytope.corners.mean(axis=0)
@@ -287,66 +305,13 @@ def path_findings(paths):
     )
 
 
-def shrinking_finding():
-    """Limits and areas of the hull that loses a vertex."""
-    path = mf.flows.run_hardmax(mf.TokenCloud(SHRINKING), 60, step=STEP)
-    last = area_of_hull(path.limits)
-    return SHRINKS.close_to(
-        [*path.limits[3], area_of_hull(SHRINKING), last],
-        [2.0, 0.9, 7.9, 7.8],
-        tolerance=1e-12,
-        source=lab.closed_form("areas of triangles"),
-    )
-
-
-def contracted() -> mf.flows.HardmaxRun:
-    """The square and four more tokens under a negative form."""
-    cloud = mf.TokenCloud(SQUARE + EXTRA)
-    return mf.flows.run_hardmax(cloud, 40, step=STEP, score=-np.eye(2))
-
-
-def contraction_finding():
-    """Largest norms against powers of the factor."""
-    norms = np.linalg.norm(contracted().points, axis=2).max(axis=1)[1:]
-    factor = abs(1 - 2 * STEP)
-    return CONTRACTION.close_to(
-        norms,
-        np.sqrt(2) * factor ** np.arange(1, 41),
-        relative_tolerance=1e-12,
-        source=lab.closed_form(r"$\sqrt 2\,\lvert 1-2\gamma\rvert^k$"),
-    )
-
-
-def counterexample_finding():
-    """Two tokens on the line."""
-    cloud = mf.TokenCloud([[-1.0], [2.0]])
-    path = mf.flows.run_hardmax(cloud, 100, step=STEP, score=-np.eye(1))
-    return NOT_ZERO.close_to(
-        path.points[-1],
-        0.26,
-        tolerance=1e-12,
-        source=lab.closed_form("after two steps the first token is at 0.26 and leads"),
-    )
-
-
-def dominant(k: int) -> tuple[Cells, Polytope]:
-    """Cells of equal norms, in the order around the hull, and the cone of the third."""
-    cells = mf.geometry.Cells(
-        mf.geometry.Cells(draw_vertices(k, "eq", "bij")).hull.frame
-    )
-    return cells, cells.cone(TARGET, MARGIN)
-
-
 def cone_finding():
-    """Areas of eroded cones against the formula of erosion."""
-    found, expected = [], []
-    for k in (5, 7):
-        cone = dominant(k)[1]
-        found.append(cone.eroded(EROSION).volume)
-        expected.append(eroded_area(cone.corners, EROSION))
+    """Areas of eroded cones of the third vertex against the formula of erosion."""
+    frames = [Cells(draw_vertices(k, "eq", "bij")).hull.frame for k in (5, 7)]
+    cones = [Cells(frame).cone(TARGET, MARGIN) for frame in frames]
     return CONE.close_to(
-        found,
-        expected,
+        [cone.eroded(EROSION).volume for cone in cones],
+        [eroded_area(cone.corners, EROSION) for cone in cones],
         tolerance=1e-13,
         source=lab.closed_form("area of an inner polygon"),
     )
@@ -361,28 +326,6 @@ def eroded_area(corners: np.ndarray, distance: float) -> float:
     rim = distance * lengths.sum() - distance**2 * np.tan(turns / 2).sum()
     x, y = corners.T
     return float((x * np.roll(y, -1) - y * np.roll(x, -1)).sum() / 2 - rim)
-
-
-def table_of(chosen) -> lab.Table:
-    """Areas of the settings."""
-    rows = [
-        [
-            f"{k}, {norms}, {hull}, {scores}",
-            len(cells),
-            int((~cells.keeps_vertex).sum()),
-            cells.volumes.min(),
-            cells.volumes.max(),
-            cells.hull.volume,
-        ]
-        for (k, norms, hull, scores), cells in chosen.items()
-    ]
-    columns = ["setting", "cells", "vertices that move", "smallest", "largest", "hull"]
-    return lab.Table(
-        columns,
-        rows,
-        "Areas of cells in the published settings: number of points, equal or varying "
-        "norms, all points on the hull or not, scores with unit directions or not.",
-    )
 
 
 def picture_of_settings(chosen) -> lab.Picture:
@@ -425,22 +368,17 @@ def picture_of_paths(paths) -> lab.Picture:
     )
 
 
-def picture_of_moving_hulls() -> lab.Picture:
+def picture_of_moving_hulls(shrinking, collapsing, missing) -> lab.Picture:
     """A hull that loses a vertex, a collapse to zero, and one to another point."""
     figure, (left, middle, right) = style.canvas(3, panel=(3.5, 3.3))
-    draw_cells(mf.geometry.Cells(SHRINKING), left)
-    path = mf.flows.run_hardmax(mf.TokenCloud(SHRINKING), 60, step=STEP)
-    draw_leaders(path, left, color=style.INK)
+    draw_cells(Cells(SHRINKING), left)
+    draw_leaders(shrinking, left, color=style.INK)
     left.set_title("$B = I$: a vertex leaves")
-    draw_leaders(contracted(), middle, color=style.BLUE, step=12)
-    middle.plot(*contracted().points[0].T, "o", color=style.GREY, markersize=3)
+    draw_leaders(collapsing, middle, color=style.BLUE, step=12)
+    middle.plot(*collapsing.points[0].T, "o", color=style.GREY, markersize=3)
     middle.set_title("$B = -I$: collapse to 0")
-    line = mf.flows.run_hardmax(
-        mf.TokenCloud([[-1.0], [2.0]]), 14, step=STEP, score=-np.eye(1)
-    )
-    for token, colour in enumerate((style.BLUE, style.ORANGE)):
-        right.plot(line.points[:, token, 0], "o-", color=colour, markersize=3.5)
-    right.axhline(0.26, color=style.INK, linestyle=":", linewidth=1)
+    right.plot(missing.points[:15, :, 0], "o-", markersize=3.5)
+    mark_values(0.26, right, axis="y")
     right.annotate("0.26", (12, 0.26), (0, -12), textcoords="offset points")
     right.set(xlabel="step $k$", ylabel="$z_i$", title="$B = -1$: collapse, not to 0")
     return lab.Picture(
@@ -449,39 +387,6 @@ def picture_of_moving_hulls() -> lab.Picture:
         "$v_1$ and the hull shrinks to a triangle. Middle: for a negative form a "
         "symmetric cloud (grey: at the start) collapses to the origin, by $0.4$ in "
         "each step. Right: the tokens $-1$ and $2$ of the line tend to $0.26$.",
-    )
-
-
-def picture_of_cones() -> lab.Picture:
-    """Cones and their erosions."""
-    figure, axes = style.canvas(2, panel=(3.8, 3.8))
-    for k, panel in zip((5, 7), axes, strict=True):
-        cells, cone = dominant(k)
-        draw_cells(cells, panel, color="white")
-        draw_polytope(cone, panel, color=style.GREEN, label=rf"wins by ${MARGIN}$")
-        inner = cone.eroded(EROSION)
-        label = rf"eroded by ${EROSION}$"
-        draw_polytope(inner, panel, color=style.ROSE, opacity=0.9, label=label)
-        panel.set_title(f"{k} vertices")
-    axes[0].legend(loc="lower left")
-    return lab.Picture(
-        figure,
-        rf"The part of a cell where its vertex wins by $\eta = {MARGIN}$, and that "
-        rf"without a rim of $\varepsilon = {EROSION}$: exact polygons.",
-    )
-
-
-def picture_of_forms() -> lab.Picture:
-    """The quadratic form over hulls."""
-    figure, axes = style.canvas(3, panel=(3.2, 3.7))
-    for k, panel in zip((5, 7, 10), axes, strict=True):
-        form, name = (np.eye(2), "I") if k < 10 else (np.diag([1.0, 2.0]), DIAGONAL)
-        draw_form(mf.geometry.Cells(draw_vertices(k, "eq", "bij"), form=form), panel)
-        panel.set_title(f"{k} vertices, $B = {name}$")
-    return lab.Picture(
-        figure,
-        r"The form $\frac12\langle Bx, x\rangle$ over the hull, which every step of "
-        "hardmax attention increases: largest at vertices.",
     )
 
 

@@ -110,27 +110,39 @@ CHANGES = lab.observation(
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """The four cases, the critical step, random clouds, and low temperature."""
     cases = {name: as_run(points) for name, points in four_cases().items()}
-    steps = list(progress.over(range(parameters.clouds), 0.4))
-    randoms = [random_run(seed, parameters.tokens) for seed in steps]
-    soft = [
-        low_temperature(seed)
-        for seed in progress.over(range(parameters.soft_clouds), 0.5)
-    ]
+    seeds = progress.over(range(parameters.clouds), 0.4)
+    randoms = [random_run(seed, parameters.tokens) for seed in seeds]
+    seeds = progress.over(range(parameters.soft_clouds), 0.5)
+    soft = [low_temperature(seed) for seed in seeds]
+    tied = [*SQUARE, (0.5, 0), (-0.5, 0), (0.2, 0.1)]
+    sizes = (0.2, 1 / 3, 0.5, 0.7, 1.0)
+    ends = [as_run(tied, 200, step=size).limits[4:6] for size in sizes]
+
+    def emerges(size: float) -> float:
+        return 1.0 if as_run(EMERGING, 10, step=size).is_leader[-1, 1] else -1.0
+
+    critical = scipy.optimize.bisect(emerges, 0.1, 0.3, xtol=1e-10)
+    near = {size: as_run(EMERGING, 60, step=size) for size in (0.18, 0.2)}
     return lab.Outcome(
         findings=[
             *case_findings(cases),
-            tie_finding(),
-            critical_finding(),
+            TIED.close_to(
+                ends,
+                np.broadcast_to([[1, 0], [-1, 0]], (5, 2, 2)),
+                tolerance=1e-14,
+                source=lab.closed_form("midpoints of edges"),
+            ),
+            CRITICAL.close_to(
+                critical,
+                THRESHOLD,
+                tolerance=1e-9,
+                source=lab.closed_form(r"smaller root of $9\gamma^2 - 7\gamma + 1$"),
+            ),
             continuous_finding(),
             *random_findings(randoms),
             *soft_findings(soft),
         ],
-        pictures=[
-            picture_of_cases(cases),
-            picture_of_critical_step(),
-            picture_of_ties(),
-            picture_of_low_temperature(soft),
-        ],
+        pictures=[picture_of_cases(cases), picture_of_critical_step(near)],
         movies=[
             lab.Movie(
                 cases["emerging leader"].to_trajectory(),
@@ -167,9 +179,8 @@ def four_cases() -> dict[str, list]:
 def as_run(points, count: int = STEPS, **options) -> mf.flows.HardmaxRun:
     """Steps of the library, with the published share of the way by default."""
     options = options or {"alpha": float(ALPHA)}
-    return mf.flows.run_hardmax(
-        mf.TokenCloud(np.array(points, float)), count, **options
-    )
+    cloud = mf.TokenCloud(np.array(points, float))
+    return mf.flows.run_hardmax(cloud, count, **options)
 
 
 def exact_run(points, count: int, step: Fraction, weights=None):
@@ -202,12 +213,8 @@ def exact_set(token, tokens, masses) -> list[int]:
 def exact_mean(chosen, tokens, masses) -> tuple:
     """Weighted mean of some tokens."""
     total = sum(masses[j] for j in chosen)
-    columns = zip(*(tokens[j] for j in chosen), strict=True)
-    chosen_masses = [masses[j] for j in chosen]
-    return tuple(
-        sum(w * x for w, x in zip(chosen_masses, column, strict=True)) / total
-        for column in columns
-    )
+    axes = range(len(tokens[0]))
+    return tuple(sum(masses[j] * tokens[j][k] for j in chosen) / total for k in axes)
 
 
 def case_findings(cases):
@@ -250,46 +257,10 @@ def error_of(path: mf.flows.HardmaxRun, exact) -> float:
     return max(float(np.abs(path.points - points).max()), float(not is_same))
 
 
-def tie_finding():
-    """Tied tokens after many steps of different sizes."""
-    ends = [
-        as_run([*SQUARE, (0.5, 0), (-0.5, 0), (0.2, 0.1)], 200, step=step).limits[4:6]
-        for step in (0.2, 1 / 3, 0.5, 0.7, 1.0)
-    ]
-    return TIED.close_to(
-        np.array(ends),
-        np.broadcast_to([[1, 0], [-1, 0]], (5, 2, 2)),
-        tolerance=1e-14,
-        source=lab.closed_form("midpoints of edges"),
-    )
-
-
-def emerges(step: float) -> bool:
-    """Whether the second token of the example is a leader in the end."""
-    return bool(as_run(EMERGING, 10, step=step).is_leader[-1, 1])
-
-
-def critical_finding():
-    """The smallest step with an emerging leader, by bisection."""
-    found = scipy.optimize.bisect(
-        lambda step: 1.0 if emerges(step) else -1.0, 0.1, 0.3, xtol=1e-10
-    )
-    return CRITICAL.close_to(
-        found,
-        THRESHOLD,
-        tolerance=1e-9,
-        source=lab.closed_form(r"smaller root of $9\gamma^2 - 7\gamma + 1$"),
-    )
-
-
-def unchanged(x):
-    """The activation of a perceptron that is linear."""
-    return x
-
-
 def flow_of(kind: str, beta: float = 1.0) -> mf.Flow:
     """Attention that pulls towards its output: z' = output - z."""
-    back = mf.Perceptron(jnp.eye(2), jnp.zeros(2), -jnp.eye(2), activation=unchanged)
+    eye = jnp.eye(2)
+    back = mf.Perceptron(eye, jnp.zeros(2), -eye, activation=lambda x: x)
     return mf.Flow(mf.identity_attention(kind, 2, beta) + back)
 
 
@@ -383,77 +354,26 @@ def picture_of_cases(cases) -> lab.Picture:
     )
 
 
-def picture_of_critical_step() -> lab.Picture:
-    """Where the second token ends, against the step, and two paths."""
-    figure, (left, right) = style.canvas(2, panel=(4.4, 3.2))
-    steps = np.linspace(0.08, 0.58, 26)
-    ends = [as_run(EMERGING, 60, step=step).limits[1, 0] for step in steps]
-    left.plot(steps, ends, ".", color=style.BLUE)
-    left.axvline(THRESHOLD, color=style.INK, linestyle=":", linewidth=1)
-    left.annotate(
-        r"$(7-\sqrt{13})/18$", (THRESHOLD, 0.5), (6, 0), textcoords="offset points"
-    )
-    left.set(xlabel=r"step $\gamma$", ylabel="first coordinate of token 2, limit")
-    for step, colour in ((0.18, style.ORANGE), (0.2, style.BLUE)):
-        path = as_run(EMERGING, 60, step=step).points
+def picture_of_critical_step(near) -> lab.Picture:
+    """Paths of the second token just below and above the critical step."""
+    figure, axes = style.canvas(panel=(5.2, 3.2))
+    for (step, path), colour in zip(
+        near.items(), (style.ORANGE, style.BLUE), strict=True
+    ):
         label = rf"$\gamma = {step}$"
-        right.plot(*path[:, 1].T, "o-", color=colour, label=label, markersize=3.5)
-        right.plot(*path[:, 3].T, ":", color=colour, linewidth=1)
-    right.plot(*np.array(EMERGING[:4], float).T, "*", color=style.INK, markersize=8)
+        second, fourth = path.points[:, 1], path.points[:, 3]
+        axes.plot(*second.T, "o-", color=colour, label=label, markersize=3.5)
+        axes.plot(*fourth.T, ":", color=colour, linewidth=1)
     for token, place in enumerate(np.array(EMERGING[:4], float)):
-        right.annotate(f"{token + 1}", place, (5, 5), textcoords="offset points")
-    right.set(xlabel="$z_1$", ylabel="$z_2$", xlim=(-0.2, 1.1), ylim=(0.0, 0.42))
-    right.legend(loc="lower right")
+        axes.plot(*place, "*", color=style.INK, markersize=8)
+        axes.annotate(f"{token + 1}", place, (5, 5), textcoords="offset points")
+    axes.set(xlabel="$z_1$", ylabel="$z_2$", xlim=(-0.2, 1.1), ylim=(0.0, 0.42))
+    axes.legend(loc="lower right")
     return lab.Picture(
         figure,
-        "Whether a leader emerges depends on the step. Left: the limit of token 2 "
-        "jumps at the critical step. Right: just below it token 2 keeps following 4 "
-        "(dotted) and goes to token 1; just above it token 4 gets away, and token 2 "
-        "leads.",
-    )
-
-
-def picture_of_ties() -> lab.Picture:
-    """A tied token under the two rules."""
-    figure, axes = style.canvas(2, panel=(3.2, 3.2))
-    points = [*SQUARE, (0.2, 0.1), (0.5, 0)]
-    for panel, ties in zip(axes, ("merged", "exact"), strict=True):
-        path = as_run(points, 200, step=0.5, ties=ties)
-        draw_leaders(path, panel)
-        panel.set_title(f'ties="{ties}"')
-    return lab.Picture(
-        figure,
-        r"The token $(\frac12, 0)$ of the square, steps of $\gamma = \frac12$. Left: "
-        "it is tied between two corners for ever and tends to the middle of the edge. "
-        "Right: if every token counts in floating-point ties, the follower of one "
-        "corner reaches it after some fifty steps and doubles its weight, and the tied "
-        "token is drawn to this corner by rounding alone; the corner counts as no "
-        "leader any more (no star).",
-    )
-
-
-def picture_of_low_temperature(soft) -> lab.Picture:
-    """Distances and changes of leaders against the temperature."""
-    figure, (left, right) = style.canvas(2, panel=(4.4, 3.2))
-    for seed, (distances, changes) in enumerate(soft[:5]):
-        label = f"cloud {seed + 1}"
-        left.plot(BETAS, np.maximum(distances, 1e-16), "o-", label=label)
-        right.plot(BETAS, changes, "o-")
-    left.set(
-        xscale="log",
-        yscale="log",
-        xlabel=r"$\beta$",
-        ylabel="largest distance to hardmax",
-    )
-    right.set(xscale="log", xlabel=r"$\beta$", ylabel="tokens with another leader")
-    left.legend()
-    return lab.Picture(
-        figure,
-        rf"Softmax and hardmax flows of 30 random tokens at depth {DEPTH:g}. Distances "
-        "(left) fall at once where the last token stops to follow another leader than "
-        r"under hardmax (right). After that they fall exponentially, or like "
-        r"$1/\beta$ if a token has changed its leader on the way, at a slightly "
-        r"different depth.",
+        "Whether a leader emerges depends on the step. Just below the critical one "
+        "token 2 keeps following 4 (dotted) and goes to token 1; just above it token 4 "
+        "gets away, and token 2 leads.",
     )
 
 

@@ -125,19 +125,13 @@ CLUSTERS = lab.observation(
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Solve for densities, each against something else."""
     path = solved("softmax", ripple(0.1))
-    findings = [order_finding(), *path_findings(path)]
+    smallest = np.asarray(path.statistics["smallest"])
+    highest = np.asarray(path.on_grid(2 * MODES + 2)).max(axis=1)
     for _ in progress.over(range(1), 0.2):
-        errors = mode_errors(path)
-    findings.append(spectral_finding(errors))
-    findings.append(growth_finding())
-    nodes = node_errors(path)
-    findings.append(nodes_finding(nodes))
+        errors = np.array([mode_error(path, modes) for modes in (8, 16, 24)])
     clouds = sampled(parameters, progress)
-    findings.append(tokens_finding(path, clouds))
-    findings.append(energy_finding())
     for _ in progress.over(range(1), 0.3):
         evolution = evolve(flow_of("softmax"), seeds(BETA), 14.0, save=57)
-        finer = take_over_density(evolution)
         # It is only looked at.
         steep = evolve(
             flow_of("softmax", parameters.steep),
@@ -147,15 +141,43 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
             rtol=1e-6,
             atol=1e-8,
         )
-    findings += [take_over_finding(evolution, finer), clusters_finding(evolution)]
+    # Modes, since a few light tokens are still on their way between the clusters.
+    modes = count_modes(evolution.measure(-1), BETA, space=mf.Sphere())
     return lab.Outcome(
-        findings=findings,
+        findings=[
+            order_finding(),
+            NONLINEAR.close_to(
+                np.asarray(path.moments[-1, [2, 5], 0]),
+                [THIRD, SIXTH],
+                tolerance=1e-10,
+                source=lab.tabulated(),
+            ),
+            POSITIVE.at_least((smallest / highest).min(), 0.0, source=lab.theory()),
+            SPECTRAL.at_least(
+                (errors[:-1] / errors[1:]).min(),
+                100.0,
+                source=lab.theory("a smooth solution"),
+            ),
+            growth_finding(),
+            NODES.at_most(
+                node_error(path, 96),
+                1e-9,
+                source=lab.other_method("the density, by its modes"),
+            ),
+            tokens_finding(path, clouds),
+            energy_finding(),
+            take_over_finding(evolution),
+            CLUSTERS.close_to(
+                modes.count,
+                fastest(BETA),
+                tolerance=0,
+                source=lab.theory("fastest mode"),
+            ),
+        ],
         pictures=[
-            draw_space_time(evolution, steep, parameters),
-            draw_errors(errors, nodes),
+            draw_space_time({BETA: evolution, parameters.steep: steep}),
             draw_snapshots(path, clouds),
         ],
-        tables=[growth_table()],
     )
 
 
@@ -177,11 +199,12 @@ def ripple(size: float, degree: int = 3) -> FourierDensity:
     return FourierDensity(moments)
 
 
-def solved(kind: str, start: FourierDensity, depth: float = 3.0) -> DensityTrajectory:
+def solved(
+    kind: str, start: FourierDensity, depth: float = 3.0, *, beta: float = BETA
+) -> DensityTrajectory:
     """The tight solution with all modes."""
-    return mf.solve(
-        flow_of(kind), start, depth, solver=Spectral(most_modes=MODES), **TIGHT
-    )
+    solver = Spectral(most_modes=MODES)
+    return mf.solve(flow_of(kind, beta), start, depth, solver=solver, **TIGHT)
 
 
 def seeds(beta: float) -> FourierDensity:
@@ -199,13 +222,7 @@ def order_finding():
     first, depths = 0.3, np.linspace(0, 2, 11)
     powers = first ** np.arange(1, MODES + 1)
     start = FourierDensity(np.stack([powers, 0 * powers], axis=1))
-    path = mf.solve(
-        flow_of("unnormalised", 0.0),
-        start,
-        2.0,
-        solver=Spectral(most_modes=MODES),
-        **TIGHT,
-    )
+    path = solved("unnormalised", start, 2.0, beta=0.0)
     grown = first**2 * np.exp(depths)
     exact = np.sqrt(grown / (1 + grown - first**2))
     found = np.asarray(path.moments[:, 0, 0])
@@ -217,76 +234,31 @@ def order_finding():
     )
 
 
-def path_findings(path: DensityTrajectory):
-    """Tabulated moments, and positivity."""
-    smallest = np.asarray(path.statistics["smallest"])
-    highest = np.asarray(path.on_grid(2 * MODES + 2)).max(axis=1)
-    return (
-        NONLINEAR.close_to(
-            np.asarray(path.moments[-1, [2, 5], 0]),
-            [THIRD, SIXTH],
-            tolerance=1e-10,
-            source=lab.tabulated(),
-        ),
-        POSITIVE.at_least((smallest / highest).min(), 0.0, source=lab.theory()),
-    )
-
-
-def mode_errors(path: DensityTrajectory) -> dict[int, float]:
+def mode_error(path: DensityTrajectory, modes: int) -> float:
     """The error of the third moment with few modes."""
-    exact = float(path.moments[-1, 2, 0])
-    errors = {}
-    for modes in (8, 16, 24):
-        coarse = mf.solve(
-            flow_of("softmax"),
-            ripple(0.1).resized(modes),
-            3.0,
-            save=2,
-            solver=Spectral(most_modes=modes, tail=1.0),
-            **TIGHT,
-        )
-        errors[modes] = abs(float(coarse.moments[-1, 2, 0]) - exact)
-    return errors
-
-
-def spectral_finding(errors: dict[int, float]):
-    """The smallest factor between neighbours."""
-    sizes = np.array(list(errors.values()))
-    return SPECTRAL.at_least(
-        (sizes[:-1] / sizes[1:]).min(), 100.0, source=lab.theory("a smooth solution")
-    )
+    start, solver = ripple(0.1).resized(modes), Spectral(most_modes=modes, tail=1.0)
+    coarse = mf.solve(flow_of("softmax"), start, 3.0, save=2, solver=solver, **TIGHT)
+    return abs(float(coarse.moments[-1, 2, 0] - path.moments[-1, 2, 0]))
 
 
 def growth_of(kind: str, degree: int) -> float:
     """The growth rate of a small mode over a short depth, in the solution."""
-    depth = 0.5 if kind == "softmax" else 0.02
-    path = mf.solve(
-        flow_of(kind),
-        ripple(2 * SMALL, degree),
-        depth,
-        save=2,
-        solver=Spectral(most_modes=MODES),
-        rtol=1e-12,
-        atol=1e-15,
-    )
-    start, end = np.asarray(path.moments[:, degree - 1, 0])
-    return float(np.log(end / start) / depth)
-
-
-def closed_rates(kind: str) -> np.ndarray:
-    """The closed form by SciPy's Bessel functions."""
-    degrees = np.arange(1, 6)
-    rates = degrees**2 * scipy.special.iv(degrees, BETA) / BETA
-    return rates / scipy.special.iv(0, BETA) if kind == "softmax" else rates
+    depth, start = 0.5 if kind == "softmax" else 0.02, ripple(2 * SMALL, degree)
+    options = {"solver": Spectral(most_modes=MODES), "rtol": 1e-12, "atol": 1e-15}
+    path = mf.solve(flow_of(kind), start, depth, save=2, **options)
+    first, last = np.asarray(path.moments[:, degree - 1, 0])
+    return float(np.log(last / first) / depth)
 
 
 def growth_finding():
     """Measured against the closed form and the table."""
-    found, exact, table = [], [], []
+    found, exact, table, degrees = [], [], [], np.arange(1, 6)
     for kind, known in RATES.items():
         scale = max(known)
         found += [growth_of(kind, degree) / scale for degree in range(1, 6)]
-        exact += list(closed_rates(kind) / scale)
+        rates = degrees**2 * scipy.special.iv(degrees, BETA) / BETA
+        rates /= scipy.special.iv(0, BETA) if kind == "softmax" else 1
+        exact += list(rates / scale)
         table += [rate / scale for rate in known]
     return GROWTH.close_to(
         [*found, *found],
@@ -296,35 +268,12 @@ def growth_finding():
     )
 
 
-def growth_table() -> lab.Table:
-    """Closed-form rates of both flows."""
-    rows = [
-        [degree, *(closed_rates(kind)[degree - 1] for kind in RATES)]
-        for degree in range(1, 6)
-    ]
-    columns = ["$k$", "softmax", "unnormalised"]
-    return lab.Table(columns, rows, r"Growth of mode $k$ about uniform, $\beta = 5$.")
-
-
-def node_errors(path: DensityTrajectory) -> dict[int, float]:
+def node_error(path: DensityTrajectory, count: int) -> float:
     """The error of the third moment with weighted tokens in place of the density."""
-    exact, errors = float(path.moments[-1, 2, 0]), {}
-    for count in (24, 48, 96):
-        # Padded with absent tokens, so that one program serves all.
-        cloud = mf.pad(mf.quadrature(ripple(0.1), count), 96)
-        carried = mf.solve(
-            flow_of("softmax"), cloud, 3.0, save=2, rtol=1e-11, atol=1e-13
-        )
-        moments = circle_moments(carried.cloud(-1), 3)
-        errors[count] = abs(float(moments[2, 0]) - exact)
-    return errors
-
-
-def nodes_finding(errors: dict[int, float]):
-    """The error of 96 nodes."""
-    return NODES.at_most(
-        errors[96], 1e-9, source=lab.other_method("the density, by its modes")
-    )
+    cloud = mf.quadrature(ripple(0.1), count)
+    carried = mf.solve(flow_of("softmax"), cloud, 3.0, save=2, rtol=1e-11, atol=1e-13)
+    moments = circle_moments(carried.cloud(-1), 3)
+    return abs(float(moments[2, 0] - path.moments[-1, 2, 0]))
 
 
 def sampled(parameters: Parameters, progress) -> list[mf.Trajectory]:
@@ -378,71 +327,32 @@ def energy_finding():
     )
 
 
-def take_over_density(evolution: Evolution) -> FourierDensity:
-    """The density a little after tokens took over, with four times the modes."""
-    return mf.solve(
-        flow_of("softmax"),
-        seeds(BETA).resized(1024),
-        float(evolution.depths[later(evolution)]),
-        save=2,
-        solver=Spectral(most_modes=1024),
-        rtol=1e-9,
-        atol=1e-11,
-    ).density(-1)
-
-
-def later(evolution: Evolution) -> int:
-    """The index of the second saved depth after tokens took over."""
-    return len(evolution.densities) + 1
-
-
-def take_over_finding(evolution: Evolution, finer: FourierDensity):
-    """Moments of tokens against those of a density."""
-    tokens = evolution.measure(later(evolution))
+def take_over_finding(evolution: Evolution):
+    """Moments of tokens against those of a density, soon after tokens took over."""
+    later = len(evolution.densities) + 1
+    options = {"solver": Spectral(most_modes=1024), "rtol": 1e-9, "atol": 1e-11}
+    start, depth = seeds(BETA).resized(1024), float(evolution.depths[later])
+    finer = mf.solve(flow_of("softmax"), start, depth, save=2, **options).density(-1)
     return TAKE_OVER.close_to(
-        np.ravel(circle_moments(tokens, 8)),
+        np.ravel(circle_moments(evolution.measure(later), 8)),
         np.ravel(circle_moments(finer, 8)),
         tolerance=1e-6,
         source=lab.other_method("a density with more modes"),
     )
 
 
-def clusters_finding(evolution: Evolution):
-    """The number of clusters at the end."""
-    # Modes, since a few light tokens are still on their way between the clusters.
-    found = count_modes(evolution.measure(-1), BETA, space=mf.Sphere())
-    expected = fastest(BETA)
-    return CLUSTERS.close_to(
-        found.count, expected, tolerance=0, source=lab.theory("fastest mode")
-    )
-
-
-def draw_space_time(
-    evolution: Evolution, steep: Evolution, parameters: Parameters
-) -> lab.Picture:
+def draw_space_time(evolutions: dict[float, Evolution]) -> lab.Picture:
     """Densities over angle and depth, those of the tokens behind the hand-over."""
     figure, panels = style.canvas(2, panel=(4.6, 3.8))
-    for axes, path, beta in zip(
-        panels, (evolution, steep), (BETA, parameters.steep), strict=True
-    ):
-        mesh = axes.pcolormesh(
-            (np.arange(BINS) + 0.5) * 2 * np.pi / BINS,
-            np.asarray(path.depths),
-            np.log10(np.maximum(histograms(path), 1e-9)),
-            shading="nearest",
-            cmap="viridis",
-            vmin=-2.5,
-            vmax=1,
-            rasterized=True,
-        )
+    angles = (np.arange(BINS) + 0.5) * 2 * np.pi / BINS
+    for axes, (beta, path) in zip(panels, evolutions.items(), strict=True):
+        logs = np.log10(np.maximum(histograms(path), 1e-9))
+        looks = {"cmap": "viridis", "vmin": -2.5, "vmax": 1, "rasterized": True}
+        mesh = axes.pcolormesh(angles, path.depths, logs, shading="nearest", **looks)
         if path.hand_over is not None:
             axes.axhline(float(path.hand_over), color="white", linewidth=1)
-        axes.set(
-            title=rf"$\beta = {beta:g}$, fastest mode: {fastest(beta)}",
-            xlabel=r"angle $\theta$",
-            ylabel="depth $t$",
-            xlim=(0, 2 * np.pi),
-        )
+        axes.set(xlabel=r"angle $\theta$", ylabel="depth $t$", xlim=(0, 2 * np.pi))
+        axes.set_title(rf"$\beta = {beta:g}$, fastest mode: {fastest(beta)}")
         axes.grid(visible=False)
     figure.colorbar(mesh, ax=panels, label=r"$\log_{10}\varrho$")
     return lab.Picture(
@@ -475,20 +385,6 @@ def spread_out(cloud: mf.TokenCloud) -> np.ndarray:
     below = np.cumsum(np.tile(masses[order], 3))[:-1]
     ends = np.linspace(0, 2 * np.pi, BINS + 1)
     return np.diff(np.interp(ends, (turns[1:] + turns[:-1]) / 2, below))
-
-
-def draw_errors(errors: dict[int, float], nodes: dict[int, float]) -> lab.Picture:
-    """Errors against the number of modes and of nodes."""
-    figure, axes = style.canvas(panel=(5.2, 3.4))
-    axes.semilogy(list(errors), list(errors.values()), "o-", label="modes $K$")
-    axes.semilogy(list(nodes), list(nodes.values()), "s-", label="weighted tokens $n$")
-    axes.set(xlabel="number of unknowns", ylabel=r"error of $\int\cos3\theta$, $t = 3$")
-    axes.legend()
-    return lab.Picture(
-        figure,
-        r"Error of the third moment at depth $3$, $\beta = 5$, with few modes and with "
-        "few weighted tokens in place of the density: both fall exponentially.",
-    )
 
 
 def draw_snapshots(path: DensityTrajectory, clouds: list[mf.Trajectory]) -> lab.Picture:

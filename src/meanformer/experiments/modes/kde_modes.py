@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
+import scipy.optimize
 
 import meanformer as mf
 import meanformer.experiments as lab
@@ -25,12 +26,11 @@ from meanformer.observables import (
     mode_constant,
     mode_rate,
     mode_window,
-    poisson_mode_density,
     poisson_mode_integral,
     sample_modes,
     sample_poisson_modes,
 )
-from meanformer.plotting import style
+from meanformer.plotting import draw_curves, style
 
 FORMULA = {
     (100, 10): 1.6244,
@@ -132,6 +132,12 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
         options = {"space": mf.Sphere(), "key": key}
         around[beta] = sample_modes(400, beta, parameters.samples, **options)
     poisson = poisson_counts(parameters, progress)
+    cloud = normal_cloud(100, parameters.seed)
+    found = {beta: count_modes(cloud, beta) for beta in (10.0, 100.0, 1000.0)}
+    modes = [
+        np.asarray(count_modes(normal_cloud(400, 1000 + index), 100.0).positions)
+        for index in range(max(60, parameters.samples))
+    ]
     samples = [*counted.values(), *window.values(), *around.values()]
     return lab.Outcome(
         findings=[
@@ -150,9 +156,9 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
             constant_finding(),
         ],
         pictures=[
-            draw_densities(parameters),
+            draw_densities(cloud, found),
             draw_window(window),
-            draw_correction(poisson, parameters),
+            draw_correction(modes),
         ],
         tables=[table(counted)],
     )
@@ -234,26 +240,19 @@ def threshold_finding():
     """The smallest distance of two tokens with two modes, by bisection."""
 
     def line(gap):
-        return count_modes(mf.TokenCloud(jnp.array([[0.0], [gap]])), 1.0).count
+        return count_modes(mf.TokenCloud(jnp.array([[0.0], [gap]])), 1.0).count - 1.5
 
     def circle(angle):
-        points = [[np.cos(angle), np.sin(angle)], [np.cos(angle), -np.sin(angle)]]
-        return count_modes(
-            mf.TokenCloud(np.array(points)), 5.0, space=mf.Sphere()
-        ).count
+        cloud = mf.TokenCloud.from_angles(np.array([angle, -angle]))
+        return count_modes(cloud, 5.0, space=mf.Sphere()).count - 1.5
 
-    found = bisected(line, 1.0, 3.0), bisected(circle, 0.2, 1.0)
+    found = [
+        scipy.optimize.bisect(line, 1.0, 3.0, xtol=1e-7),
+        scipy.optimize.bisect(circle, 0.2, 1.0, xtol=1e-7),
+    ]
     return THRESHOLD.close_to(
         found, [2.0, convex_angle(5.0)], tolerance=1e-6, source=lab.closed_form()
     )
-
-
-def bisected(count, low: float, high: float) -> float:
-    """Where a count passes from one to two."""
-    for _ in range(24):
-        middle = (low + high) / 2
-        low, high = (middle, high) if count(middle) < 2 else (low, middle)
-    return (low + high) / 2
 
 
 def circle_finding(around):
@@ -311,10 +310,9 @@ def table(counted) -> lab.Table:
     )
 
 
-def draw_densities(parameters: Parameters) -> lab.Picture:
+def draw_densities(cloud: mf.TokenCloud, found) -> lab.Picture:
     """One cloud at three bandwidths, with its modes and valleys."""
     figure, panels = style.canvas(1, 3, panel=(7.0, 1.7), sharex=True)
-    cloud = normal_cloud(100, parameters.seed)
     tokens = np.asarray(cloud.points)[:, 0]
     places = np.linspace(tokens.min() - 0.4, tokens.max() + 0.4, 1500)
 
@@ -322,29 +320,19 @@ def draw_densities(parameters: Parameters) -> lab.Picture:
         gaps = np.asarray(points)[:, None] - tokens[None, :]
         return np.sqrt(beta / 2 / np.pi) * np.exp(-beta * gaps**2 / 2).mean(1)
 
-    for axes, beta in zip(panels, (10.0, 100.0, 1000.0), strict=True):
-        found = count_modes(cloud, beta)
-        axes.fill_between(places, density(places, beta), color=style.BLUE, alpha=0.25)
-        axes.plot(places, density(places, beta), color=style.BLUE, linewidth=1)
-        axes.plot(
-            found.positions,
-            density(found.positions, beta),
-            "o",
-            markersize=4.5,
-            color=style.ORANGE,
-        )
-        axes.plot(
-            found.valleys,
-            density(found.valleys, beta),
-            "o",
-            markersize=2.5,
-            color=style.INK,
-        )
+    for axes, (beta, modes) in zip(panels, found.items(), strict=True):
+        heights = density(places, beta)
+        axes.fill_between(places, heights, color=style.BLUE, alpha=0.25)
+        axes.plot(places, heights, color=style.BLUE, linewidth=1)
+        for spots, size, colour in (
+            (modes.positions, 4.5, style.ORANGE),
+            (modes.valleys, 2.5, style.INK),
+        ):
+            axes.plot(spots, density(spots, beta), "o", markersize=size, color=colour)
         axes.plot(tokens, np.zeros_like(tokens), "|", color=style.INK, alpha=0.4)
         axes.set(ylabel="density", ylim=(0, None))
-        axes.set_title(
-            rf"$\beta = {beta:g}$: {found.count} mode{'s' * (found.count > 1)}"
-        )
+        plural = "s" * (modes.count > 1)
+        axes.set_title(rf"$\beta = {beta:g}$: {modes.count} mode{plural}")
     panels[-1].set(xlabel="$t$")
     return lab.Picture(
         figure,
@@ -385,60 +373,23 @@ def draw_window(window) -> lab.Picture:
     )
 
 
-def draw_correction(poisson, parameters: Parameters) -> lab.Picture:
-    """The Poisson density, and the rate on the line with and without it."""
-    figure, (left, right) = style.canvas(2, panel=(4.7, 3.5))
-    rates, samples, integral = poisson
-    fine = np.geomspace(0.01, 10, 200)
-    left.plot(fine, poisson_mode_density(fine), label=r"$F(\lambda)$, table")
-    left.plot(
-        rates[rates >= 0.5],
-        integral,
-        "x",
-        color=style.ORANGE,
-        markersize=8,
-        label="quadrature",
-    )
-    left.errorbar(
-        rates,
-        [sample.mean for sample in samples],
-        [2 * sample.standard_error for sample in samples],
-        fmt="o",
-        markerfacecolor="none",
-        color=style.GREEN,
-        label="counted",
-    )
-    few = fine[fine < 0.2]
-    left.plot(
-        few, few - 2 * few**2, "--", color=style.GREY, label=r"$\lambda-2\lambda^2$"
-    )
-    left.axhline(
-        np.sqrt(1.5) / (2 * np.pi), color=style.INK, linestyle=":", linewidth=1
-    )
-    left.set(xscale="log", xlabel=r"tokens per bandwidth $\lambda$")
-    left.set(ylabel="modes per bandwidth", ylim=(0, 0.22))
-    left.legend(loc="lower right")
-    places = np.linspace(-6, 6, 601)
-    clouds = max(60, parameters.samples)
-    modes = [
-        np.asarray(count_modes(normal_cloud(400, 1000 + index), 100.0).positions)
-        for index in range(clouds)
-    ]
-    bins = np.linspace(-6, 6, 25)
-    heights = np.histogram(np.concatenate(modes), bins)[0] / clouds / np.diff(bins)
-    right.stairs(
+def draw_correction(modes: list[np.ndarray]) -> lab.Picture:
+    """Where modes are, counted and by the formula with and without correction."""
+    figure, axes = style.canvas(panel=(6.0, 3.5))
+    places, bins = np.linspace(-6, 6, 601), np.linspace(-6, 6, 25)
+    heights = np.histogram(np.concatenate(modes), bins)[0] / len(modes) / np.diff(bins)
+    axes.stairs(
         heights, bins, fill=True, color=style.GREEN, alpha=0.35, label="counted"
     )
-    right.plot(places, mode_rate(places, 400, 100), label="corrected")
-    plain = mode_rate(places, 400, 100, corrected=False)
-    right.plot(places, plain, "--", color=style.ORANGE, label="Gaussian closure")
-    right.set(xlabel="$t$", ylabel="modes per unit of length", ylim=(0, None))
-    right.legend(loc="lower center")
+    curves = {
+        "corrected": mode_rate(places, 400, 100),
+        "Gaussian closure": mode_rate(places, 400, 100, corrected=False),
+    }
+    labels = {"xlabel": "$t$", "ylabel": "modes per unit of length"}
+    draw_curves(places, curves, axes, marks=["-", "--"], ylim=(0, None), **labels)
     return lab.Picture(
         figure,
-        r"Left: modes per bandwidth of a Poisson process, by quadrature and by "
-        r"counting (two standard errors); dotted, the limit of many tokens. Right: "
-        r"where the modes of 400 normal tokens at $\beta = 100$ are. The Gaussian "
+        r"Where the modes of 400 normal tokens at $\beta = 100$ are. The Gaussian "
         r"closure does not notice that the tails are empty.",
     )
 

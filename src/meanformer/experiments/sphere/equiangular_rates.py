@@ -17,7 +17,6 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-import scipy.integrate
 import scipy.optimize
 import scipy.special
 
@@ -117,11 +116,8 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
     }
     clock = {step: euler_time(step) for step in progress.over(EULER, 0.2)}
     for _ in progress.over(range(1), 0.1):
-        findings = [
-            *time_findings(),
-            *curve_findings(),
-            rate_finding(),
-        ]
+        findings = [*time_findings(), *curve_findings(), rate_finding()]
+        boundaries = {count: boundaries_of(count) for count in (2, 8, 32, 128, 1024)}
     return lab.Outcome(
         findings=[
             *findings,
@@ -139,8 +135,7 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
                 source=lab.tabulated(),
             ),
         ],
-        pictures=[draw_curves(), draw_paths(paths, parameters)],
-        tables=[time_table()],
+        pictures=[draw_boundaries(boundaries), draw_paths(paths, parameters)],
     )
 
 
@@ -192,30 +187,25 @@ def exponential_integrals(count: int, beta: float) -> float:
 
 def curve_findings():
     """The curve at tabulated points and by bracketing, and where it exists."""
-    found = [critical_beta(n, t) for n in CURVE for t in (10, 20, 30)]
+    cases = [(n, t) for n in CURVE for t in (10, 20, 30)]
+    found = [critical_beta(n, t) for n, t in cases]
     bracketed = [
         scipy.optimize.brentq(
-            lambda beta, n=n, t=t: exponential_integrals(n, beta) - t, 0.1, 20
+            lambda b, n=n, t=t: exponential_integrals(n, b) - t, 0.1, 20
         )
-        for n in CURVE
-        for t in (10, 20, 30)
+        for n, t in cases
     ]
-    expected = [beta for betas in CURVE.values() for beta in betas]
     end = 0.5 * np.log((31 * LEVEL + 1) / (1 - LEVEL))
-    depths = np.linspace(0.1, 30, 200)
-    exists = [
-        len(phase_curve(32, depths, kind=kind).betas)
-        for kind in ("softmax", "unnormalised")
-    ]
+    depths, kinds = np.linspace(0.1, 30, 200), ("softmax", "unnormalised")
     return (
         INVERSE.close_to(
             [*found, *found],
-            [*expected, *bracketed],
+            [*np.ravel(list(CURVE.values())), *bracketed],
             tolerance=6e-8,
             source=lab.tabulated("and Brent's method of SciPy in this run"),
         ),
         EMPTY.close_to(
-            exists,
+            [len(phase_curve(32, depths, kind=kind).betas) for kind in kinds],
             [(depths >= end).sum(), (depths <= end).sum()],
             tolerance=0,
             source=lab.closed_form(r"the time at $\beta = 0$"),
@@ -297,40 +287,23 @@ def euler_time(step: float) -> float:
     return float(path.depths[np.argmax(cosines >= LEVEL)])
 
 
-def time_table() -> lab.Table:
-    """Times of both kinds."""
-    rows = [
-        [
-            n,
-            beta,
-            *[
-                Equiangular(n, beta, kind=kind).time_to(LEVEL)
-                for kind in ("softmax", "unnormalised")
-            ],
-        ]
-        for n, beta in TIMES
-    ]
-    return lab.Table(
-        ["$n$", r"$\beta$", "softmax", "unnormalised"],
-        rows,
-        r"Depth at which orthogonal tokens reach $\rho = 0.999$. At small $\beta$ it "
-        "grows with the number of tokens, at large $\\beta$ it falls under softmax.",
-    )
-
-
-def draw_curves() -> lab.Picture:
-    """Boundaries of the clustered phase, and times against temperature."""
-    figure, (left, right) = style.canvas(2, panel=(4.6, 3.6))
+def boundaries_of(count: int):
+    """Depths and betas of the clustered phase: softmax, and unnormalised."""
+    first = Equiangular(count, 0.0).time_to(LEVEL)
+    curve = phase_curve(count, first * np.geomspace(1 + 1e-12, 200, 400))
     betas = np.linspace(0, 12, 121)
-    for count in (2, 8, 32, 128, 1024):
-        first = Equiangular(count, 0.0).time_to(LEVEL)
-        curve = phase_curve(count, first * np.geomspace(1 + 1e-12, 200, 400))
-        left.plot(curve.depths, curve.betas, label=f"$n = {count}$")
-        times = [Equiangular(count, b, kind="unnormalised").time_to() for b in betas]
-        right.plot(times, betas, label=f"$n = {count}$")
-    for betas in CURVE.values():
-        left.plot((10, 20, 30), betas, "o", color=style.INK, markersize=3.5)
-    left.plot([], [], "o", color=style.INK, markersize=3.5, label="tabulated")
+    times = [Equiangular(count, b, kind="unnormalised").time_to() for b in betas]
+    return (curve.depths, curve.betas), (times, betas)
+
+
+def draw_boundaries(boundaries) -> lab.Picture:
+    """Boundaries of the clustered phase, for both kinds."""
+    figure, (left, right) = style.canvas(2, panel=(4.6, 3.6))
+    for count, (softmax, unnormalised) in boundaries.items():
+        left.plot(*softmax, label=f"$n = {count}$")
+        right.plot(*unnormalised)
+    marks = np.array(list(CURVE.values())).T
+    left.plot((10, 20, 30), marks, "o", color=style.INK, markersize=3.5)
     left.set(xscale="log", xlabel="depth $t$", ylabel=r"$\beta$", title="softmax")
     right.set(xscale="log", xlabel="depth $t$", title="unnormalised", ylim=(0, 12))
     left.text(130, 6.0, "one cluster", fontsize=10)
@@ -338,10 +311,10 @@ def draw_curves() -> lab.Picture:
     left.legend(loc="lower right", ncols=2)
     return lab.Picture(
         figure,
-        r"The curves on which orthogonal tokens reach $\rho = 0.999$. Softmax "
-        r"attention (left) has clustered below and to the right of its curve, and the "
-        r"depth grows exponentially with $\beta$; unnormalised attention (right) "
-        r"above. Both meet $\beta = 0$ at the depth "
+        r"The curves on which orthogonal tokens reach $\rho = 0.999$ (dots: "
+        r"tabulated). Softmax attention (left) has clustered below and to the right of "
+        r"its curve, and the depth grows exponentially with $\beta$; unnormalised "
+        r"attention (right) above. Both meet $\beta = 0$ at the depth "
         r"$\frac12\log\frac{(n-1)\rho+1}{1-\rho}$.",
     )
 
@@ -349,10 +322,8 @@ def draw_curves() -> lab.Picture:
 def draw_paths(paths, parameters: Parameters) -> lab.Picture:
     """Average cosines of random clouds with the curve of the model."""
     figure, axes = style.canvas(panel=(5.6, 3.8))
-    colours = (style.BLUE, style.ORANGE)
-    for colour, (beta, (depths, cosines, curve)) in zip(
-        colours, paths.items(), strict=True
-    ):
+    for colour, (beta, path) in zip(style.PALETTE, paths.items(), strict=False):
+        depths, cosines, curve = path
         axes.plot(depths, cosines.T, color=colour, alpha=0.35, linewidth=1)
         axes.plot(depths, curve, "--", color=style.INK, linewidth=1.4)
         axes.plot([], [], color=colour, label=rf"random tokens, $\beta = {beta:g}$")
