@@ -8,13 +8,13 @@ from meanformer.flows.bounds.stability import growth_factor as growth_factor
 from meanformer.flows.bounds.stability import lipschitz_profile as lipschitz_profile
 from meanformer.flows.bounds.stability import observed_growth as observed_growth
 from meanformer.flows.dynamics.abstract import AbstractDynamics as AbstractDynamics
-from meanformer.flows.dynamics.abstract import AbstractIntegrated as AbstractIntegrated
+from meanformer.flows.dynamics.abstract import State as State
 from meanformer.flows.dynamics.driver import drive as drive
 from meanformer.flows.dynamics.merging import Merge as Merge
 from meanformer.flows.dynamics.recorder import AbstractProgress as AbstractProgress
 from meanformer.flows.dynamics.recorder import AbstractRecorder as AbstractRecorder
 from meanformer.flows.dynamics.recorder import ProgressBar as ProgressBar
-from meanformer.flows.dynamics.state import State as State
+from meanformer.flows.dynamics.stretch import AbstractIntegrated as AbstractIntegrated
 from meanformer.flows.dynamics.stretch import Settings as Settings
 from meanformer.flows.dynamics.stretch import Stretch as Stretch
 from meanformer.flows.dynamics.stretch import in_depth as in_depth

@@ -10,10 +10,9 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from meanformer.errors import as_float_array, check, check_shape, is_concrete
-from meanformer.flows.dynamics.abstract import AbstractDynamics
+from meanformer.flows.dynamics.abstract import AbstractDynamics, State, kept_if_finite
 from meanformer.flows.dynamics.gaussian import GaussianFlow, first_carried
 from meanformer.flows.dynamics.gaussian_errors import Carried
-from meanformer.flows.dynamics.state import State, kept_if_finite
 from meanformer.flows.dynamics.stretch import Settings
 from meanformer.flows.dynamics.tokens import Points, TokenRates, Tokens, finite
 from meanformer.flows.flow import Flow

@@ -10,10 +10,10 @@ import jax.random as jr
 from jaxtyping import Array, Float, Shaped
 
 from meanformer.errors import InvalidInput, as_key, check
+from meanformer.flows.dynamics.abstract import State
 from meanformer.flows.dynamics.driver import visit_all
 from meanformer.flows.dynamics.joining import MergingTokens
 from meanformer.flows.dynamics.merging import Merge
-from meanformer.flows.dynamics.state import State
 from meanformer.flows.dynamics.tokens import Points, TokenRates, Tokens
 from meanformer.flows.flow import Flow
 from meanformer.flows.inputs import check_flow

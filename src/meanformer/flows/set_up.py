@@ -9,13 +9,13 @@ from jaxtyping import Array, Float
 
 from meanformer.attention.affine import check_affine
 from meanformer.errors import InvalidInput, Unsupported, as_key, check, is_concrete
+from meanformer.flows.dynamics.abstract import State
 from meanformer.flows.dynamics.clock import check_long_depth
 from meanformer.flows.dynamics.density import DensityFlow
 from meanformer.flows.dynamics.density_field import turns_with_queries
 from meanformer.flows.dynamics.gaussian import GaussianFlow, first_carried
 from meanformer.flows.dynamics.joining import MergingTokens
 from meanformer.flows.dynamics.merging import as_merge, check_mergeable, initial_atoms
-from meanformer.flows.dynamics.state import State
 from meanformer.flows.dynamics.stretch import Settings
 from meanformer.flows.dynamics.tokens import Points, Tokens
 from meanformer.flows.flow import Flow

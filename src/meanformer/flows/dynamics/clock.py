@@ -14,9 +14,9 @@ from meanformer.attention.log_domain import (
 )
 from meanformer.errors import Unsupported
 from meanformer.flows.bounds.rates import internal_rate, largest_rate
+from meanformer.flows.dynamics.abstract import State, choose
 from meanformer.flows.dynamics.derivatives import Mode
 from meanformer.flows.dynamics.merging import Gap, grown
-from meanformer.flows.dynamics.state import State, choose
 from meanformer.flows.dynamics.stretch import (
     Settings,
     Stretch,

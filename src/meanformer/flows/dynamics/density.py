@@ -8,11 +8,11 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from meanformer.flows.dynamics.abstract import AbstractIntegrated
+from meanformer.flows.dynamics.abstract import State
 from meanformer.flows.dynamics.density_field import diffusion, transport
 from meanformer.flows.dynamics.derivatives import Mode
-from meanformer.flows.dynamics.state import State
 from meanformer.flows.dynamics.stretch import (
+    AbstractIntegrated,
     Settings,
     Stretch,
     in_depth,

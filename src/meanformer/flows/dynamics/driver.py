@@ -9,13 +9,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from meanformer.errors import check, is_concrete
-from meanformer.flows.dynamics.abstract import AbstractDynamics
+from meanformer.flows.dynamics.abstract import AbstractDynamics, State
 from meanformer.flows.dynamics.recorder import (
     AbstractProgress,
     AbstractRecorder,
     bar_for,
 )
-from meanformer.flows.dynamics.state import State
 from meanformer.flows.schedule import stack_flows
 from meanformer.flows.trajectories.abstract import AbstractTrajectory, cut_off, joined
 

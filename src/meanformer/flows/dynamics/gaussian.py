@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from meanformer.attention.affine import linearised
-from meanformer.flows.dynamics.abstract import AbstractIntegrated
+from meanformer.flows.dynamics.abstract import State
 from meanformer.flows.dynamics.derivatives import Mode
 from meanformer.flows.dynamics.gaussian_errors import (
     ROUNDINGS,
@@ -16,8 +16,8 @@ from meanformer.flows.dynamics.gaussian_errors import (
     Clocked,
     relative_controller,
 )
-from meanformer.flows.dynamics.state import State
 from meanformer.flows.dynamics.stretch import (
+    AbstractIntegrated,
     Condition,
     Settings,
     Stretch,

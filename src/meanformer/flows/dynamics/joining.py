@@ -9,11 +9,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from meanformer.flows.bounds.rates import internal_rate, largest_rate
-from meanformer.flows.dynamics.abstract import AbstractDynamics
+from meanformer.flows.dynamics.abstract import AbstractDynamics, State
 from meanformer.flows.dynamics.clock import LongPhase, long_velocity
 from meanformer.flows.dynamics.derivatives import Mode
 from meanformer.flows.dynamics.merging import Gap, Merge, grown, join
-from meanformer.flows.dynamics.state import State
 from meanformer.flows.dynamics.stretch import Settings, Stretch, in_wide, integrate
 from meanformer.flows.dynamics.tokens import TokenRates, Tokens, finite
 from meanformer.flows.solvers import LongDepth

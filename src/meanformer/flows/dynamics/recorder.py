@@ -5,8 +5,7 @@ from typing import Any
 
 from jaxtyping import Array, Float
 
-from meanformer.flows.dynamics.abstract import AbstractDynamics
-from meanformer.flows.dynamics.state import State
+from meanformer.flows.dynamics.abstract import AbstractDynamics, State
 from meanformer.flows.trajectories.abstract import AbstractTrajectory
 
 

@@ -1,5 +1,6 @@
 """One stretch of depth: from one saved depth to the next, by one call of diffrax."""
 
+import abc
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -11,12 +12,22 @@ import jax.numpy as jnp
 from equinox.internal import prevbefore
 from jaxtyping import Array, Bool, Float, PyTree
 
-from meanformer.flows.dynamics.derivatives import BACKWARD, Mode, without_derivative
+from meanformer.flows.dynamics.abstract import (
+    AbstractDynamics,
+    State,
+    kept_if_finite,
+)
+from meanformer.flows.dynamics.derivatives import (
+    BACKWARD,
+    Mode,
+    in_both_modes,
+    without_derivative,
+)
 from meanformer.flows.dynamics.event_search import FirstZero
-from meanformer.flows.dynamics.state import State, kept_if_finite
 from meanformer.flows.solvers import (
     AbstractIntegrator,
     Adaptive,
+    LongDepth,
     StepSettings,
     Stiff,
     Switching,
@@ -25,6 +36,11 @@ from meanformer.flows.status import AbstractStop, Moment, Status
 from meanformer.numerics.precision import cast
 
 OVERFLOWN = 1e10
+
+NO_DERIVATIVE = (
+    "LongDepth() has no derivative: it locates the end of a stretch in its clock; use "
+    "Adaptive() to differentiate."
+)
 
 # A condition on depth and what moves there, and the status of a solve that it ends.
 Condition = tuple[Callable[[Array, Any], Array], PyTree]
@@ -99,6 +115,26 @@ class Stretch(NamedTuple):
     stuck: PyTree = Status.blow_up_suspected
     path: Callable[[Any], PyTree] | None = None
     record: Callable[..., PyTree] | None = None
+
+
+class AbstractIntegrated(AbstractDynamics):
+    """Base class of dynamics that a stretch of depth at a time is integrated of.
+
+    Attributes:
+        settings: steps, tolerances, and conditions that end it.
+    """
+
+    settings: eqx.AbstractVar[Settings]
+
+    @abc.abstractmethod
+    def stretch(self, state: State, end: Float[Array, ""], mode: Mode) -> Stretch:
+        """Return what to integrate from a state to a depth; see `in_depth`."""
+
+    def advance(self, state: State, target: Float[Array, ""]) -> State:
+        """Integrate; differentiable in all ways, but for `LongDepth()`."""
+        if isinstance(self.settings.integrator, LongDepth):
+            return in_wide(integrate, NO_DERIVATIVE, self, state, target)
+        return in_both_modes(integrate, self, state, target)
 
 
 def in_depth(

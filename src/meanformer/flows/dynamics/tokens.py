@@ -12,11 +12,11 @@ import lineax
 from jaxtyping import Array, Float
 
 from meanformer.errors import is_concrete
-from meanformer.flows.dynamics.abstract import AbstractIntegrated
+from meanformer.flows.dynamics.abstract import State
 from meanformer.flows.dynamics.derivatives import Mode
-from meanformer.flows.dynamics.state import State
 from meanformer.flows.dynamics.stretch import (
     OVERFLOWN,
+    AbstractIntegrated,
     Settings,
     Stretch,
     in_depth,
