@@ -28,7 +28,13 @@ OVERLAP = 5.0
 ROUNDED = 55.0
 REACHED, BLEW_UP, ESCAPED, UNFINISHED = "reached", "blew up", "escaped", "unfinished"
 UNRESOLVED = "unresolved"
-ENDINGS = (REACHED, BLEW_UP, ESCAPED, UNRESOLVED, UNFINISHED)
+# By the status of the solve; others are unfinished.
+ENDINGS = {
+    "reached": REACHED,
+    "blow_up_suspected": BLEW_UP,
+    "escaped": ESCAPED,
+    "unresolved": UNRESOLVED,
+}
 
 
 @dataclasses.dataclass(frozen=True)

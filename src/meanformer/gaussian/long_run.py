@@ -1,8 +1,7 @@
 """Following a covariance over many decades of depth."""
 
 import dataclasses
-from typing import Any, NamedTuple
-from typing import cast as typed
+from typing import NamedTuple
 
 import diffrax
 import equinox as eqx
@@ -12,19 +11,18 @@ import numpy as np
 import optimistix
 from jax.scipy.linalg import solve_triangular
 from jax.scipy.special import logsumexp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PyTree
 
 from meanformer.attention import AbstractInContextMap
 from meanformer.attention.affine import slope_and_drift
 from meanformer.errors import PrecisionWarning, check, warn
-from meanformer.flows import GaussianTrajectory, LongDepth, Status
+from meanformer.flows import GaussianTrajectory, LongDepth, State, Status
+from meanformer.flows.dynamics.stretch import in_clock, run_stretch
 from meanformer.flows.solvers import RescaledErrors
+from meanformer.flows.status import status_name
 from meanformer.gaussian.explicit import explicit_limit
 from meanformer.gaussian.exponents import (
-    BLEW_UP,
     ENDINGS,
-    ESCAPED,
-    REACHED,
     UNFINISHED,
     LongRun,
     completed,
@@ -109,7 +107,7 @@ def _followed(
     def followed(axes: np.ndarray) -> LongRun:
         walk = _first_walk(root, axes)
         found = _follow(gamma, jnp.asarray(axes), walk, *numbers, max_steps)
-        return _read(axes, *map(np.asarray, found))
+        return _read(axes, *map(np.asarray, found[:3]), found[3])
 
     run = followed(followed(_range_of(root)[1]).vectors)
     if run.ending != UNFINISHED or run.grows_exponentially:
@@ -168,13 +166,7 @@ def growth_along(trajectory: GaussianTrajectory) -> LongRun:
         len(depths) > 2 and bool(depths[-1] > depths[0] >= 0),
         "growth is read off depths from 0 on, of which at least three are saved.",
     )
-    ending = UNFINISHED
-    if bool(trajectory.status == Status.blow_up_suspected):
-        ending = BLEW_UP
-    elif bool(trajectory.status == Status.reached):
-        ending = REACHED
-    elif bool(trajectory.status == Status.escaped):
-        ending = ESCAPED
+    ending = ENDINGS.get(status_name(trajectory.status), UNFINISHED)
     factors = np.asarray(trajectory.factors, np.float64)
     spectra = [spectrum_of(factor) for factor in factors]
     if factors.shape[1] == factors.shape[2]:
@@ -242,7 +234,7 @@ def _follow(
     end: Float[Array, ""],
     rtol: Float[Array, ""],
     max_steps: int,
-) -> tuple[Float[Array, " s"], Float[Array, "s d r"], Float[Array, "s r"], Array]:
+) -> tuple[Float[Array, " s"], Float[Array, "s d r"], Float[Array, "s r"], PyTree]:
     """Return depths, $N$ and the logarithms of pivots at every step; and why it ended.
 
     After the last step they are infinite.
@@ -270,7 +262,7 @@ def _follow(
     def rate_of(moved: Array, growth: Array) -> Float[Array, ""]:
         return jnp.sqrt(jnp.sum(moved**2) + jnp.sum(growth**2) + 1 / end**2)
 
-    def field(s, walk: _Walk, args) -> _Walk:
+    def field(s, walk: _Walk) -> _Walk:
         moved, growth = change(walk)
         rate = rate_of(moved, growth)
         depth = jnp.exp(-walk.log_depth) / (unit * rate)
@@ -291,8 +283,8 @@ def _follow(
         scales = _Walk(1 + jnp.abs(last.lower), 1 + jnp.abs(last.log_pivots), 1)
         return jax.tree.map(lambda e, scale: e / (allowed * scale), error, scales)
 
-    def arrived(s, walk: _Walk, args, **kwargs):
-        return depth_of(walk) >= end
+    def arrived(depth, walk: _Walk):
+        return depth >= end
 
     def growth_of(walk: _Walk) -> Float[Array, ""]:
         """Return the rate of the logarithm of the trace."""
@@ -302,34 +294,39 @@ def _follow(
         columns = jnp.sum(walk.lower * grown, axis=0)
         return jnp.sum(shares * columns)
 
-    def blows_up(s, walk: _Walk, args, **kwargs):
-        return growth_of(walk) * depth_of(walk) * RESOLVED > 1
+    def blows_up(depth, walk: _Walk):
+        return growth_of(walk) * depth * RESOLVED > 1
 
-    def escaped(s, walk: _Walk, args, **kwargs):
+    def escaped(depth, walk: _Walk):
         return walk.log_trace() > LARGEST
 
-    def unresolved(s, walk: _Walk, args, **kwargs):
-        least, left = rounding_of(walk) / COARSE, end - depth_of(walk)
-        return (rate_of(*change(walk)) < least) & (least * left > 1)
+    def unresolved(depth, walk: _Walk):
+        least = rounding_of(walk) / COARSE
+        return (rate_of(*change(walk)) < least) & (least * (end - depth) > 1)
 
     one = jnp.ones_like(end)
     controller = diffrax.PIDController(rtol=0 * one, atol=one, norm=optimistix.max_norm)
-    solution = diffrax.diffeqsolve(
-        diffrax.ODETerm(field),
-        diffrax.Kvaerno5(root_finder=optimistix.Newton(NEWTON, NEWTON)),
-        0 * one,
-        jnp.inf * one,
-        1e-3 * one,
+    stretch = in_clock(
+        field,
         first,
-        saveat=diffrax.SaveAt(t0=True, steps=True),
-        stepsize_controller=RescaledErrors(controller, rescale),
-        event=diffrax.Event([arrived, blows_up, escaped, unresolved]),
-        max_steps=max_steps,
-        throw=False,
+        1e-3,
+        diffrax.Kvaerno5(root_finder=optimistix.Newton(NEWTON, NEWTON)),
+        RescaledErrors(controller, rescale),
+        [
+            (arrived, Status.reached),
+            (blows_up, Status.blow_up_suspected),
+            (escaped, Status.escaped),
+            (unresolved, Status.unresolved),
+        ],
+        lambda walk: (depth_of(walk), walk),
+        lambda walk, met: (depth_of(walk), walk),
     )
-    walk, fired = typed(Any, solution.ys), jnp.stack(typed(Any, solution.event_mask))
-    ending = jnp.where(fired.any(), jnp.argmax(fired), len(fired))
-    return jax.vmap(depth_of)(walk), walk.lower, walk.log_pivots, ending
+    every = stretch._replace(
+        path=lambda walk: walk, record=lambda last, times, walks: walks
+    )
+    moved = run_stretch(every, State.first(0 * one, first), max_steps)
+    walks = moved.record
+    return jax.vmap(depth_of)(walks), walks.lower, walks.log_pivots, moved.status
 
 
 def _read(
@@ -337,7 +334,7 @@ def _read(
     depths: np.ndarray,
     lower: np.ndarray,
     log_pivots: np.ndarray,
-    ending: np.ndarray,
+    status: PyTree,
 ) -> LongRun:
     """Return the steps that were taken as a run."""
     taken = np.isfinite(depths) & np.isfinite(log_pivots).all(axis=1)
@@ -346,4 +343,4 @@ def _read(
         spectrum_of(axes @ matrix, logs)
         for matrix, logs in zip(lower[taken], log_pivots[taken], strict=True)
     ]
-    return run_of(depths[taken], ENDINGS[int(ending)], spectra)
+    return run_of(depths[taken], ENDINGS.get(status_name(status), UNFINISHED), spectra)

@@ -266,7 +266,7 @@ def integrate(
     running = state.is_running
     end = jnp.where(running, target, state.depth)
     stretch = dynamics.stretch(state, end, mode)
-    moved = _run(stretch, state, dynamics.settings.max_steps, mode)
+    moved = run_stretch(stretch, state, dynamics.settings.max_steps, mode)
     return kept_if_finite(moved, state, running)
 
 
@@ -295,7 +295,17 @@ def _switching(
     return jax.lax.cond(ran_out, go_on, lambda reached: reached, moved)
 
 
-def _run(stretch: Stretch, state: State, max_steps: int, mode: Mode) -> State:
+def run_stretch(
+    stretch: Stretch, state: State, max_steps: int, mode: Mode = BACKWARD
+) -> State:
+    """Integrate a stretch by diffrax; return the state at its end.
+
+    Args:
+        stretch: what to integrate.
+        state: where it begins.
+        max_steps: most steps.
+        mode: how it can be differentiated.
+    """
     conditions = [holds for holds, _ in stretch.events]
     is_located = any(status is None for _, status in stretch.events)
     event = diffrax.Event(conditions, FirstZero() if is_located else None)
