@@ -1,13 +1,16 @@
 """In-context maps: what a layer is, and what all attention variants share."""
 
 import abc
+import dataclasses
 import math
 from typing import ClassVar, NamedTuple
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from meanformer.attention.constants import Constants
 from meanformer.errors import (
     InvalidInput,
     Unsupported,
@@ -109,6 +112,19 @@ class AbstractInContextMap(eqx.Module):
             return None
         return f"no energy is known for {type(self).__name__}"
 
+    def ball_constants(self, radius: Float[Array, ""], order: float) -> Constants:
+        r"""Return what is known for queries and tokens in a ball: `lipschitz_bounds`.
+
+        Args:
+            radius: the radius of the ball.
+            order: the order $p$ of the distance $d_p$, for masked maps.
+        """
+        raise Unsupported(f"no a priori bound is known for {type(self).__name__}.")
+
+    def followed_by(self, output: Float[Array, "f e"]) -> "AbstractInContextMap | None":
+        """Return the map with a matrix multiplied into its values, if it has values."""
+        return None
+
     def __matmul__(self, first: "AbstractInContextMap") -> "AbstractInContextMap":
         from meanformer.attention.composition import compose
 
@@ -178,12 +194,14 @@ class AbstractAttention(AbstractInContextMap):
         allow_negative_beta: accept $\beta < 0$, the repulsive case.
 
     Attributes:
+        is_normalised: whether a query pays each token a share of what it pays to all.
         obeys_riccati: whether its slope on a Gaussian is $\beta VSA$, so that for
             $V = vI$ the covariance $S$ has a closed form.
         sees_second_moment: whether the second moment stands there in place of $S$.
         grows_linearly: whether it is at most $|V|$ on every Gaussian.
     """
 
+    is_normalised: ClassVar[bool] = False
     obeys_riccati: ClassVar[bool] = False
     sees_second_moment: ClassVar[bool] = False
     grows_linearly: ClassVar[bool] = False
@@ -312,6 +330,12 @@ class AbstractAttention(AbstractInContextMap):
         output = wide.attend(context, queries).astype(x.dtype)
         return checked_range(self, output)
 
+    def followed_by(self, output: Float[Array, "f e"]) -> "AbstractAttention":
+        """Return the attention with a matrix multiplied into its values."""
+        bias = None if self.value_bias is None else matmul(output, self.value_bias)
+        value = matmul(output, self.value)
+        return dataclasses.replace(self, value=value, value_bias=bias)
+
     @abc.abstractmethod
     def attend(
         self, mu: AbstractContext, x: Float[Array, "m d"]
@@ -410,3 +434,10 @@ def _check_beta(beta: Array, allow_negative: bool) -> None:
     check(beta.shape == (), f"beta has shape {beta.shape}; it must be one number.")
     if is_concrete(beta) and float(beta) < 0 and not allow_negative:
         raise InvalidInput(f"beta is {float(beta)}; it {NEGATIVE_BETA}")
+
+
+def parameter_dtype(gamma: AbstractInContextMap) -> jnp.dtype:
+    """Return the floating-point type of a map's parameters."""
+    leaves = jax.tree.leaves(eqx.filter(gamma, eqx.is_inexact_array))
+    matrices = [leaf for leaf in leaves if leaf.ndim == 2]
+    return jnp.result_type(*(matrices or [float]))

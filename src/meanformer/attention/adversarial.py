@@ -10,8 +10,7 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float
 
-from meanformer.attention.abstract import AbstractInContextMap
-from meanformer.attention.constants import parameter_dtype
+from meanformer.attention.abstract import AbstractInContextMap, parameter_dtype
 from meanformer.attention.lipschitz import checked_cloud, local_lipschitz
 from meanformer.attention.masked import Masked, in_order
 from meanformer.attention.softmax import Softmax

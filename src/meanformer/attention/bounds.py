@@ -7,12 +7,19 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from meanformer.attention.abstract import AbstractInContextMap
+from meanformer.attention.abstract import AbstractInContextMap, parameter_dtype
 from meanformer.attention.adversarial import adversarial_cloud, lower_bound
-from meanformer.attention.constants import constants
+from meanformer.attention.constants import Constants
 from meanformer.attention.sinkhorn import Sinkhorn
 from meanformer.attention.softmax import Softmax
-from meanformer.errors import Overflow, Unsupported, as_integer, is_concrete
+from meanformer.errors import (
+    Overflow,
+    Unsupported,
+    as_integer,
+    as_number,
+    check,
+    is_concrete,
+)
 from meanformer.measures import TokenCloud
 from meanformer.measures.checks import checked_weights
 from meanformer.typing import ArrayLike
@@ -153,6 +160,39 @@ def speed_bound(
         radius: the radius $R$.
     """
     return _in_range("the speed", constants(gamma, radius).speed, gamma, radius)
+
+
+def constants(
+    gamma: AbstractInContextMap,
+    radius: float | Float[Array, ""],
+    order: float = 2.0,
+) -> Constants:
+    r"""Return the constants of a map on the ball of a radius.
+
+    A row-normalised kind with score $s(x,y)$ is determined by bounds $\tau$ on
+    $|\partial_y s|$, $\chi$ on $|\partial_x\partial_y s|$ and $\omega$ on the
+    oscillation of $s(x,\cdot)$:
+    $$\mathrm{Lip}_x \le |V|\chi R^2, \qquad
+      \mathrm{Lip}_\mu \le |V|(1 + 2\tau R)e^{\omega}, \qquad
+      \mathrm{Lip} \le \sqrt3\,|V|\bigl(n(1 + \tau^2R^2) + \chi^2R^4\bigr)^{1/2}.$$
+    Softmax has $\tau = \beta a R$, $\chi = \beta a$, $\omega = 2\beta aR^2$; L2 has
+    $\tau = 2\beta|K|(|Q|+|K|)R$, $\chi = 2\beta a$, $\omega = \beta(|Q|+|K|)^2R^2$. The
+    kinds $\int \varphi(s)\,Vy\,\mathrm{d}\mu(y)$ have
+    $\mathrm{Lip}_x \le |V|\,|\varphi'|\,\chi R^2$ and
+    $\mathrm{Lip}_\mu \le |V|(|\varphi| + |\varphi'|\tau R)$.
+
+    Args:
+        gamma: the map.
+        radius: the radius of the ball.
+        order: the order $p$ of the distance $d_p$, for masked maps.
+    """
+    order = as_number("order", order)
+    check(order >= 1, f"order is {order}; it must be at least 1.")
+    if is_concrete(radius):
+        value = as_number("radius", radius)
+        check(0 <= value < jnp.inf, f"radius is {value}; it must be finite and >= 0.")
+    radius = jnp.asarray(radius, parameter_dtype(gamma))
+    return gamma.ball_constants(radius, order)
 
 
 def _in_range(

@@ -5,6 +5,7 @@ from typing import Any
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from meanformer.attention.abstract import (
@@ -12,6 +13,7 @@ from meanformer.attention.abstract import (
     checked_queries,
     parameter,
 )
+from meanformer.attention.constants import Constants, of_count, of_sum, product, total
 from meanformer.attention.stacking import (
     Maps,
     add_images,
@@ -21,6 +23,7 @@ from meanformer.attention.stacking import (
 )
 from meanformer.errors import (
     InvalidInput,
+    Unsupported,
     as_float_array,
     check,
     check_finite,
@@ -74,6 +77,10 @@ class Sum(AbstractInContextMap):
         """Dimension of the points it returns."""
         return agreed("output", self._output_dimensions())
 
+    def ball_constants(self, radius: Float[Array, ""], order: float) -> Constants:
+        """Return the sums of the constants."""
+        return of_sum([term.ball_constants(radius, order) for term in self.maps])
+
     def __call__(
         self,
         mu: AbstractContext,
@@ -120,6 +127,20 @@ class MultiHead(AbstractInContextMap):
     def output_dimension(self) -> int | None:
         """Dimension of the values after the output matrices."""
         return agreed("output", self._output_dimensions())
+
+    def ball_constants(self, radius: Float[Array, ""], order: float) -> Constants:
+        """Return the sums of the constants, output matrices multiplied in."""
+        heads: list[AbstractInContextMap] = []
+        for index, head in enumerate(self.heads):
+            whole = (
+                head if self.outputs is None else head.followed_by(self.outputs[index])
+            )
+            if whole is None:
+                raise Unsupported(
+                    f"no a priori bound is known for a {type(head).__name__} head."
+                )
+            heads.append(whole)
+        return of_sum([head.ball_constants(radius, order) for head in heads])
 
     def __call__(
         self,
@@ -209,6 +230,20 @@ class Residual(AbstractInContextMap):
         """Dimension of the points, the same before and after."""
         return self.gamma.output_dimension
 
+    def ball_constants(self, radius: Float[Array, ""], order: float) -> Constants:
+        """Return the constants of a step added to the identity."""
+        moved = self.gamma.ball_constants(radius, order)
+        step = jnp.abs(jnp.asarray(self.step, radius.dtype))
+        one = jnp.ones_like(radius)
+        identity = Constants(radius, one, 0 * one, jnp.ones_like)
+        scaled = Constants(
+            step * moved.speed,
+            product(step, moved.in_query),
+            product(step, moved.in_measure),
+            of_count(product, lambda _: step, moved.by_count),
+        )
+        return of_sum([identity, scaled])
+
     def __call__(
         self,
         mu: AbstractContext,
@@ -263,6 +298,21 @@ class Composition(AbstractInContextMap):
                 return returned
         return None
 
+    def ball_constants(self, radius: Float[Array, ""], order: float) -> Constants:
+        """Return the products of the constants, balls growing with the speed."""
+        first, *rest = self.layers
+        known = first.ball_constants(radius, order)
+        for layer in rest:
+            last = layer.ball_constants(known.speed, order)
+            through = product(last.in_query, known.in_measure)
+            known = Constants(
+                last.speed,
+                product(last.in_query, known.in_query),
+                total(through, product(last.in_measure, known.mean_field)),
+                of_count(product, last.by_count, known.by_count),
+            )
+        return known
+
     def __call__(
         self,
         mu: AbstractContext,
@@ -286,6 +336,26 @@ def compose(*maps: AbstractInContextMap) -> AbstractInContextMap:
     for gamma in reversed(maps):
         layers.extend(gamma.layers if isinstance(gamma, Composition) else [gamma])
     return Composition(tuple(layers)) if len(layers) > 1 else layers[0]
+
+
+def terms_of(
+    gamma: AbstractInContextMap, *, with_heads: bool = False
+) -> tuple[AbstractInContextMap, ...]:
+    """Return the terms of a sum, those of sums inside it too; of others the map.
+
+    Args:
+        gamma: the map.
+        with_heads: take apart several heads without output matrices as well.
+    """
+    if isinstance(gamma, Sum):
+        parts = gamma.maps
+    elif with_heads and isinstance(gamma, MultiHead) and gamma.outputs is None:
+        parts = gamma.heads
+    else:
+        return (gamma,)
+    return tuple(
+        term for part in parts for term in terms_of(part, with_heads=with_heads)
+    )
 
 
 def stack_maps(tree: PyTree) -> PyTree:

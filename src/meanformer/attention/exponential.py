@@ -1,7 +1,6 @@
 """Attention with exponential kernels, and energies that are integrals over pairs."""
 
 import abc
-from typing import ClassVar
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -22,12 +21,7 @@ class AbstractExponential(AbstractAttention):
     A query pays the tokens $e^{\beta\langle Qx + b_Q, Ky\rangle - s}$, or the shares
     that these are of their total. What is known of exponential kernels (energies, slow
     phases, growth of modes on the sphere) is asked of maps of this kind.
-
-    Attributes:
-        is_normalised: whether it pays shares.
     """
-
-    is_normalised: ClassVar[bool]
 
     @property
     @abc.abstractmethod

@@ -16,6 +16,12 @@ from meanformer.attention.abstract import (
     number,
     parameter,
 )
+from meanformer.attention.constants import (
+    Constants,
+    bias_norm,
+    of_kernel,
+    spectral_norm,
+)
 from meanformer.attention.exponential import (
     AbstractExponential,
     check_no_bias,
@@ -23,7 +29,7 @@ from meanformer.attention.exponential import (
     tokens_of,
 )
 from meanformer.attention.softmax import view_of
-from meanformer.errors import Overflow, check, is_concrete
+from meanformer.errors import Overflow, Unsupported, check, is_concrete
 from meanformer.measures import AbstractContext, AbstractMeasure
 from meanformer.measures.abstract import FeatureMap
 from meanformer.measures.cloud import AbstractCloud
@@ -80,6 +86,15 @@ class Linear(AbstractAttention):
         check_no_bias(self)
         score, moment = self.score, mu.second_moment()
         return self.temperature / 4 * jnp.trace(score @ moment @ score.T @ moment)
+
+    def ball_constants(self, radius: Float[Array, ""], order: float) -> Constants:
+        """Return the constants of a kernel that is the score."""
+        if self.unusual_option is not None:
+            raise Unsupported(
+                "no a priori bound is known for Linear with a feature map or "
+                "normalised."
+            )
+        return of_kernel(self, radius, lambda score: (score, 1.0))
 
     def attend(
         self, mu: AbstractContext, x: Float[Array, "m d"]
@@ -153,7 +168,6 @@ class Unnormalised(AbstractExponential):
         "the velocity grows like x exp(c x^2), so that mass is lost at infinity at once"
     )
 
-    is_normalised: ClassVar[bool] = False
     # Without a value, not zero: runs from before there was a choice keep their names.
     shift: Float[Array, ""] | None = parameter(
         "shift", is_scalar=True, default=None, kw_only=True
@@ -163,6 +177,15 @@ class Unnormalised(AbstractExponential):
     def score_shift(self) -> Float[Array, ""] | None:
         """The number taken off every score; `None` for zero."""
         return self.shift
+
+    def ball_constants(self, radius: Float[Array, ""], order: float) -> Constants:
+        """Return the constants of an exponential kernel."""
+
+        def largest(score):
+            kernel = jnp.exp(self.shifted(score))
+            return kernel, kernel
+
+        return of_kernel(self, radius, largest)
 
     def attend(
         self, mu: AbstractContext, x: Float[Array, "m d"]
@@ -232,6 +255,10 @@ class Sigmoid(AbstractAttention):
             self, cloud, cloud.kernel_mean(self.tilts(cloud.points), profile)[0]
         )
 
+    def ball_constants(self, radius: Float[Array, ""], order: float) -> Constants:
+        """Return the constants of a kernel between 0 and 1."""
+        return of_kernel(self, radius, lambda score: (1.0, 0.25))
+
     def attend(
         self, mu: AbstractContext, x: Float[Array, "m d"]
     ) -> Float[Array, "m e"]:
@@ -256,8 +283,15 @@ class Hardmax(AbstractAttention):
     """
 
     bends_gaussians: ClassVar[str | None] = "no point of its support scores highest"
+    is_normalised: ClassVar[bool] = True
 
     tolerance: float = number("tolerance", least=0, default=0.0, kw_only=True)
+
+    def ball_constants(self, radius: Float[Array, ""], order: float) -> Constants:
+        """Return the speed alone: it is not continuous."""
+        return Constants(
+            spectral_norm(self.value) * radius + bias_norm(self.value_bias)
+        )
 
     def attend(
         self, mu: AbstractContext, x: Float[Array, "m d"]

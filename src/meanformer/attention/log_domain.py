@@ -12,7 +12,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float
 
 from meanformer.attention.abstract import AbstractInContextMap
-from meanformer.attention.composition import MultiHead, Sum
+from meanformer.attention.composition import terms_of
 from meanformer.attention.exponential import AbstractExponential
 from meanformer.errors import Unsupported, is_concrete
 from meanformer.numerics.matrices import matmul
@@ -66,7 +66,7 @@ def scaled_velocity(
     Returns:
         Scale and velocities. Cost: $O(n^2 d)$ time and memory: for few tokens.
     """
-    heads, apart = _heads(gamma), _apart(weights)
+    heads, apart = terms_of(gamma, with_heads=True), _apart(weights)
     tables = [_exponents(head, points, points, weights) for head in heads]
     top = _largest_apart(tables, apart)
     scaled = [
@@ -103,7 +103,7 @@ def scaled_field(
     Returns:
         The velocities. Cost: as `scaled_velocity`.
     """
-    heads = _heads(gamma)
+    heads = terms_of(gamma, with_heads=True)
     tables = [_exponents(head, queries, points, weights) for head in heads]
     top = _largest_apart(tables, _apart(weights))
     highest = jnp.log(jnp.finfo(points.dtype).max) / 4
@@ -123,24 +123,13 @@ def check_resting(gamma: AbstractInContextMap) -> None:
     the tokens, and for sums and heads of those. The values must be known: a traced
     matrix is refused.
     """
-    for head in _heads(gamma):
+    for head in terms_of(gamma, with_heads=True):
         if not isinstance(head, AbstractExponential):
             raise Unsupported(
                 f"LongDepth() cannot follow {type(head).__name__}; it knows Softmax, "
                 "Unnormalised, and sums and heads of these: use Adaptive() or Stiff()."
             )
         _check_values(head)
-
-
-def _heads(gamma: AbstractInContextMap) -> tuple[AbstractInContextMap, ...]:
-    """Return the terms of a map, sums in sums and heads included."""
-    if isinstance(gamma, Sum):
-        parts = gamma.maps
-    elif isinstance(gamma, MultiHead) and gamma.outputs is None:
-        parts = gamma.heads
-    else:
-        return (gamma,)
-    return tuple(head for part in parts for head in _heads(part))
 
 
 def _check_values(head: AbstractExponential) -> None:

@@ -1,5 +1,6 @@
 """Masked attention: each query sees a stretch of the sequence."""
 
+from dataclasses import replace
 from typing import ClassVar
 
 import equinox as eqx
@@ -9,11 +10,13 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from meanformer.attention.abstract import (
+    AbstractAttention,
     AbstractInContextMap,
     check_map,
     checked_queries,
 )
-from meanformer.attention.composition import Composition, Residual
+from meanformer.attention.composition import Composition, MultiHead, Residual
+from meanformer.attention.constants import Constants, product
 from meanformer.attention.masks import AbstractMask, Causal
 from meanformer.attention.sinkhorn import Sinkhorn
 from meanformer.errors import (
@@ -88,6 +91,26 @@ class Masked(AbstractInContextMap):
     def output_dimension(self) -> int | None:
         """Dimension of the points it returns."""
         return self.attention.output_dimension
+
+    def ball_constants(self, radius: Float[Array, ""], order: float) -> Constants:
+        """Return those of the attention, with Hardy's factor for averages."""
+        inner = self.attention
+        if isinstance(inner, MultiHead):
+            heads = [
+                eqx.tree_at(lambda g: g.attention, self, head) for head in inner.heads
+            ]
+            return MultiHead(heads, inner.outputs).ball_constants(radius, order)
+        known = inner.ball_constants(radius, order)
+        is_average = isinstance(inner, AbstractAttention) and inner.is_normalised
+        if not (is_average or self.divide):
+            return known
+        in_measure = product(hardy_factor(self.mask, order), known.in_measure)
+        return replace(known, in_measure=in_measure, mean_field_published=None)
+
+    def followed_by(self, output: Float[Array, "f e"]) -> "Masked | None":
+        """Return the mask of the attention with a matrix multiplied into its values."""
+        attention = self.attention.followed_by(output)
+        return None if attention is None else replace(self, attention=attention)
 
     def __call__(
         self,
@@ -174,3 +197,16 @@ def in_order(cloud: TokenCloud) -> TokenCloud:
     check_cloud("cloud", cloud)
     places = jnp.arange(1, cloud.count + 1) / cloud.count
     return TokenCloud(cloud.points, cloud.weights, positions=places, sums=cloud.sums)
+
+
+def hardy_factor(mask: AbstractMask, order: float) -> float | None:
+    r"""Return $p/(p-1)$, the norm of the running mean on $L^p$; `None` if infinite.
+
+    Once places that see each other are joined, what a query sees is a stretch that ends
+    with its own place; the average over it is at most the one-sided maximal function,
+    whose norm this is, for any masses. A strict mask leaves the query's own mass out,
+    and then no constant holds for all masses.
+    """
+    if mask.may_be_empty or order == 1:
+        return None
+    return order / (order - 1)

@@ -11,6 +11,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from meanformer.attention.abstract import GradientForm, checked_range, parameter
+from meanformer.attention.constants import Constants, bias_norm, spectral_norm
 from meanformer.attention.exponential import tokens_of
 from meanformer.attention.softmax import AbstractTilting, View
 from meanformer.errors import (
@@ -144,6 +145,16 @@ class Sinkhorn(AbstractTilting):
     def why_global(self, tolerance: float) -> str:
         """Return the bound of the covariance."""
         return "Sinkhorn: the covariance grows at most like exp(2 |V| t)"
+
+    def ball_constants(self, radius: Float[Array, ""], order: float) -> Constants:
+        """Return what rows that sum to one give; none is known in the measure."""
+        if self.end_on == "column":
+            raise Unsupported(
+                'no a priori bound is known for Sinkhorn with end_on="column".'
+            )
+        value = spectral_norm(self.value)
+        speed = value * radius + bias_norm(self.value_bias)
+        return Constants(speed, value * spectral_norm(self.form) * radius**2)
 
     def energy(self, mu: AbstractMeasure) -> Float[Array, ""]:
         """Return the reward of the entropic transport onto itself."""

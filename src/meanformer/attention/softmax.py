@@ -1,6 +1,7 @@
 """Row-normalised attention: softmax and L2, tilted means of the context."""
 
 import abc
+from dataclasses import replace
 from typing import ClassVar, NamedTuple
 
 import equinox as eqx
@@ -12,6 +13,12 @@ from meanformer.attention.abstract import (
     AbstractAttention,
     GradientForm,
     checked_range,
+)
+from meanformer.attention.constants import (
+    Constants,
+    bias_norm,
+    of_shares,
+    spectral_norm,
 )
 from meanformer.attention.exponential import AbstractExponential
 from meanformer.errors import InvalidInput, Unsupported, check_choice, is_concrete
@@ -134,6 +141,22 @@ class Softmax(AbstractTilting, AbstractExponential):
         r"""Return $A^\top$, as for linear attention, which moves them likewise."""
         return GradientForm(self.score.T, "A^T", may_be_odd=True)
 
+    def ball_constants(self, radius: Float[Array, ""], order: float) -> Constants:
+        """Return the constants of an average, and the published ones."""
+        beta, value = jnp.abs(self.temperature), spectral_norm(self.value)
+        twist = beta * spectral_norm(self.score)
+        slope = twist * radius + beta * bias_norm(self.query_bias, self.key)
+        known = of_shares(self, value, radius, slope, twist, 2 * slope * radius)
+        if self.query_bias is not None:
+            return known
+        strength = twist * radius**2
+
+        def published(count: Array) -> Array:
+            return value * jnp.sqrt(3 * (strength**2 * (4 * count + 1) + count))
+
+        loose = value * (1 + 3 * strength) * jnp.exp(2 * strength)
+        return replace(known, by_count_published=published, mean_field_published=loose)
+
     def view(self, mu: AbstractContext, x: Float[Array, "m d"]) -> View:
         r"""Return the context itself, and $\beta K^\top(Qx+b_Q)$."""
         return view_of(self, mu, self.temperature * self.queries(x), None)
@@ -160,6 +183,8 @@ class L2(AbstractTilting):
         value_map: `"kim"` multiplies the mean by $A/\sqrt{k}$ before $V$, the layer of
             Kim, Papamakarios and Mnih [KPM21], which needs $Q = K$.
     """
+
+    is_normalised: ClassVar[bool] = True
 
     half: bool = eqx.field(default=False, kw_only=True, static=True)
     value_map: str | None = eqx.field(default=None, kw_only=True, static=True)
@@ -197,6 +222,19 @@ class L2(AbstractTilting):
     def sharpness(self) -> Float[Array, ""]:
         r"""Twice the factor of $|Qx-Ky|^2$: $2\beta$, or $\beta$ with `half`."""
         return self.temperature if self.half else 2 * self.temperature
+
+    def ball_constants(self, radius: Float[Array, ""], order: float) -> Constants:
+        """Return the constants of an average."""
+        value, key = self.value, spectral_norm(self.key)
+        if self.value_map == "kim":
+            value = matmul(value, self.score) / jnp.sqrt(len(self.key)).astype(
+                value.dtype
+            )
+        sharpness = jnp.abs(self.sharpness)
+        reach = (spectral_norm(self.query) + key) * radius + bias_norm(self.query_bias)
+        slope, twist = sharpness * key * reach, sharpness * spectral_norm(self.score)
+        swing = sharpness * reach**2 / 2
+        return of_shares(self, spectral_norm(value), radius, slope, twist, swing)
 
     def view(self, mu: AbstractContext, x: Float[Array, "m d"]) -> View:
         r"""Return the context times $e^{-\beta|Ky|^2}$, and $2\beta K^\top(Qx+b_Q)$."""

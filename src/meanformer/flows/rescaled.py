@@ -11,12 +11,9 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, PyTree
 
 from meanformer.attention import (
-    L2,
     AbstractAttention,
     AbstractInContextMap,
-    Hardmax,
     Perceptron,
-    Softmax,
 )
 from meanformer.errors import InvalidInput, Unsupported, check
 from meanformer.flows.schedule import (
@@ -31,7 +28,6 @@ from meanformer.measures import TokenCloud
 from meanformer.numerics.growth import ScaledExponential
 from meanformer.numerics.matrices import matmul
 
-ROW_NORMALISED = (Softmax, L2, Hardmax)
 # Shares this small change nothing that numbers hold: a closed form may take over.
 BOOLEAN = 1e-12
 
@@ -238,7 +234,7 @@ def _layers_of(velocity) -> tuple[tuple[AbstractInContextMap, ...], Array]:
 
 
 def _check_rescalable(layer: AbstractInContextMap) -> None:
-    if not isinstance(layer, ROW_NORMALISED):
+    if not (isinstance(layer, AbstractAttention) and layer.is_normalised):
         raise Unsupported(
             f"{type(layer).__name__} has no rescaled flow here: the shares that a "
             "token pays must sum to one; use Softmax, L2 or Hardmax."

@@ -1,6 +1,5 @@
 """A velocity on Gaussians taken apart: attention heads and one affine map."""
 
-import dataclasses
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +16,6 @@ from meanformer.attention.affine import check_affine, linearised
 from meanformer.attention.pointwise import AbstractPointwise
 from meanformer.errors import Unsupported
 from meanformer.measures import Gaussian
-from meanformer.numerics.matrices import matmul
 
 ROUNDINGS = 8
 
@@ -108,13 +106,13 @@ def spectral_norm(matrix: Float[Array, "m n"] | np.ndarray) -> float:
 def _projected(
     term: AbstractInContextMap, output: Float[Array, "e d"]
 ) -> AbstractInContextMap:
-    if not isinstance(term, AbstractAttention):
+    projected = term.followed_by(output)
+    if projected is None:
         raise Unsupported(
             f"a head of kind {type(term).__name__} behind an output matrix cannot be "
             "taken apart; multiply the matrix into it."
         )
-    bias = None if term.value_bias is None else matmul(output, term.value_bias)
-    return dataclasses.replace(term, value=matmul(output, term.value), value_bias=bias)
+    return projected
 
 
 def _pointwise(

@@ -15,6 +15,7 @@ from meanformer.attention import (
     Perceptron,
     Sum,
 )
+from meanformer.attention.composition import terms_of as terms_of
 from meanformer.numerics.multiples import agree, definite_quotient, multiple_of
 from meanformer.observables.energy.potentials import why_no_gradient
 
@@ -140,13 +141,6 @@ def _of_sum(layer: Sum, tolerance: float | None) -> GradientStructure:
                 "Wasserstein"
             )
     return GradientStructure(True, factor=jnp.ones((), found[0].factor.dtype))
-
-
-def terms_of(layer: AbstractInContextMap) -> tuple[AbstractInContextMap, ...]:
-    """Return the terms of a sum, those of sums inside it too; of others the map."""
-    if not isinstance(layer, Sum):
-        return (layer,)
-    return tuple(part for term in layer.maps for part in terms_of(term))
 
 
 def dtype_of(layer: AbstractInContextMap) -> np.dtype:
