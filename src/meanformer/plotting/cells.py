@@ -8,6 +8,7 @@ from meanformer.errors import InvalidInput, check
 from meanformer.flows import HardmaxRun
 from meanformer.geometry import Cells, Polytope
 from meanformer.plotting import style
+from meanformer.plotting.hulls import hull_facets
 from meanformer.plotting.limits import check_planar
 
 # Names of vertices stand so far outside of the hull, as a share of its size.
@@ -178,8 +179,9 @@ def draw_leaders(
             linewidths=0.9,
             zorder=3 + (marker == "*"),
         )
-    if color is None:
-        _shade_hull(points[leads], axes)
+    if color is None and leads.any():
+        (corners,) = hull_facets(points[leads])
+        axes.fill(*corners.T, facecolor=style.BLUE, alpha=0.12, lw=0, zorder=0)
     _bare(axes)
     return axes
 
@@ -232,16 +234,6 @@ def _name_vertices(cells: Cells, axes: Any) -> None:
         away = (vertex - middle) / np.linalg.norm(vertex - middle)
         place = vertex + NAME_OFFSET * size * away
         axes.text(*place, f"$v_{{{index + 1}}}$", ha="center", va="center")
-
-
-def _shade_hull(points: np.ndarray, axes: Any) -> None:
-    from scipy.spatial import ConvexHull, QhullError
-
-    try:
-        corners = points[ConvexHull(points).vertices]
-    except (QhullError, ValueError):
-        corners = points
-    axes.fill(*corners.T, facecolor=style.BLUE, alpha=0.12, edgecolor="none", zorder=0)
 
 
 def _bare(axes: Any) -> None:

@@ -1,6 +1,5 @@
 """Movies of tokens along depth, as GIF or MP4 files."""
 
-import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -217,30 +216,23 @@ def _photograph(figure: Any) -> np.ndarray:
 def _write_mp4(film: Film, path: Path, progress: AbstractProgress) -> None:
     from subprocess import CalledProcessError
 
-    handle, name = tempfile.mkstemp(".mp4", f".{path.name}.", path.parent)
-    os.close(handle)
-    try:
-        _encode(film, name, progress)
-        Path(name).chmod(0o644)
-        Path(name).replace(path)
-    except (CalledProcessError, BrokenPipeError) as error:
-        raise InvalidInput(
-            f"ffmpeg could not write {path}: {_last_words(error)}; a .gif needs no "
-            "ffmpeg."
-        ) from error
-    finally:
-        Path(name).unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        whole = Path(folder) / "movie.mp4"
+        try:
+            _encode(film, whole, progress)
+        except (CalledProcessError, BrokenPipeError) as error:
+            raise InvalidInput(
+                f"ffmpeg could not write {path}: {_last_words(error)}; a .gif needs no "
+                "ffmpeg."
+            ) from error
+        write_atomically(path, whole.read_bytes())
 
 
-def _encode(film: Film, name: str, progress: AbstractProgress) -> None:
+def _encode(film: Film, path: Path, progress: AbstractProgress) -> None:
     from matplotlib.animation import FFMpegWriter
 
     writer = FFMpegWriter(fps=film.fps, extra_args=list(PLAIN_FILE))
-    with (
-        film.figure() as figure,
-        progress,
-        writer.saving(figure, name, film.dpi),
-    ):
+    with film.figure() as figure, progress, writer.saving(figure, path, film.dpi):
         for index in range(len(film)):
             film.expose(figure, index)
             writer.grab_frame(facecolor="white")

@@ -87,7 +87,7 @@ def resample(subject: Any, depths: Any) -> TokenPaths:
     depths = jnp.asarray(depths, subject.depths.dtype)
     for end in (depths.min(), depths.max()):
         check_in_range(subject.depths, end)
-    points = jax.vmap(lambda depth: subject.at(depth).points)(depths)
+    points = jax.jit(jax.vmap(lambda depth: subject.at(depth).points))(depths)
     paths = _present(depths, points, subject.weights)
     return _rounded(paths) if paths_of(subject).is_round else paths
 
