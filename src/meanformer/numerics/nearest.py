@@ -53,20 +53,26 @@ def chain_labels(
     """
     points = lax.stop_gradient(points)
 
-    def sweep(carry):
-        labels, _ = carry
-
+    def lowered(labels: Int[Array, " n"]) -> Int[Array, " n"]:
         def of_block(block):
             rows, is_row, own = block
             close = squared_distances(rows, points) <= distance**2
             linked = close & is_row[:, None] & present[None, :]
             return jnp.where(linked, labels[None, :], own[:, None]).min(axis=1)
 
-        lower = _by_rows(of_block, (points, present, labels))
-        return lower, jnp.any(lower != labels)
+        return _by_rows(of_block, (points, present, labels))
 
-    start = jnp.arange(len(points)), jnp.array(True)
-    return lax.while_loop(lambda carry: carry[1], sweep, start)[0]
+    return settled_labels(lowered, jnp.arange(len(points)))
+
+
+def settled_labels(lowered: Callable[[Array], Array], start: Array) -> Array:
+    """Return labels that are lowered again and again until nothing changes."""
+
+    def sweep(carry):
+        lower = lowered(carry[0])
+        return lower, jnp.any(lower != carry[0])
+
+    return lax.while_loop(lambda carry: carry[1], sweep, (start, jnp.array(True)))[0]
 
 
 def largest_relative_change(

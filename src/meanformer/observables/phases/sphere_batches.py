@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from meanformer.numerics.matrices import matmul
+from meanformer.numerics.nearest import settled_labels
 from meanformer.numerics.pair_sums.exponential import exponent_scale, scaled_exp
 
 
@@ -120,11 +121,9 @@ def components(links: Float[Array, "b n n"]) -> Float[Array, " b"]:
     own = jnp.arange(count, dtype=links.dtype)
     start = jnp.broadcast_to(own[None, :], links.shape[:2])
 
-    def spread(state):
-        labels, _ = state
+    def lowered(labels: Float[Array, "b n"]) -> Float[Array, "b n"]:
         offered = jnp.where(links > 0, labels[:, None, :], count).min(axis=2)
-        lowered = jnp.minimum(labels, offered)
-        return lowered, jnp.any(lowered < labels)
+        return jnp.minimum(labels, offered)
 
-    labels, _ = jax.lax.while_loop(lambda state: state[1], spread, (start, True))
+    labels = settled_labels(lowered, start)
     return jnp.sum(labels == own[None, :], axis=1).astype(links.dtype)
