@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-import scipy.integrate
 import scipy.special
 
 import meanformer as mf
@@ -115,7 +114,7 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
         loop = walk_loop(parameters)
     for _ in progress.over(range(1), 0.2):
         relaxed = [relaxation(SMOOTH, 1.3), relaxation(STEEP, 1.2)]
-    densities = by_solve(parameters) if parameters.density else []
+    densities = by_solve() if parameters.density else []
     return lab.Outcome(
         findings=[
             threshold_finding(),
@@ -219,7 +218,7 @@ def grid_state(beta: float, kappa: float, start: float, sweeps: int = 20_000):
         if np.abs(density - before).max() < 1e-13:
             break
     energy = (density @ kernel @ density) / GRID - scipy.special.iv(0, beta)
-    entropy = np.mean(density * np.log(np.maximum(density, 1e-300)))
+    entropy = scipy.special.xlogy(density, density).mean()
     return density, entropy / kappa - energy / (2 * beta)
 
 
@@ -271,16 +270,15 @@ def relaxation(beta: float, factor: float):
 
     times = np.linspace(0, 30 / -state.growth, 61)
     start = np.exp(-(modes**2) / 8.0)
-    moments = scipy.integrate.solve_ivp(
-        velocity, (0, times[-1]), start, "LSODA", times, rtol=1e-11, atol=1e-13
-    ).y[0]
+    options = {"method": "LSODA", "rtol": 1e-11, "atol": 1e-13}
+    moments = lab.by_scipy(velocity, start, times, **options)[:, 0]
     # Between six and twelve decay times only the slowest mode is left.
     gaps = np.log(np.abs(moments[12:25] - moments[-1]))
     rate = np.polyfit(times[12:25], gaps, 1)[0]
-    return beta, kappa, state, float(moments[-1]), float(rate)
+    return state, float(moments[-1]), float(rate)
 
 
-def by_solve(parameters: Parameters) -> list[tuple[float, float]]:
+def by_solve() -> list[tuple[float, float]]:
     """The order that the spectral solver of densities comes to, and that expected."""
     attention = mf.identity_attention("unnormalised", 2, SMOOTH)
     kappa = 1.3 * critical_kappa(attention)
@@ -296,14 +294,14 @@ def by_solve(parameters: Parameters) -> list[tuple[float, float]]:
 
 def relaxation_findings(relaxed, densities):
     """Where the equation in time comes to, and how fast."""
-    ends = [(end, state.order) for _, _, state, end, _ in relaxed] + densities
+    ends = [(end, state.order) for state, end, _ in relaxed] + densities
     measured, expected = zip(*ends, strict=True)
     source = lab.other_method("moments of the Fokker-Planck equation, solved by SciPy")
     return (
         RELAXATION.close_to(measured, expected, tolerance=1e-7, source=source),
         RATE.close_to(
             [rate for *_, rate in relaxed],
-            [state.growth for _, _, state, _, _ in relaxed],
+            [state.growth for state, *_ in relaxed],
             relative_tolerance=1e-3,
             source=source,
         ),
@@ -323,14 +321,9 @@ def walk_loop(parameters: Parameters):
     def stay(points, moment):
         noise, key = moment
         flow = mf.Flow(attention, space=mf.Sphere(), noise=noise)
-        path = mf.solve(
-            flow,
-            mf.TokenCloud(points),
-            parameters.wait,
-            save=depths,
-            solver=mf.FixedStep(STEP, method=GeodesicStep()),
-            key=key,
-        )
+        options = {"save": depths, "solver": mf.FixedStep(STEP, method=GeodesicStep())}
+        cloud = mf.TokenCloud(points)
+        path = mf.solve(flow, cloud, parameters.wait, key=key, **options)
         orders = jnp.linalg.norm(path.points.mean(axis=1), axis=1)
         return path.points[-1], orders[7:]
 
