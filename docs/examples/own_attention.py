@@ -13,14 +13,6 @@ class DirectionalSoftmax(AbstractInContextMap):
 
     beta: float
 
-    @property
-    def input_dimension(self) -> None:
-        """Points of any dimension."""
-
-    @property
-    def output_dimension(self) -> None:
-        """The dimension of the points it takes."""
-
     def __call__(
         self, mu: AbstractContext, x: Float[Array, "m d"], *, positions=None
     ) -> Float[Array, "m d"]:

@@ -68,14 +68,14 @@ class AbstractInContextMap(eqx.Module):
     bends_gaussians: ClassVar[str | None] = None
 
     @property
-    @abc.abstractmethod
     def input_dimension(self) -> int | None:
-        """Dimension of the points it takes; `None` if any."""
+        """Dimension of the points it takes; `None`, as by default, if any."""
+        return None
 
     @property
-    @abc.abstractmethod
     def output_dimension(self) -> int | None:
-        """Dimension of the points it returns; `None` if that of the input."""
+        """Dimension of the points it returns; that of the input by default."""
+        return self.input_dimension
 
     @abc.abstractmethod
     def __call__(

@@ -1,6 +1,7 @@
 """Attention without a row normalisation: linear, unnormalised, sigmoid; and hardmax."""
 
 import math
+from collections.abc import Callable
 from typing import ClassVar
 
 import equinox as eqx
@@ -203,23 +204,15 @@ class Unnormalised(AbstractExponential):
         return mass[:, None] * mu.tilted_shares(tilts)
 
 
-class ShiftedSigmoid(eqx.Module):
-    """The profile of sigmoid attention; all biases are one compiled function."""
+class Shifted(eqx.Module):
+    """A function of the score plus a bias; all biases are one compiled function."""
 
+    function: Callable[[Array], Array] = eqx.field(static=True)
     bias: Float[Array, ""]
 
     def __call__(self, score: Array) -> Array:
-        """Return the sigmoid of the shifted score."""
-        return jax.nn.sigmoid(score + self.bias.astype(score.dtype))
-
-
-class _ShiftedSoftplus(eqx.Module):
-    """The integral of the profile of sigmoid attention."""
-
-    bias: Float[Array, ""]
-
-    def __call__(self, score: Array) -> Array:
-        return jax.nn.softplus(score + self.bias.astype(score.dtype))
+        """Return the function of the shifted score."""
+        return self.function(score + self.bias.astype(score.dtype))
 
 
 class Sigmoid(AbstractAttention):
@@ -250,7 +243,7 @@ class Sigmoid(AbstractAttention):
 
     def energy(self, mu: AbstractMeasure) -> Float[Array, ""]:
         r"""Return $\frac{1}{2\beta}\iint \log(1 + e^{\beta y^\top A x + b})$."""
-        cloud, profile = tokens_of(mu), _ShiftedSoftplus(self.bias)
+        cloud, profile = tokens_of(mu), Shifted(jax.nn.softplus, self.bias)
         return interaction(
             self, cloud, cloud.kernel_mean(self.tilts(cloud.points), profile)[0]
         )
@@ -263,11 +256,13 @@ class Sigmoid(AbstractAttention):
         self, mu: AbstractContext, x: Float[Array, "m d"]
     ) -> Float[Array, "m e"]:
         """Return the values gated by the sigmoid of each score."""
-        return self.values(*mu.kernel_mean(self.tilts(x), ShiftedSigmoid(self.bias)))
+        return self.values(
+            *mu.kernel_mean(self.tilts(x), Shifted(jax.nn.sigmoid, self.bias))
+        )
 
     def matrix(self, mu: AbstractCloud, x: Float[Array, "m d"]) -> Float[Array, "m n"]:
         """Return weight times sigmoid of the score for each pair."""
-        profile = ShiftedSigmoid(self.bias)
+        profile = Shifted(jax.nn.sigmoid, self.bias)
         return mu.kernel_shares(self.tilts(x), profile)
 
 

@@ -42,16 +42,6 @@ class NearestOther(AbstractInContextMap):
 
     tolerance: float = number("tolerance", least=0, default=0.0, kw_only=True)
 
-    @property
-    def input_dimension(self) -> None:
-        """Any dimension."""
-        return
-
-    @property
-    def output_dimension(self) -> None:
-        """That of the input."""
-        return
-
     def __call__(
         self,
         mu: AbstractContext,

@@ -175,11 +175,6 @@ class AbstractNorm(AbstractPointwise):
         """Dimension of scale or shift, where they are vectors."""
         return next((s.size for s in (self.scale, self.shift) if s.ndim == 1), None)
 
-    @property
-    def output_dimension(self) -> int | None:
-        """The same as that of the input."""
-        return self.input_dimension
-
     @abc.abstractmethod
     def normalise(self, x: Float[Array, "m d"]) -> Float[Array, "m d"]:
         """Return the points before scale and shift."""

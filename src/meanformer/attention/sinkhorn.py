@@ -196,12 +196,6 @@ class Sinkhorn(AbstractTilting):
         )
         return View(context, slopes, origin)
 
-    def read(
-        self, mass: Float[Array, " m"] | None, moment: Float[Array, "m d"]
-    ) -> Float[Array, "m e"]:
-        r"""Return $Vy + b_V$."""
-        return self.values(mass, moment)
-
     def potentials(
         self, mu: TokenCloud, start: Float[Array, " n"] | None = None
     ) -> EntropicPotentials:

@@ -101,11 +101,11 @@ class AbstractTilting(AbstractAttention):
     def view(self, mu: AbstractContext, x: Float[Array, "m d"]) -> View:
         """Return the context as the queries see it, and their tilts."""
 
-    @abc.abstractmethod
     def read(
         self, mass: Float[Array, " m"] | None, moment: Float[Array, "m d"]
     ) -> Float[Array, "m e"]:
-        """Return the values of mass and moment."""
+        r"""Return the values $Vy + b_V$ of mass and moment."""
+        return self.values(mass, moment)
 
     def attend(
         self, mu: AbstractContext, x: Float[Array, "m d"]
@@ -160,12 +160,6 @@ class Softmax(AbstractTilting, AbstractExponential):
     def view(self, mu: AbstractContext, x: Float[Array, "m d"]) -> View:
         r"""Return the context itself, and $\beta K^\top(Qx+b_Q)$."""
         return view_of(self, mu, self.temperature * self.queries(x), None)
-
-    def read(
-        self, mass: Float[Array, " m"] | None, moment: Float[Array, "m d"]
-    ) -> Float[Array, "m e"]:
-        r"""Return $Vy + b_V$."""
-        return self.values(mass, moment)
 
 
 class L2(AbstractTilting):
