@@ -48,11 +48,14 @@ def fold_tiles(
     counts = row_count(queries), column_count(tokens)
     rows, columns = tile_shape(*counts, block_size, is_masked=ranges is not None)
 
+    # Before the loop over queries, which would do it again for each block of them.
+    blocks = split_columns(tokens, columns)
+
     def of_block(block):
         queries, ranges = block
 
         def fold(step, carry):
-            return fold_columns(step, carry, tokens, columns, ranges)
+            return fold_columns(step, carry, blocks, columns, ranges)
 
         return row_of_tiles(queries, fold)
 
@@ -116,7 +119,7 @@ def map_rows(function: Callable, rows: PyTree, length: int) -> PyTree:
 
 
 def fold_columns(
-    step: Callable, carry: PyTree, tokens: PyTree, length: int, ranges: Range | None
+    step: Callable, carry: PyTree, blocks: PyTree, length: int, ranges: Range | None
 ) -> PyTree:
     """Fold over the blocks of tokens that are seen; each is computed again backward."""
 
@@ -129,9 +132,9 @@ def fold_columns(
     def not_at_all(carry, block, start):
         return carry
 
-    starts = jnp.arange(0, column_count(tokens), length, dtype=jnp.int32)
+    starts = length * jnp.arange(row_count(blocks), dtype=jnp.int32)
     if len(starts) == 1:
-        return in_part(carry, tokens, starts[0])
+        return in_part(carry, jax.tree.map(lambda block: block[0], blocks), starts[0])
     branches = [not_at_all, in_part, wholly]
     seen = None if ranges is None else sight(ranges, starts, length)
 
@@ -142,8 +145,7 @@ def fold_columns(
             return wholly(carry, block, start), None
         return lax.switch(seen, branches, carry, block, start), None
 
-    columns = split_columns(tokens, length), starts, seen
-    return lax.scan(of_block, carry, columns)[0]
+    return lax.scan(of_block, carry, (blocks, starts, seen))[0]
 
 
 def row_count(tree: PyTree) -> int:
