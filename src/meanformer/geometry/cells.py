@@ -15,7 +15,8 @@ from meanformer.errors import (
     check_finite,
     check_shape,
 )
-from meanformer.geometry.polytopes import Polytope, as_points, hull_of, norms_of
+from meanformer.geometry.polytopes import Polytope, as_points, hull_of
+from meanformer.numerics.norms import norms_of
 from meanformer.typing import ArrayLike
 
 SCORES = ("raw", "unit")

@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from meanformer.errors import InvalidInput, Overflow, as_number, check
+from meanformer.numerics.norms import norms_of
 from meanformer.typing import ArrayLike
 
 # Of the size of a polytope: what is thinner has no volume, only rounding.
@@ -145,13 +146,6 @@ def unit_of(points: Float[np.ndarray, "n d"]) -> tuple[np.ndarray, float]:
     centre = points.min(axis=0) / 2 + points.max(axis=0) / 2
     reach = float(np.abs(points - centre).max())
     return centre, math.ldexp(1.0, math.frexp(reach)[1] - 1) if reach > 0 else 1.0
-
-
-def norms_of(rows: Float[np.ndarray, "n d"]) -> Float[np.ndarray, " n"]:
-    """Return the length of each row, whatever its size."""
-    exponents = np.frexp(np.abs(rows).max(axis=1, initial=0.0))[1]
-    lengths = np.linalg.norm(np.ldexp(rows, -exponents[:, None]), axis=1)
-    return np.ldexp(lengths, exponents)
 
 
 def as_points(name: str, value: Any, dimension: int) -> Float[np.ndarray, "m d"]:

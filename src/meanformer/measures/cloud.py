@@ -20,6 +20,7 @@ from meanformer.errors import (
     check_finite,
     check_shape,
 )
+from meanformer.geometry.circle import on_circle
 from meanformer.measures.abstract import AbstractContext, AbstractMeasure, FeatureMap
 from meanformer.measures.checks import (
     checked_positions,
@@ -270,9 +271,8 @@ class TokenCloud(AbstractWeightedCloud):
         turns = as_float_array("angles", angles)
         check_shape("angles", turns, (None,))
         check_finite("angles", turns)
-        points = jnp.stack([jnp.cos(turns), jnp.sin(turns)], axis=1)
         options = dict(positions=positions, sums=sums, normalize=normalize)
-        return cls(points, weights, **options)
+        return cls(on_circle(turns), weights, **options)
 
     def pairs(
         self, u: Float[Array, "m k"], keys: Float[Array, "n k"] | None = None

@@ -24,6 +24,7 @@ from meanformer.errors import (
     is_concrete,
 )
 from meanformer.geometry import Sphere
+from meanformer.geometry.circle import on_circle
 from meanformer.measures.abstract import AbstractContext, AbstractMeasure, FeatureMap
 from meanformer.measures.checks import checked_tilts
 from meanformer.measures.cloud import TokenCloud
@@ -211,7 +212,7 @@ class FourierDensity(AbstractMeasure):
             width = angles[1] - angles[0]
             step = missing / jnp.where(slope > 0, slope, jnp.inf)
             found = found + jnp.clip(step, -width, width)
-        return jnp.stack([jnp.cos(found), jnp.sin(found)], axis=1)
+        return on_circle(found)
 
     def _check_positive(self) -> None:
         values = np.asarray(on_grid(self.moments, 4 * self.modes + 4))

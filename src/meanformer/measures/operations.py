@@ -27,6 +27,7 @@ from meanformer.measures.cloud import (
     check_cloud,
 )
 from meanformer.measures.mixture import Mixture, check_measures
+from meanformer.numerics.linkage import close_components
 from meanformer.numerics.precision import widened
 from meanformer.typing import ArrayLike, Key
 
@@ -214,20 +215,11 @@ def group_labels(
 
     Groups are linked by steps no longer than the tolerance, between equal places.
     """
-    if tolerance == 0:
-        rows = points if places is None else np.column_stack([places, points])
-        _, labels = np.unique(rows, axis=0, return_inverse=True)
-        return _by_appearance(labels.reshape(-1))
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
-    from scipy.spatial import KDTree
-
-    close = KDTree(points).query_pairs(tolerance, output_type="ndarray")
     if places is not None:
-        close = close[places[close[:, 0]] == places[close[:, 1]]]
-    shape = (len(points), len(points))
-    graph = coo_array((np.ones(len(close), bool), (close[:, 0], close[:, 1])), shape)
-    return _by_appearance(connected_components(graph, directed=False)[1])
+        # In one more coordinate, different places are more than a step apart.
+        ranks = np.unique(places, return_inverse=True)[1]
+        points = np.column_stack([points, (2 * tolerance or 1.0) * ranks])
+    return _by_appearance(close_components(points, tolerance))
 
 
 def _by_appearance(labels: np.ndarray) -> np.ndarray:

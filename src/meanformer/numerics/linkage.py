@@ -8,17 +8,11 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from meanformer.numerics.norms import norms_of
+
 PAIRS_AT_ONCE = 2_000_000
 # Cells of a grid are numbered by integers, which end near 2^63.
 MOST_CELLS = 2.0**62
-
-
-def lengths(steps: np.ndarray) -> np.ndarray:
-    """Return the length of each row, of any size."""
-    # Powers of two, so that nothing is rounded by the scaling.
-    exponents = np.frexp(np.abs(steps).max(axis=1, initial=0))[1]
-    scaled = np.ldexp(steps, -exponents[:, None])
-    return np.ldexp(np.sqrt(np.sum(scaled**2, axis=1)), exponents)
 
 
 def scale_of(points: np.ndarray) -> float:
@@ -122,7 +116,7 @@ def close_components(
 
 
 def _within(distance: float) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-    return lambda first, second: lengths(first - second) <= distance
+    return lambda first, second: norms_of(first - second) <= distance
 
 
 def _equal_rows(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 
@@ -32,3 +33,11 @@ def _of_size_one(
     largest = jax.lax.stop_gradient(jnp.max(jnp.abs(vectors), axis=1, keepdims=True))
     scale = jnp.where(largest > 0, largest, 1)
     return vectors / scale, scale
+
+
+def norms_of(rows: Float[np.ndarray, "n d"]) -> Float[np.ndarray, " n"]:
+    """Return the length of each row, whatever its size; on the host, in NumPy."""
+    # Powers of two, so that nothing is rounded by the scaling.
+    exponents = np.frexp(np.abs(rows).max(axis=1, initial=0.0))[1]
+    lengths = np.linalg.norm(np.ldexp(rows, -exponents[:, None]), axis=1)
+    return np.ldexp(lengths, exponents)

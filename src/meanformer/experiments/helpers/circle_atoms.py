@@ -8,14 +8,14 @@ import numpy as np
 
 import meanformer as mf
 from meanformer.experiments.framework.experiment import Table
-from meanformer.experiments.helpers import circle_walks
 from meanformer.flows import Constant
+from meanformer.geometry import circle
 from meanformer.observables import CriticalPoint, CriticalPoints, find_critical_points
 
 
 def angles_of(cloud: mf.TokenCloud) -> np.ndarray:
     """The angles of atoms, from zero to a full turn."""
-    return circle_walks.angles_of(np.asarray(cloud.points))
+    return circle.angles_of(np.asarray(cloud.points))
 
 
 def map_of(flow: mf.Flow) -> mf.AbstractInContextMap:

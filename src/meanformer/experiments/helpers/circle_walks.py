@@ -17,11 +17,6 @@ TOKENS = 5
 SAVED = 61
 
 
-def angles_of(points: np.ndarray) -> np.ndarray:
-    """Angles of points of the plane, from zero on."""
-    return np.arctan2(points[..., 1], points[..., 0]) % (2 * np.pi)
-
-
 def attention_on_circle(kind: str, beta: float) -> mf.Softmax | mf.Unnormalised:
     """Attention with matrices that are the identity; unnormalised over e to the beta.
 

@@ -18,6 +18,7 @@ import numpy as np
 import meanformer as mf
 import meanformer.experiments as lab
 from meanformer.experiments.helpers.dense_angles import dense_angle_flow
+from meanformer.geometry.circle import on_circle
 from meanformer.plotting import draw_rate, mark_sizes, style
 
 ANGLES = np.array(
@@ -109,11 +110,6 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
         ],
         pictures=[draw(depths, distances, errors, bounds)],
     )
-
-
-def on_circle(angles) -> np.ndarray:
-    """Points of the plane at these angles."""
-    return np.stack([np.cos(angles), np.sin(angles)], axis=-1)
 
 
 def merged(parameters: Parameters, distance: float, depths) -> mf.Trajectory:

@@ -17,12 +17,12 @@ import meanformer as mf
 import meanformer.experiments as lab
 from meanformer.experiments.helpers.circle_walks import (
     SAVED,
-    angles_of,
     attention_on_circle,
     joins_of,
     walk_on_circle,
 )
 from meanformer.experiments.helpers.dense_angles import dense_angle_flow
+from meanformer.geometry.circle import angles_of
 from meanformer.observables import TwoGroups
 from meanformer.plotting import CircleFrames, draw_curves, mark_values, style
 

@@ -20,7 +20,7 @@ import scipy.special
 
 import meanformer as mf
 import meanformer.experiments as lab
-from meanformer.experiments.helpers.circle_walks import angles_of
+from meanformer.geometry.circle import angles_of
 from meanformer.mean_field import (
     Axisymmetric,
     circle_nodes,

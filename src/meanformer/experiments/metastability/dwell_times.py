@@ -23,13 +23,13 @@ import meanformer as mf
 import meanformer.experiments as lab
 from meanformer.experiments.helpers.circle_walks import (
     SAVED,
-    angles_of,
     attention_on_circle,
     depths_around,
     joins_of,
     long_depths,
     walk_on_circle,
 )
+from meanformer.geometry.circle import angles_of
 from meanformer.observables import TwoGroups, separation
 from meanformer.plotting import draw_curves, mark_values, style
 

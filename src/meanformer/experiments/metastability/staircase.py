@@ -20,13 +20,13 @@ import scipy.integrate
 import meanformer as mf
 import meanformer.experiments as lab
 from meanformer.experiments.helpers.circle_walks import (
-    angles_of,
     attention_on_circle,
     depths_around,
     joins_of,
     long_depths,
     walk_on_circle,
 )
+from meanformer.geometry.circle import angles_of
 from meanformer.observables import (
     Saddles,
     greedy_staircase,

@@ -27,8 +27,8 @@ from meanformer.flows.hardmax.rule import (
 )
 from meanformer.flows.status import Status
 from meanformer.flows.trajectories.tokens import Trajectory
-from meanformer.geometry.polytopes import norms_of
 from meanformer.measures.cloud import TokenCloud, check_cloud
+from meanformer.numerics.norms import norms_of
 from meanformer.typing import ArrayLike
 
 TIES = ("merged", "exact", "lowest")

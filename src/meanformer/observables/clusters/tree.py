@@ -11,10 +11,10 @@ from meanformer.numerics.linkage import (
     circle_edges,
     close_components,
     components,
-    lengths,
     line_edges,
     spanning_edges,
 )
+from meanformer.numerics.norms import norms_of
 
 MOST_FOR_TREE = 20_000
 GAP_RATIO = 10.0
@@ -35,10 +35,10 @@ class Tokens(NamedTuple):
 
         As `space.distance` in JAX, which may be limited to single precision.
         """
-        apart = lengths(first - second)
+        apart = norms_of(first - second)
         if not isinstance(self.space, Sphere):
             return apart
-        return 2 * np.arctan2(apart, lengths(first + second))
+        return 2 * np.arctan2(apart, norms_of(first + second))
 
 
 class Cut(NamedTuple):
