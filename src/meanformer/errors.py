@@ -154,6 +154,23 @@ def as_float_array(name: str, value: Any) -> Array:
     return array
 
 
+def as_finite_array(
+    name: str,
+    value: Any,
+    shape: tuple[int | None, ...],
+    dtype: jnp.dtype | None = None,
+) -> Array:
+    """Return the value as a floating-point array of this shape without NaN, or raise.
+
+    `None` in the shape stands for any length; the type is the value's own by default.
+    """
+    array = as_float_array(name, value)
+    array = array if dtype is None else array.astype(dtype)
+    check_shape(name, array, shape)
+    check_finite(name, array)
+    return array
+
+
 def as_doubles(name: str, value: Any) -> np.ndarray:
     """Return the value as a float64 array of numpy, whatever JAX is set to."""
     try:

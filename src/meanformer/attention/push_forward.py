@@ -4,7 +4,7 @@ from typing import overload
 
 from meanformer.attention.abstract import AbstractInContextMap, check_function
 from meanformer.attention.affine import MapOfPoints, affine_image
-from meanformer.errors import Unsupported, as_float_array, check_finite, check_shape
+from meanformer.errors import Unsupported, as_finite_array
 from meanformer.measures import AbstractMeasure, Gaussian, TokenCloud
 
 
@@ -41,7 +41,7 @@ def push_forward(gamma: MapOfPoints, mu: AbstractMeasure) -> AbstractMeasure:
     if isinstance(gamma, AbstractInContextMap):
         return mu.moved(gamma(mu, mu.points, positions=mu.positions))
     check_function("gamma", gamma)
-    points = as_float_array("the image of the points", gamma(mu.points))
-    check_shape("the image of the points", points, (mu.count, None))
-    check_finite("the image of the points", points)
+    points = as_finite_array(
+        "the image of the points", gamma(mu.points), (mu.count, None)
+    )
     return mu.moved(points)

@@ -7,13 +7,11 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from meanformer.errors import (
-    as_float_array,
+    as_finite_array,
     as_integer,
     as_number,
     check,
     check_choice,
-    check_finite,
-    check_shape,
 )
 from meanformer.geometry.polytopes import Polytope, as_points, hull_of
 from meanformer.numerics.norms import norms_of
@@ -221,7 +219,5 @@ def _listed(indices: list[int]) -> str:
 
 
 def _checked(name: str, value: Any, shape: tuple[int | None, ...]) -> np.ndarray:
-    array = as_float_array(name, value)
-    check_shape(name, array, shape)
-    check_finite(name, array)
+    array = as_finite_array(name, value, shape)
     return np.asarray(array, np.float64)

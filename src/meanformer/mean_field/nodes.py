@@ -14,11 +14,9 @@ from jaxtyping import Array, Float
 
 from meanformer.errors import (
     InvalidInput,
-    as_float_array,
+    as_finite_array,
     as_integer,
     check,
-    check_finite,
-    check_shape,
     is_concrete,
 )
 from meanformer.measures import AbstractMeasure, TokenCloud, quadrature
@@ -117,9 +115,7 @@ def _weighted(
     """Return masses times density, checked to be a probability."""
     if not callable(density):
         raise InvalidInput(f"density is {density!r}; it must be a function of points.")
-    values = as_float_array("density", density(nodes)).astype(masses.dtype)
-    check_shape("density", values, (len(masses),))
-    check_finite("density", values)
+    values = as_finite_array("density", density(nodes), masses.shape, masses.dtype)
     if is_concrete(values):
         lowest = float(jnp.min(values))
         check(

@@ -11,12 +11,12 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from meanformer.errors import (
+    as_finite_array,
     as_float_array,
     as_integer,
     as_key,
     check,
     check_finite,
-    check_shape,
     is_concrete,
 )
 from meanformer.measures.abstract import AbstractMeasure
@@ -83,9 +83,7 @@ class TruncatedNormalBox(AbstractBox):
 
     def __init__(self, low: ArrayLike, high: ArrayLike, precision: ArrayLike):
         self.low, self.high = checked_bounds(low, high)
-        precision = as_float_array("precision", precision)
-        check_shape("precision", precision, self.low.shape)
-        check_finite("precision", precision)
+        precision = as_finite_array("precision", precision, self.low.shape)
         self.precision = precision.astype(self.low.dtype)
 
     def mean(self) -> Float[Array, " d"]:

@@ -5,14 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from meanformer.errors import (
-    Unsupported,
-    as_float_array,
-    check,
-    check_finite,
-    check_shape,
-    is_concrete,
-)
+from meanformer.errors import Unsupported, as_finite_array, check, is_concrete
 from meanformer.typing import ArrayLike
 
 WEIGHT_TOLERANCE = 1e-6
@@ -20,10 +13,7 @@ WEIGHT_TOLERANCE = 1e-6
 
 def checked_tilts(dimension: int, tilts: ArrayLike) -> Float[Array, "m d"]:
     """Return tilts as an array with one row for each, or raise."""
-    array = as_float_array("u", tilts)
-    check_shape("u", array, (None, dimension))
-    check_finite("u", array)
-    return array
+    return as_finite_array("u", tilts, (None, dimension))
 
 
 def checked_weights(
@@ -33,9 +23,7 @@ def checked_weights(
     count = points.shape[0]
     if weights is None:
         return jnp.full((count,), 1 / count, points.dtype)
-    masses = as_float_array("weights", weights)
-    check_shape("weights", masses, (count,))
-    check_finite("weights", masses)
+    masses = as_finite_array("weights", weights, (count,))
     if is_concrete(masses):
         rounding = float(jnp.finfo(masses.dtype).eps)
         _check_masses(np.asarray(masses, np.float64), normalize, rounding)
@@ -70,9 +58,7 @@ def checked_places(
 ) -> Float[Array, " n"]:
     """Return places in [0, 1], one per point, or raise."""
     # Their own type: rounded to the points' half precision, places would coincide.
-    places = as_float_array("positions", positions)
-    check_shape("positions", places, (points.shape[0],))
-    check_finite("positions", places)
+    places = as_finite_array("positions", positions, (points.shape[0],))
     if is_concrete(places):
         known = np.asarray(places)
         low, high = float(known.min()), float(known.max())

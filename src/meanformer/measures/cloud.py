@@ -13,12 +13,12 @@ from jaxtyping import Array, Float
 
 from meanformer.errors import (
     InvalidInput,
+    as_finite_array,
     as_float_array,
     as_integer,
     as_key,
     check,
     check_finite,
-    check_shape,
 )
 from meanformer.geometry.circle import on_circle
 from meanformer.measures.abstract import AbstractContext, AbstractMeasure, FeatureMap
@@ -268,9 +268,7 @@ class TokenCloud(AbstractWeightedCloud):
             sums: as for any cloud.
             normalize: as for any cloud.
         """
-        turns = as_float_array("angles", angles)
-        check_shape("angles", turns, (None,))
-        check_finite("angles", turns)
+        turns = as_finite_array("angles", angles, (None,))
         options = dict(positions=positions, sums=sums, normalize=normalize)
         return cls(on_circle(turns), weights, **options)
 

@@ -15,6 +15,7 @@ from jaxtyping import Array, Complex, Float
 from meanformer.errors import (
     InvalidInput,
     Unsupported,
+    as_finite_array,
     as_float_array,
     as_integer,
     as_key,
@@ -69,9 +70,7 @@ class FourierDensity(AbstractMeasure):
     moments: Float[Array, "k 2"]
 
     def __init__(self, moments: ArrayLike):
-        moments = as_float_array("moments", moments)
-        check_shape("moments", moments, (None, 2))
-        check_finite("moments", moments)
+        moments = as_finite_array("moments", moments, (None, 2))
         check(len(moments) > 0, "moments has no row; give at least the first moment.")
         self.moments = moments
         if is_concrete(moments):
@@ -143,9 +142,7 @@ class FourierDensity(AbstractMeasure):
 
     def density(self, angles: ArrayLike) -> Float[Array, " m"]:
         """Return the density at any angles; $O(mK)$ time and memory."""
-        angles = as_float_array("angles", angles)
-        check_shape("angles", angles, (None,))
-        check_finite("angles", angles)
+        angles = as_finite_array("angles", angles, (None,))
         return at_angles(self.moments, angles.astype(self.moments.dtype))
 
     def on_grid(self, count: SupportsIndex) -> Float[Array, " n"]:

@@ -12,12 +12,12 @@ from jaxtyping import Array, Bool, Float
 
 from meanformer.errors import (
     Unsupported,
+    as_finite_array,
     as_float_array,
     as_integer,
     as_key,
     check,
     check_finite,
-    check_shape,
     is_concrete,
 )
 from meanformer.measures.abstract import AbstractMeasure
@@ -69,15 +69,14 @@ class Gaussian(AbstractMeasure):
         if covariance is not None:
             self.factor, self.spread = None, self._checked_spread(covariance)
         else:
-            self.factor = as_float_array("factor", factor).astype(self.location.dtype)
-            check_shape("factor", self.factor, (self.dimension, None))
-            check_finite("factor", self.factor)
+            self.factor = as_finite_array(
+                "factor", factor, (self.dimension, None), self.location.dtype
+            )
             self.spread = matmul(self.factor, self.factor.T)
 
     def _checked_spread(self, covariance: ArrayLike) -> Float[Array, "d d"]:
-        spread = as_float_array("covariance", covariance).astype(self.location.dtype)
-        check_shape("covariance", spread, (self.dimension, self.dimension))
-        check_finite("covariance", spread)
+        shape = 2 * self.location.shape
+        spread = as_finite_array("covariance", covariance, shape, self.location.dtype)
         return checked_covariance("covariance", spread)
 
     @property

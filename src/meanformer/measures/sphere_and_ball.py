@@ -8,15 +8,7 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Float
 
-from meanformer.errors import (
-    as_float_array,
-    as_integer,
-    as_key,
-    check,
-    check_finite,
-    check_shape,
-    is_concrete,
-)
+from meanformer.errors import as_finite_array, as_integer, as_key, check, is_concrete
 from meanformer.measures.abstract import AbstractMeasure, FeatureMap
 from meanformer.measures.checks import checked_tilts
 from meanformer.numerics.norms import safe_norm, unit_rows
@@ -106,9 +98,7 @@ def checked_ambient(dimension: Any) -> int:
 
 def checked_radius(radius: Any) -> Float[Array, ""]:
     """Return a positive radius, or raise."""
-    array = as_float_array("radius", radius)
-    check_shape("radius", array, ())
-    check_finite("radius", array)
+    array = as_finite_array("radius", radius, ())
     if is_concrete(array):
         check(float(array) > 0, f"radius is {radius}; it must be positive.")
     return array

@@ -9,12 +9,10 @@ from jaxtyping import Array, Float, Int
 
 from meanformer.errors import (
     InvalidInput,
-    as_float_array,
+    as_finite_array,
     as_integer,
     as_number,
     check,
-    check_finite,
-    check_shape,
     is_concrete,
 )
 from meanformer.flows import Trajectory
@@ -191,9 +189,7 @@ def first_passage(
         isinstance(space, AbstractSpace),
         f"space is {space!r}; it must be a space, such as Sphere().",
     )
-    levels = as_float_array("levels", levels)
-    check_shape("levels", levels, (None,))
-    check_finite("levels", levels)
+    levels = as_finite_array("levels", levels, (None,))
     clouds = [trajectory.cloud(index) for index in range(len(trajectory))]
     for cloud in clouds:
         space.check(cloud.points)

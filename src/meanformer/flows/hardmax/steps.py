@@ -10,13 +10,11 @@ from jaxtyping import Bool, Float, Int
 from meanformer.errors import (
     InvalidInput,
     Unsupported,
-    as_float_array,
+    as_finite_array,
     as_integer,
     as_number,
     check,
     check_choice,
-    check_finite,
-    check_shape,
     is_concrete,
 )
 from meanformer.flows.hardmax.rule import (
@@ -277,9 +275,7 @@ def _checked_rule(
 ) -> HardmaxRule:
     matrix = np.eye(dimension)
     if score is not None:
-        array = as_float_array("score", score)
-        check_shape("score", array, (dimension, dimension))
-        check_finite("score", array)
+        array = as_finite_array("score", score, (dimension, dimension))
         matrix = np.asarray(array, np.float64)
     check_choice("ties", ties, TIES)
     delta, tau = as_number("width", width), as_number("tolerance", tolerance)

@@ -11,12 +11,10 @@ from jaxtyping import Array, Float
 
 from meanformer.errors import (
     InvalidInput,
-    as_float_array,
+    as_finite_array,
     as_integer,
     as_key,
     check,
-    check_finite,
-    check_shape,
     is_concrete,
 )
 from meanformer.measures.transport.atoms import Atoms
@@ -62,9 +60,7 @@ def unit_directions(
         count = DEFAULT_DIRECTIONS if directions is None else directions
         vectors = _draw(count, dimension, dtype, key)
     else:
-        vectors = as_float_array("directions", directions).astype(dtype)
-        check_shape("directions", vectors, (None, dimension))
-        check_finite("directions", vectors)
+        vectors = as_finite_array("directions", directions, (None, dimension), dtype)
     is_zero = is_concrete(vectors) and not np.asarray(vectors).any(axis=1).all()
     check(
         len(vectors) > 0 and not is_zero,
