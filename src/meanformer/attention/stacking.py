@@ -14,7 +14,11 @@ from meanformer.attention.abstract import AbstractInContextMap
 from meanformer.attention.affine import is_array
 from meanformer.attention.push_forward import push_forward
 from meanformer.measures import AbstractContext, TokenCloud
-from meanformer.numerics.fourier.watched import unwatched, watched, watched_anew
+from meanformer.numerics.fourier.reported import (
+    reported_anew,
+    with_sums,
+    without_reports,
+)
 
 
 class Stacked(eqx.Module):
@@ -141,20 +145,20 @@ def before_last(
 
 def _looped(loop: Callable, maps: PyTree, count: int, mu, x, positions) -> Any:
     """Run a compiled loop over so many rows, and hand on what its sums report."""
-    bare, watch = unwatched(mu)
-    result, reports = loop(maps, count, bare, x, positions, watch is not None)
-    if watch is None:
+    bare, sums = without_reports(mu)
+    result, reports = loop(maps, count, bare, x, positions, sums is not None)
+    if sums is None:
         return result
-    watch.keep(reports)
-    return watched(result, watch)
+    sums.keep(reports)
+    return with_sums(result, sums)
 
 
 @eqx.filter_jit
-def _sum(maps: AbstractInContextMap, count: int, mu, x, positions, is_watched: bool):
+def _sum(maps: AbstractInContextMap, count: int, mu, x, positions, has_reports: bool):
     def image(gamma: AbstractInContextMap):
-        seen, watch = watched_anew(mu) if is_watched else (mu, None)
+        seen, sums = reported_anew(mu) if has_reports else (mu, None)
         value = gamma(seen, x, positions=positions)
-        return value, () if watch is None else tuple(watch.reports)
+        return value, () if sums is None else tuple(sums.reports)
 
     arrays, rest = eqx.partition(maps, eqx.is_array)
     shape, _ = eqx.filter_eval_shape(lambda: image(_row(maps, 0)))
@@ -169,18 +173,18 @@ def _sum(maps: AbstractInContextMap, count: int, mu, x, positions, is_watched: b
 
 @eqx.filter_jit
 def _network(
-    units: tuple[AbstractInContextMap, ...], count: int, mu, x, positions, is_watched
+    units: tuple[AbstractInContextMap, ...], count: int, mu, x, positions, has_reports
 ):
     arrays, rest = eqx.partition(units, eqx.is_array)
     moving, fixed = eqx.partition((mu, x), eqx.is_array)
 
     def block(state, row):
         mu, x = eqx.combine(state, fixed)
-        mu, watch = watched_anew(mu) if is_watched else (mu, None)
+        mu, sums = reported_anew(mu) if has_reports else (mu, None)
         for gamma in eqx.combine(row, rest):
             mu, x = _layer(gamma, mu, x, positions)
-        state = eqx.filter((unwatched(mu)[0], x), eqx.is_array)
-        return state, () if watch is None else tuple(watch.reports)
+        state = eqx.filter((without_reports(mu)[0], x), eqx.is_array)
+        return state, () if sums is None else tuple(sums.reports)
 
     state, reports = jax.lax.scan(block, moving, arrays, count)
     return eqx.combine(state, fixed), reports
@@ -219,12 +223,12 @@ def _keeps_shapes(units, mu, x, positions) -> bool:
     """Whether what goes through the layers is of one shape before and after."""
 
     def after():
-        state = unwatched(mu)[0], x
+        state = without_reports(mu)[0], x
         for unit in units:
             state = _layer(_row(unit, 0), *state, positions)
         return state
 
-    return _kind(eqx.filter_eval_shape(after)) == _kind((unwatched(mu)[0], x))
+    return _kind(eqx.filter_eval_shape(after)) == _kind((without_reports(mu)[0], x))
 
 
 def _is_looped(maps: Maps, at: PyTree) -> bool:
@@ -234,7 +238,7 @@ def _is_looped(maps: Maps, at: PyTree) -> bool:
     leaves = jax.tree.leaves((maps, at))
     if not any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
         return False
-    is_known = _kind(unwatched(at)[0]) is not None
+    is_known = _kind(without_reports(at)[0]) is not None
     return is_known and len(_groups(maps)) < len(maps)
 
 

@@ -16,7 +16,7 @@ from meanformer.numerics.special.bessel import sphere_transform
 from meanformer.typing import Key
 
 
-class AbstractRound(AbstractMeasure):
+class AbstractRotationInvariant(AbstractMeasure):
     r"""A law that rotations around the origin of $\mathbb{R}^d$ leave as it is.
 
     It is the image of the uniform law on the sphere of a space of $D \ge d$ dimensions,

@@ -18,7 +18,7 @@ from meanformer.measures.box import (
 )
 from meanformer.measures.checks import checked_tilts, require
 from meanformer.measures.sphere_and_ball import (
-    AbstractRound,
+    AbstractRotationInvariant,
     checked_ambient,
     checked_radius,
 )
@@ -27,7 +27,7 @@ from meanformer.numerics.special.interval import uniform_transform
 from meanformer.typing import ArrayLike, Key
 
 
-class UniformSphere(AbstractRound):
+class UniformSphere(AbstractRotationInvariant):
     r"""The uniform probability on a sphere around the origin of $\mathbb{R}^d$.
 
     For radius 1,
@@ -82,7 +82,7 @@ class UniformSphere(AbstractRound):
         return eqx.tree_at(lambda sphere: sphere.radius, self, radius)
 
 
-class UniformBall(AbstractRound):
+class UniformBall(AbstractRotationInvariant):
     r"""The uniform probability on a ball around the origin of $\mathbb{R}^d$.
 
     It is the image of the uniform law on the sphere of $\mathbb{R}^{d+2}$ when two

@@ -32,7 +32,7 @@ from meanformer.flows.trajectories.sums import SumSummary, summary_of
 from meanformer.flows.trajectories.tokens import Trajectory
 from meanformer.geometry import Euclidean
 from meanformer.measures import TokenCloud
-from meanformer.numerics.fourier.watched import Watched
+from meanformer.numerics.fourier.reported import ReportedSums
 from meanformer.typing import Key
 
 # Places on a path of noise, in steps, that differ by rounding only.
@@ -123,10 +123,10 @@ class Tokens(AbstractIntegrated):
 
     def rates(self, state: State) -> TokenRates:
         """Return the velocities, and what is known of the sums in them."""
-        watched = Watched(self.cloud.sums)
-        seen = eqx.tree_at(lambda tokens: tokens.cloud.sums, self, watched)
+        reported = ReportedSums(self.cloud.sums)
+        seen = eqx.tree_at(lambda tokens: tokens.cloud.sums, self, reported)
         found, _ = seen.velocity(seen.flow.velocity, state.depth, state.moving)
-        sums = summary_of(watched.reports) if watched.reports else None
+        sums = summary_of(reported.reports) if reported.reports else None
         return TokenRates(finite(found), sums)
 
     def trajectory(self, states: State, rates: TokenRates) -> Trajectory:

@@ -44,6 +44,13 @@ from meanformer.numerics.fourier.levels import (
     Level,
     working_dtype,
 )
+from meanformer.numerics.fourier.patches import (
+    Decisions,
+    exactly,
+    queries_of,
+    replaced_exactly,
+    results_at,
+)
 from meanformer.numerics.fourier.report import (
     MODES,
     NONE,
@@ -51,13 +58,6 @@ from meanformer.numerics.fourier.report import (
     REASONS,
     WRONG,
     SumReport,
-)
-from meanformer.numerics.fourier.rows import (
-    Decisions,
-    exactly,
-    queries_of,
-    replaced_exactly,
-    rows,
 )
 from meanformer.numerics.pair_sums.pairs import Pairs
 from meanformer.numerics.precision import cast
@@ -123,7 +123,9 @@ def checked_sum(
     result = replaced_exactly(attempt.result, decisions, pairs, values, devices)
 
     width = middle_and_width(values, pairs.weights > 0)[1]
-    observed = sum_distances(rows(result, sampled.index), sampled.result, width).max()
+    observed = sum_distances(
+        results_at(result, sampled.index), sampled.result, width
+    ).max()
     is_exact = attempt.level == len(levels)
     is_wrong = any_in_batch(~is_exact & ~(observed <= tolerance))
     result = lax.cond(is_wrong, lambda: exactly(pairs, values, devices), lambda: result)
@@ -297,7 +299,7 @@ def measured_bounds(
     width = middle_and_width(values, pairs.weights > 0)[1]
     errors, absolute = [], []
     for checked in (sampled, spread):
-        error = sum_distances(rows(result, checked.index), checked.result, width)
+        error = sum_distances(results_at(result, checked.index), checked.result, width)
         by = amplifications[checked.index]
         errors.append(error)
         absolute.append(jnp.where(jnp.isfinite(by), error / by, 0))

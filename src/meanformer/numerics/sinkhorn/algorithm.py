@@ -77,7 +77,7 @@ def alternate(
     check_half_steps(half_steps, end_on)
 
     def round_of_steps(g, _):
-        return problem.round(g), None
+        return problem.both_steps(g), None
 
     rounds = (half_steps - 1) // 2
     previous = lax.scan(round_of_steps, start, None, length=rounds)[0]

@@ -60,7 +60,7 @@ class RoundAverage(AbstractAveraging):
 
     def derivative(self, h):
         """Differentiate a round of steps in the direction $h$."""
-        return jax.jvp(self.problem.round, (self.g,), (h,))[1]
+        return jax.jvp(self.problem.both_steps, (self.g,), (h,))[1]
 
     def average(self, h):
         """Average over rows and then over columns."""

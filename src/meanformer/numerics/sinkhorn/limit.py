@@ -12,7 +12,12 @@ from meanformer.numerics.sinkhorn.averaging import (
     solve_difference,
     solve_sum,
 )
-from meanformer.numerics.sinkhorn.newton import log_sums, newton_step, unvisited, visit
+from meanformer.numerics.sinkhorn.newton import (
+    evaluated,
+    log_sums,
+    newton_step,
+    unevaluated,
+)
 from meanformer.numerics.sinkhorn.self_transport import (
     SelfTransport,
     is_positive_form,
@@ -104,7 +109,7 @@ def _solve(problem, start, tolerance, max_steps, is_positive):
 
     def round_of_steps(at):
         g = jnp.where(is_positive, _mean_potential(problem, at), at.balanced)
-        return visit(problem, g, at.count + 1)
+        return evaluated(problem, g, at.count + 1)
 
     def is_far(limit):
         def condition(at):
@@ -114,7 +119,7 @@ def _solve(problem, start, tolerance, max_steps, is_positive):
         return condition
 
     rounds = jnp.where(is_positive, AVERAGED_ROUNDS, ALTERNATING_ROUNDS)
-    at = unvisited(start)
+    at = unevaluated(start)
     at = lax.while_loop(is_far(jnp.minimum(rounds, max_steps)), round_of_steps, at)
     return lax.while_loop(is_far(max_steps), lambda at: newton_step(problem, at), at)
 

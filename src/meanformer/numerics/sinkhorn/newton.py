@@ -36,13 +36,13 @@ class Iterate(eqx.Module):
     is_stalled: Bool[Array, ""]
 
 
-def unvisited(start: Float[Array, " n"]) -> Iterate:
+def unevaluated(start: Float[Array, " n"]) -> Iterate:
     """Return the iterate whose first round of steps leads to the start itself."""
     error = jnp.array(jnp.inf, start.dtype)
     return Iterate(start, start, start, error, jnp.array(-1), jnp.array(False))
 
 
-def visit(
+def evaluated(
     problem: SelfTransport, g: Float[Array, " n"], count: Int[Array, ""]
 ) -> Iterate:
     """Evaluate both steps at a token potential."""
@@ -106,7 +106,7 @@ def _line_search(problem, at, direction, slope):
 
     def shorten(trial):
         _, longer = trial
-        return visit(problem, at.g + longer / 2 * direction, at.count), longer / 2
+        return evaluated(problem, at.g + longer / 2 * direction, at.count), longer / 2
 
     def is_too_long(trial):
         new, length = trial

@@ -43,7 +43,7 @@ class SelfTransport(eqx.Module):
         """
         return -self.sums.softmax(self._columns(f), self.points[:, :0])[0]
 
-    def round(self, g: Float[Array, " n"]) -> Float[Array, " n"]:
+    def both_steps(self, g: Float[Array, " n"]) -> Float[Array, " n"]:
         """Return the token potential after one row step and one column step."""
         return self.column_step(self.row_step(g))
 

@@ -1,4 +1,4 @@
-"""Sums that keep the reports of the fast ones among them."""
+"""Pair sums that keep a report of each fast sum: its error, level and patches."""
 
 from collections.abc import Sequence
 
@@ -13,11 +13,11 @@ from meanformer.numerics.fourier.sums import ladder_of
 from meanformer.numerics.pair_sums.sums import AbstractPairSums
 
 
-class Watched(AbstractPairSums):
-    """The same sums, whose reports can be read afterwards.
+class ReportedSums(AbstractPairSums):
+    """Sums computed as others are, whose reports can be read afterwards.
 
-    Reports from inside of a loop or of a compiled function stay there, unless it
-    watches the sums anew and hands the reports out.
+    Reports from inside of a loop or of a compiled function stay there, unless it calls
+    `reported_anew` and hands the reports out.
 
     Args:
         sums: how sums are computed.
@@ -55,39 +55,36 @@ class Watched(AbstractPairSums):
         return self.sums.hardmax(pairs, values, tolerance)
 
 
-def unwatched(tree: PyTree) -> tuple[PyTree, Watched | None]:
-    """Return a tree whose sums are not watched, and who watched them."""
-
-    def is_watched(node) -> bool:
-        return isinstance(node, Watched)
-
-    found = filter(is_watched, jax.tree.leaves(tree, is_leaf=is_watched))
+def without_reports(tree: PyTree) -> tuple[PyTree, ReportedSums | None]:
+    """Return a tree whose sums make no reports, and those that did, if any."""
+    reported = [sums for sums in _sums_in(tree) if isinstance(sums, ReportedSums)]
     bare = jax.tree.map(
-        lambda node: node.sums if is_watched(node) else node, tree, is_leaf=is_watched
+        lambda node: node.sums if isinstance(node, ReportedSums) else node,
+        tree,
+        is_leaf=_is_sums,
     )
-    return bare, next(found, None)
+    return bare, reported[0] if reported else None
 
 
-def watched(tree: PyTree, watch: Watched) -> PyTree:
-    """Return a tree with other sums that are watched in the place of its own."""
+def reported_anew(tree: PyTree) -> tuple[PyTree, ReportedSums]:
+    """Return a tree whose sums report to this place in the program, and those sums."""
+    sums = ReportedSums(_sums_in(tree)[0])
+    return with_sums(tree, sums), sums
 
-    def is_sums(node) -> bool:
-        return isinstance(node, AbstractPairSums)
 
+def with_sums(tree: PyTree, sums: AbstractPairSums) -> PyTree:
+    """Return a tree with these sums in place of its own."""
     return jax.tree.map(
-        lambda node: watch if is_sums(node) else node, tree, is_leaf=is_sums
+        lambda node: sums if _is_sums(node) else node, tree, is_leaf=_is_sums
     )
 
 
-def watched_anew(tree: PyTree) -> tuple[PyTree, Watched]:
-    """Return a tree whose sums are watched from here, and who watches them."""
+def _sums_in(tree: PyTree) -> list[AbstractPairSums]:
+    return [leaf for leaf in jax.tree.leaves(tree, is_leaf=_is_sums) if _is_sums(leaf)]
 
-    def is_sums(node) -> bool:
-        return isinstance(node, AbstractPairSums)
 
-    sums = filter(is_sums, jax.tree.leaves(tree, is_leaf=is_sums))
-    watch = Watched(next(sums))
-    return watched(tree, watch), watch
+def _is_sums(node: object) -> bool:
+    return isinstance(node, AbstractPairSums)
 
 
 def _where() -> object:

@@ -43,7 +43,7 @@ def queries_of(pairs: Pairs, index: Int[Array, " p"]) -> Pairs:
     return eqx.tree_at(lambda pairs: pairs.tilts, pairs, pairs.tilts[index])
 
 
-def rows(result: MassAndMean, index: Int[Array, " p"]) -> MassAndMean:
+def results_at(result: MassAndMean, index: Int[Array, " p"]) -> MassAndMean:
     """Return the results of some of the queries."""
     return result[0][index], result[1][index]
 
