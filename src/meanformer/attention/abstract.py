@@ -3,6 +3,7 @@
 import abc
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import ClassVar, NamedTuple
 
 import equinox as eqx
@@ -51,6 +52,10 @@ class GradientForm(NamedTuple):
     share: float = 1.0
     divides_by_mass: bool = False
     sees_query_bias: bool = True
+
+
+# How maps compose and add, filled in by `composition`, which is built on them.
+OPERATORS: dict[str, Callable] = {}
 
 
 class AbstractInContextMap(eqx.Module):
@@ -126,14 +131,10 @@ class AbstractInContextMap(eqx.Module):
         return None
 
     def __matmul__(self, first: "AbstractInContextMap") -> "AbstractInContextMap":
-        from meanformer.attention.composition import compose
-
-        return compose(self, first)
+        return OPERATORS["@"](self, first)
 
     def __add__(self, other: "AbstractInContextMap") -> "AbstractInContextMap":
-        from meanformer.attention.composition import Sum
-
-        return Sum((self, other))
+        return OPERATORS["+"](self, other)
 
 
 def parameter(name: str, *, is_scalar: bool = False, **options):

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from meanformer.attention.abstract import (
+    OPERATORS,
     AbstractInContextMap,
     checked_queries,
     parameter,
@@ -336,6 +337,10 @@ def compose(*maps: AbstractInContextMap) -> AbstractInContextMap:
     for gamma in reversed(maps):
         layers.extend(gamma.layers if isinstance(gamma, Composition) else [gamma])
     return Composition(tuple(layers)) if len(layers) > 1 else layers[0]
+
+
+OPERATORS["@"] = compose
+OPERATORS["+"] = lambda one, other: Sum((one, other))
 
 
 def terms_of(
