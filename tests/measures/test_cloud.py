@@ -316,9 +316,9 @@ def test_absent_tokens_do_not_widen_the_diameter():
 
 
 def test_a_diameter_in_blocks_is_that_of_all_pairs(key, monkeypatch):
-    import meanformer.numerics.farthest as farthest
+    import meanformer.numerics.nearest as nearest
 
-    monkeypatch.setattr(farthest, "PAIRS_AT_ONCE", 1000)
+    monkeypatch.setattr(nearest, "PAIRS_AT_ONCE", 1000)
     points = jr.normal(key, (137, 2))
     diameter = TokenCloud(points).diameter()
     np.testing.assert_allclose(diameter, pdist(points).max(), rtol=1e-15)

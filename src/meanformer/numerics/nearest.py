@@ -1,4 +1,4 @@
-"""Pairs of points by their distance: the closest, chains of close ones, changes.
+"""Pairs of points by their distance: closest, farthest, chains of close ones.
 
 Squares of distances are sums of squared differences, right to rounding also for points
 that nearly meet; inner products would lose them. One block of pairs exists at a time.
@@ -6,11 +6,14 @@ that nearly meet; inner products would lose them. One block of pairs exists at a
 
 from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PyTree, ScalarLike
 
+from meanformer.numerics.matrices import matmul
 from meanformer.numerics.pair_sums.tiles import map_rows
+from meanformer.numerics.precision import widened
 
 PAIRS_AT_ONCE = 2_000_000
 # Coordinates up to which writing out the sum is faster than a loop over it.
@@ -40,6 +43,32 @@ def closest_pair(
     row = squares_to_others(*[column[first][None] for column in table])[0]
     second = jnp.argmin(row)
     return jnp.sqrt(row[second]), first, second
+
+
+@jax.jit
+def farthest_pair(
+    points: Float[Array, "n d"],
+) -> tuple[Int[Array, ""], Int[Array, ""]]:
+    """Return the indices of two points at the largest distance; no derivative.
+
+    Squares of distances come from inner products, so the origin should lie among the
+    points. Cost: $O(n^2 d)$ time, two million pairs of memory.
+    """
+    points = widened(lax.stop_gradient(points))
+    size = jnp.max(jnp.abs(points))
+    points = points / jnp.where(size > 0, size, 1)
+    squares = jnp.sum(points**2, axis=1)
+
+    def farthest_from(index):
+        distances = squares - 2 * matmul(points, points[index])
+        partner = jnp.argmax(distances)
+        return squares[index] + distances[partner], partner
+
+    indices = jnp.arange(len(points))
+    rows_at_once = max(1, PAIRS_AT_ONCE // len(points))
+    distances, partners = lax.map(farthest_from, indices, batch_size=rows_at_once)
+    first = jnp.argmax(distances)
+    return first, partners[first]
 
 
 def chain_labels(

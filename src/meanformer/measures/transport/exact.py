@@ -1,8 +1,11 @@
 """Exact transport in any dimension: network simplex or assignment, on the host."""
 
+import importlib
+import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.util import find_spec
+from types import ModuleType
 from typing import Any
 
 import equinox as eqx
@@ -12,10 +15,9 @@ import numpy as np
 from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Float
 
-from meanformer.errors import check, is_concrete
+from meanformer.errors import Unsupported, check, is_concrete
 from meanformer.measures.transport.atoms import Atoms
 from meanformer.measures.transport.coupling import Coupling, largest_or_one
-from meanformer.measures.transport.extras import import_extra
 from meanformer.numerics.matrices import matmul
 from meanformer.numerics.norms import safe_root
 
@@ -222,7 +224,7 @@ def _assignment(cost: np.ndarray) -> tuple:
 def _network_simplex(
     cost: np.ndarray, masses: np.ndarray, targets: np.ndarray
 ) -> tuple:
-    solver = import_extra("ot", "exact transport of weighted clouds needs POT")
+    solver = _import_pot()
     shares = targets * (masses.sum() / targets.sum())
     plan, log = solver.emd(masses, shares, cost, numItermax=MOST_PIVOTS, log=True)
     check(
@@ -232,6 +234,19 @@ def _network_simplex(
     )
     rows, columns = np.nonzero(plan)
     return rows, columns, plan[rows, columns]
+
+
+def _import_pot() -> ModuleType:
+    """Import POT; what it imports itself may be deprecated, no concern of the user."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            return importlib.import_module("ot")
+    except ImportError as error:
+        raise Unsupported(
+            "exact transport of weighted clouds needs POT, which is not installed; pip "
+            "install 'meanformer[transport]'."
+        ) from error
 
 
 def _block_potentials(cost: np.ndarray, plan: np.ndarray) -> tuple:
