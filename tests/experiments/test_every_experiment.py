@@ -1,6 +1,8 @@
 """Every experiment that we ship is declared with care."""
 
+import ast
 import dataclasses
+import inspect
 import re
 
 import pytest
@@ -15,6 +17,22 @@ SHIPPED = sorted(
     for path in (registry.FOLDER / chapter).glob("*.py")
     if not path.stem.startswith("_")
 )
+
+
+SOLVERS = {
+    "solve",
+    "run_layers",
+    "run_hardmax",
+    "evolve",
+    "find_limit",
+    "limit_of",
+    "count_modes",
+    "solve_ivp",
+    "by_scipy",
+    "find_critical_points",
+    "low_temperature_comparison",
+    "walk_on_circle",
+}
 
 
 @pytest.fixture(params=SHIPPED)
@@ -61,6 +79,30 @@ def test_its_profiles_are_valid(experiment):
     for profile in ("quick", "full"):
         settings = experiment.settings(profile)
         assert experiment.settings(profile, **dataclasses.asdict(settings)) == settings
+
+
+def calls_of(function):
+    """Names of all that a function calls, as they are written."""
+    found = [node.func for node in ast.walk(function) if isinstance(node, ast.Call)]
+    return {ast.unparse(call).rpartition(".")[2] for call in found}
+
+
+def test_its_figures_draw_what_the_run_computed(experiment):
+    file = ast.parse(inspect.getsource(inspect.getmodule(experiment.run)))
+    functions = {node.name: node for node in file.body if hasattr(node, "returns")}
+    drawing = {
+        name
+        for name, function in functions.items()
+        if function.returns and "Picture" in ast.unparse(function.returns)
+    }
+    called = set(drawing)
+    while (
+        new := {c for n in called & {*functions} for c in calls_of(functions[n])}
+        - called
+    ):
+        called |= new
+    assert drawing
+    assert called & SOLVERS == set()
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Running many experiments while the page about them grows."""
+"""Run many experiments, and keep the page about them up to date."""
 
 import dataclasses
 import json

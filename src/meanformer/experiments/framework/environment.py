@@ -1,4 +1,4 @@
-"""Where experiments run: precision, caches, threads, and facts about the machine."""
+"""Precision, caches and threads of a run, and facts about the machine."""
 
 import contextlib
 import datetime

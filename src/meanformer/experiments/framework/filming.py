@@ -1,4 +1,4 @@
-"""Movies of a run, drawn and small enough to stand in the page about it."""
+"""Draw the movies of a run, small enough to stand in the page about it."""
 
 import dataclasses
 import tempfile

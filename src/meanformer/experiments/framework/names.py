@@ -1,4 +1,4 @@
-"""Helping with misspelt names: the nearest known ones."""
+"""Messages about unknown names, with the nearest known ones."""
 
 from collections.abc import Iterable
 

@@ -17,7 +17,7 @@ SYMBOLS = {
 SLACK_SIGNS = {"close to": "±", "at most": "+", "at least": "−"}
 
 
-def parts(value: float, digits: int = 5) -> tuple[str, int | None]:
+def digits_and_power(value: float, digits: int = 5) -> tuple[str, int | None]:
     """Digits of a number, and its power of ten if that is written apart."""
     if not math.isfinite(value):
         return ("not a number" if math.isnan(value) else f"{value:+}"[0] + "∞"), None
@@ -35,7 +35,7 @@ def plain(value: Any, digits: int = 5) -> str:
     """A number for the terminal, like `1.2×10⁻⁵`; other things as they are."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return str(value)
-    mantissa, power = parts(float(value), digits)
+    mantissa, power = digits_and_power(float(value), digits)
     if power is None:
         return mantissa
     factor = "" if mantissa == "1" else f"{mantissa}×"
@@ -51,7 +51,9 @@ def symbol(finding: Finding) -> str:
 def digits_to_tell_apart(first: float, second: float, least: int = 5) -> int:
     """How many digits show that two different numbers differ."""
     for digits in range(least, 16):
-        if first == second or parts(first, digits) != parts(second, digits):
+        if first == second or digits_and_power(first, digits) != digits_and_power(
+            second, digits
+        ):
             return digits
     return least
 

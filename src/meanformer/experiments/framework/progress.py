@@ -1,4 +1,4 @@
-"""Telling the reader how far a run has come, without printing."""
+"""Report how far a run has come, without printing."""
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator

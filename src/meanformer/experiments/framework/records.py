@@ -1,4 +1,4 @@
-"""Running one experiment and keeping what came out, in a form that can travel."""
+"""Run one experiment and keep its results, in a form that processes can exchange."""
 
 import contextlib
 import dataclasses

@@ -1,4 +1,4 @@
-"""Finding the experiments: one file each, nothing to register by hand.
+"""Find experiments by name, pattern or file; nothing is registered by hand.
 
 Every file in the folder of a chapter is an experiment. More can be kept elsewhere: the
 folders named in `MEANFORMER_EXPERIMENTS` are searched too, and a single file can be

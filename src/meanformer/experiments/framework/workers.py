@@ -1,4 +1,4 @@
-"""Several experiments at once, each in a process of its own choosing.
+"""Run several experiments at once, in worker processes.
 
 A worker runs one experiment after another. If it dies (out of memory, a crash in
 compiled code), that experiment is reported as broken and a new worker takes its place.
@@ -66,7 +66,7 @@ def run_in_parallel(
             for worker in workers:
                 if waiting and not worker.experiment:
                     yield worker.give(waiting.pop(0))
-            yield from _news(workers)
+            yield from _next_events(workers)
     finally:
         for worker in workers:
             worker.end()
@@ -102,7 +102,7 @@ class _Worker:
         try:
             message = self.connection.recv()
         except (EOFError, OSError):
-            message = self._obituary(experiment)
+            message = self._record_of_death(experiment)
             self.start_process()
         if isinstance(message, float):
             return Advanced(experiment.name, message)
@@ -117,7 +117,7 @@ class _Worker:
             self.process.join()
         self.connection.close()
 
-    def _obituary(self, experiment: Experiment) -> Record:
+    def _record_of_death(self, experiment: Experiment) -> Record:
         self.connection.close()
         self.process.join(timeout=5)
         code = self.process.exitcode
@@ -132,7 +132,7 @@ class _Worker:
         )
 
 
-def _news(workers: Sequence[_Worker]) -> Iterator[Event]:
+def _next_events(workers: Sequence[_Worker]) -> Iterator[Event]:
     busy = {worker.connection: worker for worker in workers if worker.experiment}
     for connection in wait(list(busy)):
         yield busy[connection].listen()
@@ -150,14 +150,14 @@ def _work(connection: Connection, profile: Profile) -> None:
     with contextlib.suppress(EOFError, BrokenPipeError):
         while True:
             experiment = registry.find(connection.recv())
-            progress = Progress(_sparingly(connection))
+            progress = Progress(_throttled(connection))
             parameters = experiment.settings(profile)
             connection.send(
                 attempt(experiment, parameters, profile=profile, progress=progress)
             )
 
 
-def _sparingly(connection: Connection):
+def _throttled(connection: Connection):
     """A listener that passes on at most a few reports per second."""
     last = 0.0
 

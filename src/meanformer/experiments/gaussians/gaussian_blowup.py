@@ -22,7 +22,7 @@ import meanformer as mf
 import meanformer.experiments as lab
 from meanformer.gaussian import centred
 from meanformer.gaussian.without_warnings import quiet_solve
-from meanformer.plotting import draw_eigenvalues, draw_slope, mark_values, style
+from meanformer.plotting import draw_eigenvalues, draw_slope, style
 
 COVARIANCE = np.array([[1.0, 0.3], [0.3, 0.6]])
 EXPLICIT_SCORE = np.array([[1.0, 0.3], [0.0, -0.5]])
@@ -186,11 +186,7 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
             bound_finding(SINKHORN, ratios[mf.Sinkhorn]),
             bound_finding(L2_BOUND, ratios[mf.L2]),
         ],
-        pictures=[
-            draw_blow_ups(explicit, singular),
-            draw_line(line, ratios, parameters),
-        ],
-        tables=[times_table(times, low, high)],
+        pictures=[draw_blow_ups(explicit, singular), draw_line(line)],
     )
 
 
@@ -387,18 +383,6 @@ def bound_finding(claim: lab.Claim, ratios: list[np.ndarray]):
     )
 
 
-def times_table(times: np.ndarray, low: np.ndarray, high: np.ndarray) -> lab.Table:
-    """Blow-ups with both bounds: one fixed case and a few random ones."""
-    return lab.Table(
-        ["lower bound", "blow-up $t^*$", "upper bound"],
-        np.stack([low, times, high], axis=1)[:6].tolist(),
-        "Softmax attention with $V$ and $A_s$ positive definite: the first case is "
-        r"$V = \left(\begin{smallmatrix}2 & 0.5\\ 0.5 & 1\end{smallmatrix}\right)$, "
-        r"$A = \left(\begin{smallmatrix}1 & 0.4\\ -0.6 & 0.5\end{smallmatrix}\right)$, "
-        "the others are random.",
-    )
-
-
 def draw_blow_ups(explicit, singular) -> lab.Picture:
     """Traces up to the blow-up, and eigenvalues against the depth that is left."""
     figure, (left, right) = style.canvas(2)
@@ -432,35 +416,23 @@ def draw_blow_ups(explicit, singular) -> lab.Picture:
     )
 
 
-def draw_line(line, ratios, parameters: Parameters) -> lab.Picture:
-    """Variances in one dimension, and growth over its bound in the random cases."""
-    figure, (left, right) = style.canvas(2)
+def draw_line(line) -> lab.Picture:
+    """Variances in one dimension, solved and by their clocks."""
+    figure, axes = style.canvas()
     for (name, path), colour in zip(line.items(), style.PALETTE, strict=False):
         depths, _, variances = numbers(path)
-        left.plot(depths, variances, "o", color=colour, label=name)
+        axes.plot(depths, variances, "o", color=colour, label=name)
         fine = np.linspace(START["variance"], variances.max(), 100)
         # Only the clock of linear attention needs the mean, which goes with the root.
         means = START["mean"] * np.sqrt(fine / START["variance"])
         clock, rate = clock_and_rate(name, fine, means)
-        left.plot((clock - clock[0]) / rate, fine, color=colour, linewidth=1)
-    left.set(xlabel="depth $t$", ylabel="variance $s(t)$", title="one dimension")
-    left.legend()
-    depths = np.linspace(0, parameters.horizon, SAVED)[1:]
-    for kind, colour in ((mf.L2, style.ORANGE), (mf.Sinkhorn, style.GREEN)):
-        lines = right.plot(
-            depths, np.transpose(ratios[kind]), color=colour, linewidth=0.9
-        )
-        lines[0].set_label(kind.__name__)
-    mark_values(1.0, right, axis="y")
-    right.set(xlabel="depth $t$", ylabel="growth of the trace over its bound")
-    right.set_title(f"{parameters.cases} random cases each")
-    right.legend()
+        axes.plot((clock - clock[0]) / rate, fine, color=colour, linewidth=1)
+    axes.set(xlabel="depth $t$", ylabel="variance $s(t)$")
+    axes.legend()
     return lab.Picture(
         figure,
-        "Left: variance in one dimension, solved (dots) and from the clock of its kind "
-        "(lines). Right: logarithm of the growth of the trace over the exponent that "
-        "bounds it, for random $Q$, $K$, $V$ and $S_0$; above the dotted line the "
-        "bounds would be broken.",
+        "Variance in one dimension, solved (dots) and from the clock of its kind "
+        "(lines).",
     )
 
 

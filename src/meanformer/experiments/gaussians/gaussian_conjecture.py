@@ -196,7 +196,7 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
     return lab.Outcome(
         findings=findings,
         pictures=[draw_outcomes(explorations), draw_collapse(plane, paths)],
-        tables=[count_table(explorations), exception_table(explorations)],
+        tables=[exception_table(explorations)],
         notes=[
             f"{decays} of {len(draws)} draws tend to zero like $X/t$ with $X$ of full "
             "rank: for these the rank of the limit is 0, that of the normalised limit "
@@ -321,9 +321,10 @@ def decay_findings():
             relative_tolerance=1e-5,
             source=source,
         ),
-        RATIO.close_to(low / high, low_limit / high_limit, tolerance=1e-6,
-                       source=source),
-    ]  # fmt: skip
+        RATIO.close_to(
+            low / high, low_limit / high_limit, tolerance=1e-6, source=source
+        ),
+    ]
 
 
 def profile_of(case: mf.gaussian.Case) -> np.ndarray:
@@ -331,12 +332,8 @@ def profile_of(case: mf.gaussian.Case) -> np.ndarray:
     query, key, value = case.heads[0]
     score, random = key.T @ query, np.random.default_rng(0)
 
-    def unfolded(numbers: np.ndarray) -> np.ndarray:
-        first, mixed, second = numbers
-        return np.array([[first, mixed], [mixed, second]])
-
-    def residual(numbers: np.ndarray) -> np.ndarray:
-        profile = unfolded(numbers)
+    def residual(entries: np.ndarray) -> np.ndarray:
+        profile = entries[[[0, 1], [1, 2]]]
         half = case.beta * value @ profile @ score @ profile
         return (profile + half + half.T)[np.triu_indices(2)]
 
@@ -344,8 +341,9 @@ def profile_of(case: mf.gaussian.Case) -> np.ndarray:
         factor = 3 * random.standard_normal((2, 2))
         start = (factor @ factor.T)[np.triu_indices(2)]
         found = scipy.optimize.root(residual, start, tol=1e-13)
-        if found.success and np.linalg.eigvalsh(unfolded(found.x))[0] > 1e-3:
-            return unfolded(found.x)
+        profile = found.x[[[0, 1], [1, 2]]]
+        if found.success and np.linalg.eigvalsh(profile)[0] > 1e-3:
+            return profile
     return np.full((2, 2), np.nan)
 
 
@@ -382,21 +380,6 @@ def class_of(draw) -> str:
     return list(CLASSES)[4] if is_full else "tends to 0, low rank"
 
 
-def count_table(explorations) -> lab.Table:
-    """Draws by ensemble, outcome, rank and normalised rank."""
-    rows = [
-        [label, kind, *["" if r is None else r for r in (rank, normalised)], count]
-        for label, exploration in explorations.items()
-        for kind, rank, normalised, count in exploration.table()
-    ]
-    return lab.Table(
-        ["ensemble", "outcome", "rank of the limit", "normalised rank", "draws"],
-        rows,
-        r"What became of the draws. The normalised rank is that of the limit of "
-        r"$S/\operatorname{tr}S$.",
-    )
-
-
 def exception_table(explorations) -> lab.Table:
     """The exceptions, to be drawn again by their number."""
     rows = [
@@ -423,28 +406,22 @@ def draw_outcomes(explorations) -> lab.Picture:
     """The share of each class in each ensemble."""
     figure, axes = style.canvas(panel=(7.4, 0.36 * len(explorations) + 1.7))
     labels = [f"{label}  ({len(e.draws)})" for label, e in explorations.items()]
+    classes = [[class_of(draw) for draw in e.draws] for e in explorations.values()]
     places, starts = np.arange(len(labels))[::-1], np.zeros(len(labels))
     for name, colour in CLASSES.items():
-        counts = np.array(
-            [sum(class_of(d) == name for d in e.draws) for e in explorations.values()]
-        )
-        shares = counts / [len(e.draws) for e in explorations.values()]
+        counts = np.array([each.count(name) for each in classes])
+        shares = counts / [len(each) for each in classes]
         if counts.any() or name == "limit of too large a rank":
-            axes.barh(places, shares, 0.72, starts, color=colour, label=name)
-        for place, start, share, count in zip(
-            places, starts, shares, counts, strict=True
-        ):
-            if count:
-                axes.text(start + share / 2, place, str(count), color="white",
-                          ha="center", va="center", fontsize=8.5)  # fmt: skip
+            bars = axes.barh(places, shares, 0.72, starts, color=colour, label=name)
+            numbers = [str(count) if count else "" for count in counts]
+            inside = {"label_type": "center", "color": "white", "fontsize": 8.5}
+            axes.bar_label(bars, numbers, **inside)
         starts = starts + shares
     axes.set_yticks(places, labels)
     axes.set(xlabel="share of the draws", xlim=(0, 1))
     axes.grid(visible=False)
-    axes.legend(
-        loc="lower center", bbox_to_anchor=(0.36, 1.0), ncols=2, fontsize=9,
-        handlelength=1.0, columnspacing=1.2,
-    )  # fmt: skip
+    above = {"loc": "lower center", "bbox_to_anchor": (0.36, 1.0)}
+    axes.legend(ncols=2, fontsize=9, handlelength=1.0, columnspacing=1.2, **above)
     return lab.Picture(
         figure,
         "What becomes of a covariance, by ensemble (numbers of draws in the bars and "
@@ -458,27 +435,21 @@ def draw_collapse(plane, paths) -> lab.Picture:
     floor, seen = 1e-7, set()
     for draw in plane.draws[:SHOWN]:
         name, path = class_of(draw), paths[draw.index]
-        values = np.exp(path.log_eigenvalues[:, ::-1])
-        ratios = values[:, 0] / values[:, 1]
-        kept = ratios > floor / 3
+        low, high = np.exp(path.log_eigenvalues[:, ::-1]).T
+        kept = low / high > floor / 3
         end = len(kept) if kept.all() else int(np.argmin(kept))
-        traces = values[:end].sum(axis=1)
-        axes.plot(traces, ratios[:end], color=CLASSES[name], linewidth=1.1, alpha=0.8,
-                  label=None if name in seen else name)  # fmt: skip
+        traces, ratios = (low + high)[:end], (low / high)[:end]
+        looks = {"color": CLASSES[name], "linewidth": 1.1, "alpha": 0.8}
+        axes.plot(traces, ratios, label=None if name in seen else name, **looks)
         axes.plot(traces[0], ratios[0], "o", color=CLASSES[name], markersize=3)
         seen.add(name)
     case = mf.gaussian.KNOWN_CASES["rotation, periodic"]
     low, high = np.linalg.eigvalsh(case.covariance)
-    axes.plot(low + high, low / high, "*", color=CLASSES["periodic"], markersize=10,
-              label="rotation: stays here")  # fmt: skip
-    axes.set(
-        xscale="log",
-        yscale="log",
-        xlabel=r"size $\operatorname{tr}S$",
-        ylabel=r"ratio of eigenvalues $\lambda_2/\lambda_1$",
-        ylim=(floor, 1.5),
-        xlim=(1e-6, 1e7),
-    )
+    looks = {"color": CLASSES["periodic"], "label": "rotation: stays here"}
+    axes.plot(low + high, low / high, "*", markersize=10, **looks)
+    axes.set(xscale="log", yscale="log", xlim=(1e-6, 1e7), ylim=(floor, 1.5))
+    axes.set(xlabel=r"size $\operatorname{tr}S$")
+    axes.set(ylabel=r"ratio of eigenvalues $\lambda_2/\lambda_1$")
     axes.legend(loc="lower left", fontsize=9)
     return lab.Picture(
         figure,

@@ -163,13 +163,10 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
             *definite_findings(definite, falls),
         ],
         pictures=[draw_decay(runs, falls, parameters), draw_planar(planar)],
-        tables=[stationary_table(highest)],
     )
 
 
-def drawn_cases(
-    rank: int, parameters: Parameters, *, has_values: bool = False
-) -> list[Case]:
+def drawn_cases(rank: int, parameters: Parameters, *, has_values: bool = False):
     """Random cases with a score of this rank; values other than I on demand."""
     random = np.random.default_rng([parameters.seed, rank, has_values])
     cases = []
@@ -187,18 +184,13 @@ def drawn_cases(
 def follow(kind, case: Case, parameters: Parameters) -> mf.flows.GaussianTrajectory:
     """The flow of a case over many decades of depth."""
     layer = kind(*map(jnp.asarray, (case.root, -case.root, case.value)))
-    depths = np.append(0.0, np.geomspace(1e-2, parameters.depth, SAVED))
-    return long_flow(layer, case.start, depths)
+    return long_flow(layer, case.start, np.geomspace(1e-2, parameters.depth, SAVED))
 
 
-def long_flow(
-    layer, start: np.ndarray, depths: np.ndarray
-) -> mf.flows.GaussianTrajectory:
+def long_flow(layer, start, depths: np.ndarray) -> mf.flows.GaussianTrajectory:
     """The flow in a clock of its own, with factors that keep small eigenvalues."""
-    last, solver = float(depths[-1]), mf.LongDepth()
-    return quiet_solve(
-        layer, centred(start), last, save=depths, solver=solver, rtol=1e-9
-    )
+    options = {"solver": mf.LongDepth(), "save": np.append(0.0, depths), "rtol": 1e-9}
+    return quiet_solve(layer, centred(start), float(depths[-1]), **options)
 
 
 def limit_rank(path: mf.flows.GaussianTrajectory) -> int:
@@ -337,12 +329,10 @@ def planar_flows() -> list[mf.flows.GaussianTrajectory]:
         -np.array([[0.5, 0.2], [0.2, 1.0]]),
         np.array([[0.6, 0.3], [0.3, -0.9]]),
     )
-    starts = [
-        0.9 * np.eye(2)
-        + 0.4 * np.array([[np.cos(a), np.sin(a)], [np.sin(a), -np.cos(a)]])
-        for a in np.pi * np.arange(4) / 2 + 0.6
-    ]
-    depths = np.append(0.0, np.geomspace(1e-2, 1e4, 150))
+    turns = np.pi * np.arange(4) / 2 + 0.6
+    across, along = 0.4 * np.cos(turns), 0.4 * np.sin(turns)
+    starts = np.array([[0.9 + across, along], [along, 0.9 - across]]).transpose(2, 0, 1)
+    depths = np.geomspace(1e-2, 1e4, 150)
     return [
         long_flow(score_layer(score), start, depths)
         for score in scores
@@ -355,19 +345,6 @@ def outcome_in_words(path: mf.flows.GaussianTrajectory) -> str:
     if path.blow_up is not None:
         return "blows up"
     return ("tends to zero", "limit of rank one", "limit of rank two")[limit_rank(path)]
-
-
-def stationary_table(highest: list[int]) -> lab.Table:
-    """Highest ranks of stationary covariances, found and allowed."""
-    rows = [
-        [*(signs.count(sign) for sign in (1, 0, -1)), found, isotropic_rank(signs)]
-        for signs, found in zip(SIGNATURES, highest, strict=True)
-    ]
-    return lab.Table(
-        ["$n_+$", "$n_0$", "$n_-$", "highest rank found", r"$n_0 + \min(n_+, n_-)$"],
-        rows,
-        "Stationary covariances of softmax attention with $V = I$ in dimension 4.",
-    )
 
 
 def draw_decay(runs, falls, parameters: Parameters) -> lab.Picture:

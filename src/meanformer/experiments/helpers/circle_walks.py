@@ -1,4 +1,4 @@
-"""Long walks of a few tokens on the circle, as several experiments take them.
+"""Flows of a few tokens on the circle through exponentially long depths.
 
 All have five tokens, some of weight zero, and the same number of saved depths, so that
 one compiled program serves every experiment.

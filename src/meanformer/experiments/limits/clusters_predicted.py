@@ -8,7 +8,6 @@ followed, and a detector says what they did. Where either cannot tell it must sa
 wrong answer is a failure, an open one is not.
 """
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
@@ -94,7 +93,6 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
             ),
         ],
         pictures=[draw(results)],
-        tables=[table(results)],
     )
 
 
@@ -256,19 +254,6 @@ KINDS: dict[str, tuple[Callable[..., Matrices], str]] = {
 
 
 SETTLING = ("line", "multiple of I", "simple leading", "double leading")
-
-
-def table(results) -> lab.Table:
-    """What was said and found of each kind."""
-    verdicts, rows = ["reached", "not reached", "undecided"], []
-    for kind in KINDS:
-        mine = [result for name, result in results if name == kind]
-        predicted = sum(result.predicted == result.made_for for result in mine)
-        counts = Counter(result.verdict for result in mine)
-        numbers = [counts[verdict] for verdict in verdicts]
-        rows.append([kind, mine[0].made_for, predicted, *numbers])
-    caption = f"Of {len(results) // len(KINDS)} layers of each kind."
-    return lab.Table(["$V$", "limit", "predicted", *verdicts], rows, caption)
 
 
 def draw(results) -> lab.Picture:

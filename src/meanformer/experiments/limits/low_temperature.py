@@ -125,6 +125,8 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
     phases = compared(known_cloud(), np.geomspace(0.5, 1e4, parameters.columns))
     dropped = compared(square_cloud(parameters.seed), (10, 100, 300), DEPTHS / 3)
     ladder = compared(known_cloud(), LADDER)
+    start = dropped.limit_points[0]
+    leads = mf.flows.run_hardmax(mf.TokenCloud(start), 0, step=1.0).is_leader[0]
     return lab.Outcome(
         findings=[
             exact_finding(seeds),
@@ -136,7 +138,7 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
         ],
         pictures=[
             picture_of_betas(randoms, betas),
-            picture_of_paths(dropped),
+            picture_of_paths(dropped, Cells(start[leads])),
             picture_of_phases(phases),
         ],
         tables=[table_of_fit(ladder)],
@@ -316,12 +318,10 @@ def picture_of_betas(randoms, betas) -> lab.Picture:
     )
 
 
-def picture_of_paths(paths: LowTemperature) -> lab.Picture:
+def picture_of_paths(paths: LowTemperature, cells: Cells) -> lab.Picture:
     """Paths of both flows over the cells of the hull."""
     figure, axes = style.canvas(3, panel=(3.3, 3.3))
     start = paths.limit_points[0]
-    run = mf.flows.run_hardmax(mf.TokenCloud(start), 0, step=1.0)
-    cells = Cells(start[run.is_leader[0]])
     for panel, beta, soft in zip(axes, paths.betas, paths.points, strict=True):
         draw_cells(cells, panel, opacity=0.25, is_labelled=False)
         apart = np.linalg.norm(soft[-1] - paths.limit_points[-1], axis=1) > 0.3

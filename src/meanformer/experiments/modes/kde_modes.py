@@ -160,7 +160,6 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
             draw_window(window),
             draw_correction(modes),
         ],
-        tables=[table(counted)],
     )
 
 
@@ -295,18 +294,6 @@ def constant_finding():
         [mode_constant(a) for a in exponents],
         relative_tolerance=0.02,
         source=lab.closed_form(r"$\tfrac{\sqrt3}\pi\sqrt{1/a - 1/2}$"),
-    )
-
-
-def table(counted) -> lab.Table:
-    """Formula and counts."""
-    rows = [
-        [n, beta, float(expected_modes(n, beta)), sample.mean, sample.standard_error]
-        for (n, beta), sample in counted.items()
-    ]
-    columns = ["tokens", r"$\beta$", "corrected formula", "counted", "standard error"]
-    return lab.Table(
-        columns, rows, "Modes of normal tokens, expected and counted exactly."
     )
 
 

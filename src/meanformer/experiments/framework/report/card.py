@@ -18,7 +18,7 @@ from meanformer.experiments.framework.report.html import (
     prose,
     tag,
 )
-from meanformer.experiments.framework.report.moving import moving_figures
+from meanformer.experiments.framework.report.movies import movie_figures
 from meanformer.experiments.framework.report.verdicts import (
     State,
     Verdict,
@@ -127,7 +127,7 @@ def _figures(record: Record) -> Markup | None:
     if not record.prints and not record.reels:
         return None
     figures = [_figure(one) for one in record.prints]
-    return tag("div", figures, moving_figures(record), class_="figures")
+    return tag("div", figures, movie_figures(record), class_="figures")
 
 
 def _waiting(state: State) -> Markup:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from meanformer.experiments.framework import text
-from meanformer.experiments.framework.numbers import parts
+from meanformer.experiments.framework.numbers import digits_and_power
 
 VOID = {"meta", "link", "br", "hr", "img", "source"}
 
@@ -37,7 +37,7 @@ def prose(sentence: str) -> Markup:
 
 def number(value: float, digits: int = 5) -> Markup:
     """A number with a true minus sign and a raised power of ten."""
-    mantissa, power = parts(value, digits)
+    mantissa, power = digits_and_power(value, digits)
     mantissa = mantissa.replace("-", "−")
     if power is None:
         return tag("span", mantissa, class_="number")

@@ -1,4 +1,4 @@
-"""Movies on the page: they play by themselves, but not for readers who object."""
+"""Movies on the page: they play by themselves, except where less motion is asked."""
 
 import base64
 
@@ -10,7 +10,7 @@ from meanformer.experiments.framework.report.html import Markup, prose, tag
 STILL = "(prefers-reduced-motion: reduce), print"
 
 
-def moving_figures(record: Record) -> list[Markup]:
+def movie_figures(record: Record) -> list[Markup]:
     """The movies of a run, each with its caption.
 
     On paper, and for readers who ask for less motion, the last frame stands in its
