@@ -159,14 +159,8 @@ def _read_integer(text: str) -> int:
         return int(value)
 
 
-_SWITCHES = {
-    "true": True,
-    "yes": True,
-    "1": True,
-    "false": False,
-    "no": False,
-    "0": False,
-}
+_SWITCHES = dict.fromkeys(("true", "yes", "1"), True)
+_SWITCHES |= dict.fromkeys(("false", "no", "0"), False)
 
 _READERS = {
     bool: lambda text: _SWITCHES[text.lower()],

@@ -144,7 +144,6 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
             draw_angles(dwells),
             draw_groups(closely, betas[-1]),
         ],
-        tables=[groups_table(betas, several)],
     )
 
 
@@ -331,21 +330,6 @@ def groups_findings(betas, several):
                 "the law of two groups, from the means at the start"
             ),
         ),
-    )
-
-
-def groups_table(betas, several) -> lab.Table:
-    """The two phases of groups of several tokens."""
-    cloud = mf.TokenCloud.from_angles(GROUPS)
-    rows = [
-        [beta, separation(cloud, beta).value, *joins_of(path).depths[2:]]
-        for beta, path in zip(betas, several, strict=True)
-    ]
-    return lab.Table(
-        [r"$\beta$", r"$\beta(1-\cos(s-2\varepsilon))$", "$T_1$", "$T_2$"],
-        rows,
-        "Three tokens and two: the separation at the start (at least $6.6$ is asked "
-        "for), the depth at which they have tightened, and that at which they meet.",
     )
 
 
