@@ -272,7 +272,7 @@ def particle_growth(parameters: Parameters, progress) -> tuple[np.ndarray, np.nd
         angles = random.uniform(0, 2 * np.pi, parameters.tokens)
         cloud = mf.TokenCloud.from_angles(angles)
         path = mf.solve(flow, cloud, 1.0, save=3, solver=mf.FixedStep(0.5))
-        phases = angles_of(path.points[::2])
+        phases = angles_of(np.asarray(path.points[::2]))
         series.append([np.exp(1j * k * phases).mean(axis=1) for k in MODES])
     start, end = np.moveaxis(np.array(series), 2, 0)
     # The part in phase with the start, weighted by it, so that no start is too small.
@@ -425,7 +425,7 @@ def draw_walks(smooth: mf.Trajectory, chance: mf.Trajectory) -> lab.Picture:
     figure, panels = style.canvas(2, panel=(4.2, 3.4), sharey=True)
     titles = (r"$10^{-6}$ of all waves in phase", "random tokens")
     for axes, path, title in zip(panels, (smooth, chance), titles, strict=True):
-        angles = np.unwrap(angles_of(path.points), axis=0)
+        angles = np.unwrap(angles_of(np.asarray(path.points)), axis=0)
         lifted = angles - 2 * np.pi * np.floor((angles[:1] + np.pi) / (2 * np.pi))
         order = np.argsort(lifted[0])
         for rank, token in enumerate(order):
