@@ -1,4 +1,4 @@
-"""Being stopped: in order, and soon, even while JAX is computing.
+"""Handlers of signals that end a command soon, even while JAX is computing.
 
 Python runs its signal handlers between two instructions of the main thread, wherever
 that is: never during a long computation, which is a single instruction, and also inside
@@ -27,7 +27,7 @@ STACK = 2**26  # bytes; what threads get by default is too little for a compiler
 
 
 def heed() -> None:
-    """Make Ctrl-C and requests to terminate work from now on; once, at the start."""
+    """Install handlers of SIGINT and SIGTERM; to be called once, at the start."""
     signal.signal(signal.SIGTERM, leave)
     # Sockets, because Windows lets signals be written to nothing else.
     reader, writer = socket.socketpair()
