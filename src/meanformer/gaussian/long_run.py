@@ -105,8 +105,8 @@ def _followed(
     root = np.asarray(mu.root())
 
     def followed(axes: np.ndarray) -> LongRun:
-        walk = _first_walk(root, axes)
-        found = _follow(gamma, jnp.asarray(axes), walk, *numbers, max_steps)
+        factored = _first_factored(root, axes)
+        found = _follow(gamma, jnp.asarray(axes), factored, *numbers, max_steps)
         return _read(axes, *map(np.asarray, found[:3]), found[3])
 
     run = followed(followed(_range_of(root)[1]).vectors)
@@ -185,7 +185,7 @@ def first_time(gamma: AbstractInContextMap, mu: Gaussian) -> float:
     return 1 / size if size > 0 else 1.0
 
 
-class _Walk(NamedTuple):
+class _Factored(NamedTuple):
     r"""What is integrated, in numbers of ordinary size.
 
     Attributes:
@@ -207,7 +207,7 @@ class _Walk(NamedTuple):
         return logsumexp(self.log_pivots, b=jnp.sum(self.lower**2, axis=0))
 
 
-def _first_walk(root: np.ndarray, axes: np.ndarray) -> _Walk:
+def _first_factored(root: np.ndarray, axes: np.ndarray) -> _Factored:
     """Return a covariance in these axes, as far as its rank goes."""
     rank = _range_of(root)[0]
     vectors, singular, _ = np.linalg.svd(root, full_matrices=False)
@@ -215,7 +215,7 @@ def _first_walk(root: np.ndarray, axes: np.ndarray) -> _Walk:
     lower = np.linalg.qr(along.T)[1].T
     pivots = np.diag(lower)
     log_pivots = 2 * np.log(np.abs(pivots))
-    return _Walk(*map(jnp.asarray, (lower / pivots[None, :], log_pivots, 0.0)))
+    return _Factored(*map(jnp.asarray, (lower / pivots[None, :], log_pivots, 0.0)))
 
 
 def _range_of(root: np.ndarray) -> tuple[int, np.ndarray]:
@@ -229,7 +229,7 @@ def _range_of(root: np.ndarray) -> tuple[int, np.ndarray]:
 def _follow(
     gamma: AbstractInContextMap,
     axes: Float[Array, "d d"],
-    first: _Walk,
+    first: _Factored,
     unit: Float[Array, ""],
     end: Float[Array, ""],
     rtol: Float[Array, ""],
@@ -244,17 +244,20 @@ def _follow(
         slope = affine_velocity(gamma, centred(factor=matmul(axes, factor)))[0]
         return matmul(axes.T, matmul(slope, axes))
 
-    def change(walk: _Walk) -> tuple[Array, Array]:
+    def change(factored: _Factored) -> tuple[Array, Array]:
         """Return the velocities of $N$ and of the logarithms of the pivots."""
-        rank = walk.lower.shape[1]
-        moved = matmul(slope_at(walk.factor()), walk.lower)
+        rank = factored.lower.shape[1]
+        moved = matmul(slope_at(factored.factor()), factored.lower)
         inner = solve_triangular(
-            walk.lower[:rank], moved[:rank], lower=True, unit_diagonal=True
+            factored.lower[:rank], moved[:rank], lower=True, unit_diagonal=True
         )
-        upper, ratios = jnp.triu(inner, 1), jnp.subtract.outer(*[walk.log_pivots] * 2)
+        upper, ratios = (
+            jnp.triu(inner, 1),
+            jnp.subtract.outer(*[factored.log_pivots] * 2),
+        )
         below = jnp.tril(jnp.exp(jnp.minimum(ratios, LARGEST)) * upper.T, -1)
         turning = upper - below + jnp.diag(jnp.diag(inner))
-        moved = moved - matmul(walk.lower, turning)
+        moved = moved - matmul(factored.lower, turning)
         # The upper square stays unit triangular.
         moved = moved.at[:rank].set(jnp.tril(moved[:rank], -1))
         return moved, 2 * jnp.diag(inner)
@@ -262,47 +265,47 @@ def _follow(
     def rate_of(moved: Array, growth: Array) -> Float[Array, ""]:
         return jnp.sqrt(jnp.sum(moved**2) + jnp.sum(growth**2) + 1 / end**2)
 
-    def field(s, walk: _Walk) -> _Walk:
-        moved, growth = change(walk)
+    def field(s, factored: _Factored) -> _Factored:
+        moved, growth = change(factored)
         rate = rate_of(moved, growth)
-        depth = jnp.exp(-walk.log_depth) / (unit * rate)
-        return _Walk(moved / rate, growth / rate, depth)
+        depth = jnp.exp(-factored.log_depth) / (unit * rate)
+        return _Factored(moved / rate, growth / rate, depth)
 
-    def depth_of(walk: _Walk) -> Float[Array, ""]:
-        return unit * jnp.expm1(walk.log_depth)
+    def depth_of(factored: _Factored) -> Float[Array, ""]:
+        return unit * jnp.expm1(factored.log_depth)
 
-    def rounding_of(walk: _Walk) -> Float[Array, ""]:
+    def rounding_of(factored: _Factored) -> Float[Array, ""]:
         """Return what rounding of the covariance does to its slope."""
-        size = jnp.exp(walk.log_trace() / 2) / jnp.sqrt(len(axes))
+        size = jnp.exp(factored.log_trace() / 2) / jnp.sqrt(len(axes))
         full = jnp.linalg.norm(slope_at(size * jnp.eye(len(axes))))
         return ROUNDINGS * jnp.finfo(axes.dtype).eps * full
 
-    def rescale(last: _Walk, error: _Walk) -> _Walk:
+    def rescale(last: _Factored, error: _Factored) -> _Factored:
         # What rounding does cannot be asked for.
         allowed = rtol + rounding_of(last) / rate_of(*change(last))
-        scales = _Walk(1 + jnp.abs(last.lower), 1 + jnp.abs(last.log_pivots), 1)
+        scales = _Factored(1 + jnp.abs(last.lower), 1 + jnp.abs(last.log_pivots), 1)
         return jax.tree.map(lambda e, scale: e / (allowed * scale), error, scales)
 
-    def arrived(depth, walk: _Walk):
+    def arrived(depth, factored: _Factored):
         return depth >= end
 
-    def growth_of(walk: _Walk) -> Float[Array, ""]:
+    def growth_of(factored: _Factored) -> Float[Array, ""]:
         """Return the rate of the logarithm of the trace."""
-        moved, growth = change(walk)
-        shares = jnp.exp(walk.log_pivots - walk.log_trace())
-        grown = 2 * moved + walk.lower * growth[None, :]
-        columns = jnp.sum(walk.lower * grown, axis=0)
+        moved, growth = change(factored)
+        shares = jnp.exp(factored.log_pivots - factored.log_trace())
+        grown = 2 * moved + factored.lower * growth[None, :]
+        columns = jnp.sum(factored.lower * grown, axis=0)
         return jnp.sum(shares * columns)
 
-    def blows_up(depth, walk: _Walk):
-        return growth_of(walk) * depth * RESOLVED > 1
+    def blows_up(depth, factored: _Factored):
+        return growth_of(factored) * depth * RESOLVED > 1
 
-    def escaped(depth, walk: _Walk):
-        return walk.log_trace() > LARGEST
+    def escaped(depth, factored: _Factored):
+        return factored.log_trace() > LARGEST
 
-    def unresolved(depth, walk: _Walk):
-        least = rounding_of(walk) / COARSE
-        return (rate_of(*change(walk)) < least) & (least * (end - depth) > 1)
+    def unresolved(depth, factored: _Factored):
+        least = rounding_of(factored) / COARSE
+        return (rate_of(*change(factored)) < least) & (least * (end - depth) > 1)
 
     one = jnp.ones_like(end)
     controller = diffrax.PIDController(rtol=0 * one, atol=one, norm=optimistix.max_norm)
@@ -318,15 +321,15 @@ def _follow(
             (escaped, Status.escaped),
             (unresolved, Status.unresolved),
         ],
-        lambda walk: (depth_of(walk), walk),
-        lambda walk, met: (depth_of(walk), walk),
+        lambda factored: (depth_of(factored), factored),
+        lambda factored, met: (depth_of(factored), factored),
     )
     every = stretch._replace(
-        path=lambda walk: walk, record=lambda last, times, walks: walks
+        path=lambda factored: factored, record=lambda last, times, path: path
     )
     moved = run_stretch(every, State.first(0 * one, first), max_steps)
-    walks = moved.record
-    return jax.vmap(depth_of)(walks), walks.lower, walks.log_pivots, moved.status
+    path = moved.record
+    return jax.vmap(depth_of)(path), path.lower, path.log_pivots, moved.status
 
 
 def _read(

@@ -1,4 +1,4 @@
-"""A phase of exponentially long depth, walked in the tokens' own clock."""
+"""A phase of exponentially long depth, in the tokens' own clock."""
 
 from typing import NamedTuple, cast
 
@@ -39,8 +39,8 @@ FIRST_STEP = 0.02
 SMALLEST_STEP = 1e-12
 
 
-class Walk(NamedTuple):
-    """What a phase integrates: tokens, logarithm of depth in its unit, arc length."""
+class InClock(NamedTuple):
+    """What is integrated: tokens, logarithm of depth in its unit, arc length."""
 
     points: Float[Array, "n d"]
     log_depth: Float[Array, ""]
@@ -84,33 +84,35 @@ class Clock(eqx.Module):
         log_rate = pull.log_scale + jnp.log(safe)
         return Pace(pull.velocities / safe, log_rate, rests)
 
-    def field(self, s: Float[Array, ""], walk: Walk) -> Walk:
+    def field(self, s: Float[Array, ""], unknown: InClock) -> InClock:
         """Return the change of all unknowns with the clock."""
-        pace = self.pace(walk.points)
-        log_depth = jnp.exp(-self.log_unit - pace.log_rate - walk.log_depth)
+        pace = self.pace(unknown.points)
+        log_depth = jnp.exp(-self.log_unit - pace.log_rate - unknown.log_depth)
         speeds = jnp.sum(pace.velocities**2, axis=1)
-        return Walk(pace.velocities, log_depth, jnp.sqrt(self.counts @ speeds))
+        return InClock(pace.velocities, log_depth, jnp.sqrt(self.counts @ speeds))
 
-    def depth(self, walk: Walk) -> Float[Array, ""]:
-        """Return the depth of a walk."""
-        return self.start + jnp.exp(self.log_unit + jnp.log(jnp.expm1(walk.log_depth)))
+    def depth(self, unknown: InClock) -> Float[Array, ""]:
+        """Return the depth of a unknown."""
+        return self.start + jnp.exp(
+            self.log_unit + jnp.log(jnp.expm1(unknown.log_depth))
+        )
 
-    def missing(self, walk: Walk) -> Float[Array, ""]:
+    def missing(self, unknown: InClock) -> Float[Array, ""]:
         """Return the share of the way to the target that is left; zero at the end."""
         ratio = jnp.exp(jnp.log(self.target - self.start) - self.log_unit)
         whole = jnp.maximum(jnp.log1p(ratio), jnp.finfo(ratio.dtype).tiny)
-        share = 1 - walk.log_depth / whole
+        share = 1 - unknown.log_depth / whole
         near = jnp.abs(share) < 64 * jnp.finfo(share.dtype).eps
         return jnp.where(near, 0, share)
 
-    def moment(self, depth: Float[Array, ""], walk: Walk) -> Moment:
+    def moment(self, depth: Float[Array, ""], unknown: InClock) -> Moment:
         """Return what stop conditions may look at."""
 
         def velocity():
-            pull = self.pulls(walk.points)
+            pull = self.pulls(unknown.points)
             return jnp.exp(pull.log_scale) * pull.velocities
 
-        return moment_of(depth, self.cloud.moved(walk.points), velocity)
+        return moment_of(depth, self.cloud.moved(unknown.points), velocity)
 
     def rate(
         self, s: Float[Array, ""], points: Float[Array, "n d"]
@@ -171,8 +173,8 @@ class LongPhase(eqx.Module):
     counts: Float[Array, " n"]
     settings: Settings
 
-    def walked(self, state: State, target: Float[Array, ""]) -> State:
-        """Walk to the target, or to the next meeting if that comes first."""
+    def advanced(self, state: State, target: Float[Array, ""]) -> State:
+        """InClock to the target, or to the next meeting if that comes first."""
         clock = self._clock(state, target)
         rests = state.is_running & clock.pace(state.moving.tokens).rests
         moved = integrate(self, state, target)
@@ -184,38 +186,41 @@ class LongPhase(eqx.Module):
         log_rate = clock.pace(state.moving.tokens).log_rate
         clock = eqx.tree_at(lambda c: c.log_unit, clock, -log_rate)
 
-        def meeting_or_target(depth, walk: Walk):
-            gap = self.gap.log_excess(clock.cloud.moved(walk.points))
-            return jnp.minimum(gap, clock.missing(walk))
+        def meeting_or_target(depth, unknown: InClock):
+            gap = self.gap.log_excess(clock.cloud.moved(unknown.points))
+            return jnp.minimum(gap, clock.missing(unknown))
 
-        def retract(walk: Walk) -> Walk:
-            return walk._replace(points=clock.flow.space.retract(walk.points))
+        def retract(unknown: InClock) -> InClock:
+            return unknown._replace(points=clock.flow.space.retract(unknown.points))
 
-        def read(walk: Walk, met):
-            arrived = clock.missing(walk) <= 0
-            depth = jnp.where(arrived, clock.target, clock.depth(walk))
-            return depth, Points(walk.points, None)
+        def read(unknown: InClock, met):
+            arrived = clock.missing(unknown) <= 0
+            depth = jnp.where(arrived, clock.target, clock.depth(unknown))
+            return depth, Points(unknown.points, None)
 
-        def record(walk: Walk, *path) -> Atoms:
+        def record(unknown: InClock, *path) -> Atoms:
             joined = grown(atoms, clock.rate, *path)
-            return eqx.tree_at(lambda a: a.arc_length, joined, walk.arc_length)
+            return eqx.tree_at(lambda a: a.arc_length, joined, unknown.arc_length)
 
         integrator = self.settings.integrator
         stretch = in_clock(
             clock.field,
-            Walk(state.moving.tokens, jnp.zeros_like(end), atoms.arc_length),
+            InClock(state.moving.tokens, jnp.zeros_like(end), atoms.arc_length),
             FIRST_STEP,
             Retracted(integrator.method_for(False), retract),
             self._controller(clock.cloud),
             [
                 (meeting_or_target, None),
-                (lambda depth, walk: clock.pace(walk.points).rests, Status.steady),
+                (
+                    lambda depth, unknown: clock.pace(unknown.points).rests,
+                    Status.steady,
+                ),
                 *self.settings.conditions(clock.moment),
             ],
-            lambda walk: (clock.depth(walk), walk),
+            lambda unknown: (clock.depth(unknown), unknown),
             read,
         )
-        path = None if atoms.log_bound is None else lambda walk: walk.points
+        path = None if atoms.log_bound is None else lambda unknown: unknown.points
         return stretch._replace(path=path, record=record)
 
     def _clock(self, state: State, target: Float[Array, ""]) -> Clock:
@@ -233,10 +238,10 @@ class LongPhase(eqx.Module):
         # What is smaller than rounding cannot be asked for.
         rtol = self.settings.rtol + ROUNDINGS * jnp.finfo(dtype).eps
 
-        def rescale(end: Walk, error: Walk) -> Walk:
+        def rescale(end: InClock, error: InClock) -> InClock:
             # One number for all tokens: what counts is what an error does to the gaps.
             gaps = gap_error(cloud.moved(end.points), error.points, self.settings.rtol)
-            return Walk(
+            return InClock(
                 jnp.maximum(jnp.abs(error.points) / rtol, gaps),
                 error.log_depth / (rtol * (1 + end.log_depth)),
                 error.arc_length / (rtol * (1 + end.arc_length)),

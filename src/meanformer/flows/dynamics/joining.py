@@ -97,7 +97,7 @@ def _phase(dynamics: MergingTokens, state: State, target: Float[Array, ""]) -> S
     tokens, gap = seen_at(dynamics.tokens, state), dynamics.gap
     if isinstance(tokens.settings.integrator, LongDepth):
         counts = state.record.counts(dynamics.tokens.cloud)
-        moved = LongPhase(tokens, gap, counts, tokens.settings).walked(state, target)
+        moved = LongPhase(tokens, gap, counts, tokens.settings).advanced(state, target)
     else:
         moved = integrate(UntilMeeting(tokens, gap, tokens.settings), state, target)
     # Joined tokens stand where their leader does, not where rounding took them.
