@@ -70,6 +70,13 @@ def test_a_saved_trajectory_is_opened_like_a_run(tmp_path):
     )
 
 
+def test_a_run_that_goes_on_knows_its_flow(tmp_path):
+    solve_into(tmp_path / "run")
+    again = solve_into(tmp_path / "run")
+    given = flow().velocity.gamma.value
+    np.testing.assert_array_equal(again.flow.velocity.gamma.value, given)
+
+
 def test_storing_does_not_change_the_result(tmp_path):
     stored = solve_into(tmp_path)
     plain = mf.solve(flow(), reference_cloud(), 1.0, save=6, **STEPS)

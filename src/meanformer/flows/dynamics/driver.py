@@ -1,5 +1,6 @@
 """Going from one saved depth to the next: in one compiled loop, or one by one."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -84,8 +85,9 @@ def _visit_each(
     try:
         if store is not None:
             kept = store.begin(depths, dynamics, state)
-        rows, done = ([], 0) if kept is None else ([kept], len(kept))
+        rows, done = [], 0
         if kept is not None:
+            rows, done = [_adopted(dynamics, state, kept)], len(kept)
             state = dynamics.resumed(kept)
         with progress:
             for index in range(done, len(depths)):
@@ -111,6 +113,14 @@ def _refining(dynamics, state: State, target: Float[Array, ""], refine) -> State
         if finer is None:
             return state
         state = finer
+
+
+def _adopted(dynamics: AbstractDynamics, state: State, kept: AbstractTrajectory) -> Any:
+    """Return a trajectory from a file with what these dynamics know beside it."""
+    shapes = eqx.filter_eval_shape(dynamics.rates, state)
+    nothing = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
+    row = jax.tree.map(lambda leaf: leaf[None], (state, nothing))
+    return dataclasses.replace(dynamics.trajectory(*row), **kept.along_depth())
 
 
 def _row(dynamics: AbstractDynamics, state: State) -> AbstractTrajectory:
