@@ -141,7 +141,7 @@ def test_the_simulation_of_the_command_line_page_is_what_it_says():
     from meanformer.storage.config import build, read_config
 
     simulation = build(read_config(EXAMPLES / "two_heads.toml"), EXAMPLES)
-    cloud = simulation.cloud
+    cloud = simulation.measure
     start = simulation.depths[0]
     velocity = simulation.flow.field(start, cloud, cloud.points, cloud.positions)
     assert velocity.shape == (200, 3)
