@@ -25,8 +25,7 @@ from meanformer.errors import (
 )
 from meanformer.measures import AbstractContext, AbstractMeasure
 from meanformer.measures.cloud import AbstractCloud
-from meanformer.numerics.matrices import matmul
-from meanformer.numerics.precision import widened
+from meanformer.numerics.arrays import matmul, widened
 
 NEGATIVE_BETA = (
     "must not be negative; for the repulsive case change the sign of query, or pass "

@@ -14,8 +14,7 @@ from jaxtyping import Array, Float
 from meanformer.attention.abstract import AbstractInContextMap
 from meanformer.errors import Unsupported
 from meanformer.measures import Gaussian
-from meanformer.numerics.matrices import matmul
-from meanformer.numerics.precision import widened
+from meanformer.numerics.arrays import matmul, widened
 
 MapOfPoints = AbstractInContextMap | Callable[[Array], Array]
 

@@ -31,7 +31,7 @@ from meanformer.errors import (
     check_shape,
 )
 from meanformer.measures import AbstractContext
-from meanformer.numerics.matrices import matmul
+from meanformer.numerics.arrays import matmul
 
 
 def _sequence(name: str):

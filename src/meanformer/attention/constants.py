@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from meanformer.numerics.matrices import matmul
+from meanformer.numerics.arrays import matmul
 
 Bound = Float[Array, ""]
 CountBound = Callable[[Array], Array]

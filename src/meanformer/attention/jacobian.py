@@ -19,8 +19,8 @@ from meanformer.errors import (
     warn,
 )
 from meanformer.measures import TokenCloud
+from meanformer.numerics.arrays import matmul
 from meanformer.numerics.eigen import Eigenpairs, largest_eigenpairs, random_block
-from meanformer.numerics.matrices import matmul
 
 METHODS = ("auto", "power", "svd")
 DENSE_LIMIT = 64

@@ -34,7 +34,7 @@ from meanformer.errors import Overflow, Unsupported, check, is_concrete
 from meanformer.measures import AbstractContext, AbstractMeasure
 from meanformer.measures.abstract import FeatureMap
 from meanformer.measures.cloud import AbstractCloud
-from meanformer.numerics.matrices import matmul
+from meanformer.numerics.arrays import matmul
 from meanformer.numerics.pair_sums.dense import hardmax_shares
 from meanformer.numerics.pair_sums.kernel import identity
 

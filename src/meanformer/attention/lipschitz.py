@@ -20,7 +20,7 @@ from meanformer.attention.jacobian import (
 from meanformer.attention.sinkhorn import Sinkhorn
 from meanformer.errors import Unsupported, is_concrete
 from meanformer.measures import AbstractMeasure, TokenCloud
-from meanformer.numerics.precision import cast, widened
+from meanformer.numerics.arrays import cast, widened
 
 
 class LipschitzReport(eqx.Module):

@@ -15,7 +15,7 @@ from meanformer.attention.abstract import AbstractInContextMap
 from meanformer.attention.composition import terms_of
 from meanformer.attention.exponential import AbstractExponential
 from meanformer.errors import Unsupported, is_concrete
-from meanformer.numerics.matrices import matmul
+from meanformer.numerics.arrays import matmul
 
 ROUNDINGS = 8
 

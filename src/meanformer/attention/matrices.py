@@ -9,7 +9,7 @@ from meanformer.attention.masked import Masked
 from meanformer.errors import InvalidInput, Unsupported
 from meanformer.measures import TokenCloud
 from meanformer.measures.cloud import AbstractCloud
-from meanformer.numerics.precision import widened
+from meanformer.numerics.arrays import widened
 
 
 def attention_matrix(

@@ -8,10 +8,8 @@ from meanformer.attention.abstract import AbstractInContextMap, checked_queries,
 from meanformer.errors import Unsupported
 from meanformer.measures import AbstractContext
 from meanformer.measures.cloud import TokenCloud
-from meanformer.numerics.matrices import matmul
+from meanformer.numerics.arrays import held, matmul, safe_norm
 from meanformer.numerics.nearest import PAIRS_AT_ONCE, squared_distances
-from meanformer.numerics.norms import safe_norm
-from meanformer.numerics.padding import held
 from meanformer.numerics.pair_sums.ties import ROUNDINGS
 from meanformer.numerics.pair_sums.tiles import map_rows
 

@@ -17,8 +17,7 @@ from meanformer.attention.abstract import (
 )
 from meanformer.errors import as_float_array, check, check_shape
 from meanformer.measures import AbstractContext
-from meanformer.numerics.matrices import matmul
-from meanformer.numerics.precision import widened
+from meanformer.numerics.arrays import matmul, widened
 from meanformer.typing import ArrayLike
 
 

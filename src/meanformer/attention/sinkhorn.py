@@ -33,8 +33,7 @@ from meanformer.measures import (
     TokenCloud,
 )
 from meanformer.measures.cloud import check_cloud, gaussian_log_factor
-from meanformer.numerics.matrices import matmul
-from meanformer.numerics.precision import cast, widened
+from meanformer.numerics.arrays import cast, matmul, widened
 from meanformer.numerics.sinkhorn.algorithm import (
     EntropicPotentials,
     alternate,

@@ -24,7 +24,7 @@ from meanformer.attention.exponential import AbstractExponential
 from meanformer.errors import InvalidInput, Unsupported, check_choice, is_concrete
 from meanformer.measures import AbstractContext
 from meanformer.measures.cloud import AbstractCloud
-from meanformer.numerics.matrices import matmul
+from meanformer.numerics.arrays import matmul
 from meanformer.numerics.multiples import multiple_of
 
 

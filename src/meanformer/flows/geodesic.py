@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 from meanformer.errors import check
 from meanformer.geometry import AbstractSpace, Sphere
-from meanformer.numerics.norms import safe_norm, unit_rows
+from meanformer.numerics.arrays import safe_norm, unit_rows
 
 
 class GeodesicStep(diffrax.AbstractStratonovichSolver):

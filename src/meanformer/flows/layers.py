@@ -30,7 +30,7 @@ from meanformer.flows.trajectories.abstract import cut_off
 from meanformer.flows.trajectories.gaussian import GaussianTrajectory
 from meanformer.flows.trajectories.tokens import Trajectory
 from meanformer.measures import Gaussian, TokenCloud
-from meanformer.numerics.matrices import matmul
+from meanformer.numerics.arrays import matmul
 from meanformer.typing import ArrayLike
 
 # Layers are not solved: they have no steps to choose, and no tolerances.

@@ -25,8 +25,8 @@ from meanformer.flows.schedule import (
 )
 from meanformer.flows.status import AbstractStop, Moment, Status
 from meanformer.measures import TokenCloud
+from meanformer.numerics.arrays import matmul
 from meanformer.numerics.growth import ScaledExponential
-from meanformer.numerics.matrices import matmul
 
 # Shares this small change nothing that numbers hold: a closed form may take over.
 BOOLEAN = 1e-12

@@ -24,7 +24,7 @@ from meanformer.errors import InvalidInput, check, is_concrete
 from meanformer.flows import GaussianTrajectory
 from meanformer.gaussian.velocity import check_gaussian
 from meanformer.measures import Gaussian
-from meanformer.numerics.matrices import matmul
+from meanformer.numerics.arrays import matmul
 from meanformer.numerics.multiples import (
     agree,
     definite_quotient,

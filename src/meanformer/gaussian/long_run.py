@@ -37,8 +37,7 @@ from meanformer.gaussian.velocity import (
 )
 from meanformer.gaussian.without_warnings import quiet_solve
 from meanformer.measures import Gaussian
-from meanformer.numerics.matrices import matmul
-from meanformer.numerics.precision import cast
+from meanformer.numerics.arrays import cast, matmul
 
 # Share of the depth; where less is left to a blow-up, it is reached.
 RESOLVED = 1e-9

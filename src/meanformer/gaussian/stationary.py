@@ -21,7 +21,7 @@ from meanformer.gaussian.velocity import (
     check_map,
 )
 from meanformer.measures import Gaussian
-from meanformer.numerics.matrices import matmul
+from meanformer.numerics.arrays import matmul
 from meanformer.typing import Key
 
 

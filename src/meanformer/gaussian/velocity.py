@@ -9,7 +9,7 @@ from meanformer.attention.affine import slope_and_drift
 from meanformer.errors import InvalidInput, Unsupported, as_float_array
 from meanformer.flows import AbstractSchedule, Flow
 from meanformer.measures import Gaussian, quadrature
-from meanformer.numerics.matrices import matmul
+from meanformer.numerics.arrays import matmul
 from meanformer.typing import ArrayLike
 
 # A velocity that varies by less, relative to its size, is constant.

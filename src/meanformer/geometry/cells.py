@@ -14,7 +14,7 @@ from meanformer.errors import (
     check_choice,
 )
 from meanformer.geometry.polytopes import Polytope, as_points, hull_of
-from meanformer.numerics.norms import norms_of
+from meanformer.numerics.arrays import norms_of
 from meanformer.typing import ArrayLike
 
 SCORES = ("raw", "unit")

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from meanformer.errors import InvalidInput, Overflow, as_number, check
-from meanformer.numerics.norms import norms_of
+from meanformer.numerics.arrays import norms_of
 from meanformer.typing import ArrayLike
 
 # Of the size of a polytope: what is thinner has no volume, only rounding.

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from meanformer.errors import check, is_concrete
-from meanformer.numerics.norms import safe_norm, unit_rows
+from meanformer.numerics.arrays import safe_norm, unit_rows
 
 SPHERE_TOLERANCE = 1e-4
 

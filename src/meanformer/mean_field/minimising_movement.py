@@ -20,7 +20,7 @@ from meanformer.flows import Constant, Flow
 from meanformer.flows.inputs import check_flow
 from meanformer.geometry import Euclidean, Sphere
 from meanformer.measures import TokenCloud
-from meanformer.numerics.norms import unit_rows
+from meanformer.numerics.arrays import unit_rows
 from meanformer.observables import energy, is_gradient_flow
 
 NEWTON_STEPS = 60

@@ -24,7 +24,7 @@ from meanformer.errors import Unsupported, as_integer, check, is_concrete
 from meanformer.measures import AbstractContext, TokenCloud
 from meanformer.measures.abstract import FeatureMap
 from meanformer.measures.cloud import check_cloud
-from meanformer.numerics.matrices import matmul
+from meanformer.numerics.arrays import matmul
 from meanformer.numerics.nearest import PAIRS_AT_ONCE
 from meanformer.numerics.pair_sums.tiles import map_rows
 from meanformer.numerics.softmax import weighted_logsumexp

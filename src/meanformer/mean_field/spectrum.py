@@ -11,9 +11,8 @@ from meanformer.geometry import Sphere
 from meanformer.mean_field.linear_stability import checked_degrees
 from meanformer.measures import TokenCloud
 from meanformer.measures.cloud import check_cloud
-from meanformer.numerics.matrices import matmul
+from meanformer.numerics.arrays import matmul, unit_rows
 from meanformer.numerics.nearest import PAIRS_AT_ONCE
-from meanformer.numerics.norms import unit_rows
 from meanformer.numerics.pair_sums.tiles import map_rows
 from meanformer.numerics.special.zonal import zonal_polynomials
 from meanformer.typing import ArrayLike

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from meanformer.errors import Unsupported, check_range
-from meanformer.numerics.matrices import matmul
+from meanformer.numerics.arrays import matmul
 from meanformer.typing import Key
 
 FeatureMap = Callable[[Float[Array, "n d"]], Float[Array, "n k"]]

@@ -22,7 +22,7 @@ from meanformer.errors import (
 from meanformer.measures.abstract import AbstractMeasure
 from meanformer.measures.checks import checked_tilts, require
 from meanformer.measures.interval_draws import draw_quadratic
-from meanformer.numerics.norms import safe_norm
+from meanformer.numerics.arrays import safe_norm
 from meanformer.numerics.special.interval import quadratic_moments
 from meanformer.typing import ArrayLike, Key
 

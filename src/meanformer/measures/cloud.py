@@ -27,11 +27,9 @@ from meanformer.measures.checks import (
     checked_tilts,
     checked_weights,
 )
+from meanformer.numerics.arrays import held, matmul, safe_norm
 from meanformer.numerics.fourier.sums import Auto
-from meanformer.numerics.matrices import matmul
 from meanformer.numerics.nearest import farthest_pair
-from meanformer.numerics.norms import safe_norm
-from meanformer.numerics.padding import held
 from meanformer.numerics.pair_sums.dense import kernel_shares, softmax_shares
 from meanformer.numerics.pair_sums.pairs import Pairs
 from meanformer.numerics.pair_sums.sums import AbstractPairSums

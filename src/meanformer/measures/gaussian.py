@@ -22,13 +22,12 @@ from meanformer.errors import (
 )
 from meanformer.measures.abstract import AbstractMeasure
 from meanformer.measures.checks import checked_tilts
+from meanformer.numerics.arrays import matmul, widened
 from meanformer.numerics.matrices import (
     checked_covariance,
-    matmul,
     sqrt_one_plus_square,
     sqrt_psd,
 )
-from meanformer.numerics.precision import widened
 from meanformer.typing import ArrayLike, Key
 
 

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 from meanformer.errors import InvalidInput, as_integer, as_key, check
 from meanformer.measures.abstract import AbstractMeasure
 from meanformer.measures.checks import checked_tilts, checked_weights
-from meanformer.numerics.matrices import matmul
+from meanformer.numerics.arrays import matmul
 from meanformer.numerics.softmax import weighted_logsumexp
 from meanformer.typing import ArrayLike, Key
 

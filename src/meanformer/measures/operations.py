@@ -27,8 +27,8 @@ from meanformer.measures.cloud import (
     check_cloud,
 )
 from meanformer.measures.mixture import Mixture, check_measures
+from meanformer.numerics.arrays import widened
 from meanformer.numerics.linkage import close_components
-from meanformer.numerics.precision import widened
 from meanformer.typing import ArrayLike, Key
 
 

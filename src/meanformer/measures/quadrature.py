@@ -15,8 +15,8 @@ from meanformer.measures.fourier_density import FourierDensity
 from meanformer.measures.gaussian import Gaussian
 from meanformer.measures.mixture import Mixture
 from meanformer.measures.uniform import UniformBall, UniformBox, UniformSphere
-from meanformer.numerics.matrices import matmul, sqrt_psd
-from meanformer.numerics.precision import widened
+from meanformer.numerics.arrays import matmul, widened
+from meanformer.numerics.matrices import sqrt_psd
 from meanformer.numerics.special.quadrature import (
     LARGEST_RULE,
     ball_rule,

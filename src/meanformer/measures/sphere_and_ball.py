@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 from meanformer.errors import as_finite_array, as_integer, as_key, check, is_concrete
 from meanformer.measures.abstract import AbstractMeasure, FeatureMap
 from meanformer.measures.checks import checked_tilts
-from meanformer.numerics.norms import safe_norm, unit_rows
+from meanformer.numerics.arrays import safe_norm, unit_rows
 from meanformer.numerics.special.bessel import sphere_transform
 from meanformer.typing import Key
 

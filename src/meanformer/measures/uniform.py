@@ -22,7 +22,7 @@ from meanformer.measures.sphere_and_ball import (
     checked_ambient,
     checked_radius,
 )
-from meanformer.numerics.matrices import matmul
+from meanformer.numerics.arrays import matmul
 from meanformer.numerics.special.interval import uniform_transform
 from meanformer.typing import ArrayLike, Key
 

@@ -9,7 +9,7 @@ import jax.random as jr
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from meanformer.numerics.matrices import matmul
+from meanformer.numerics.arrays import matmul
 
 
 class Eigenpairs(eqx.Module):

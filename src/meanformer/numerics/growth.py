@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Array, Complex, Float
 
 from meanformer.errors import is_concrete
-from meanformer.numerics.matrices import matmul
+from meanformer.numerics.arrays import matmul
 
 # Eigenvectors of a larger condition number lose more digits than squaring does.
 WORST_CONDITION = 1e3

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from meanformer.numerics.norms import norms_of
+from meanformer.numerics.arrays import norms_of
 
 PAIRS_AT_ONCE = 2_000_000
 # Cells of a grid are numbered by integers, which end near 2^63.

@@ -7,15 +7,11 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from meanformer.errors import PrecisionWarning, check, is_concrete, warn
+from meanformer.numerics.arrays import matmul
 
 NEGATIVE_TOLERANCE = 1e-8
 # Beside one, the square of a matrix of this trace loses no more than four digits.
 SMALL_SQUARE = 1e4
-
-
-def matmul(left: Array, right: Array) -> Array:
-    """Matrix product at full precision on every device."""
-    return jnp.matmul(left, right, precision=lax.Precision.HIGHEST)
 
 
 @jax.custom_jvp

@@ -11,9 +11,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PyTree, ScalarLike
 
-from meanformer.numerics.matrices import matmul
+from meanformer.numerics.arrays import matmul, widened
 from meanformer.numerics.pair_sums.tiles import map_rows
-from meanformer.numerics.precision import widened
 
 PAIRS_AT_ONCE = 2_000_000
 # Coordinates up to which writing out the sum is faster than a loop over it.

@@ -11,7 +11,7 @@ from meanformer.errors import InvalidInput, as_doubles, as_number, check, is_con
 from meanformer.geometry import Sphere
 from meanformer.measures import TokenCloud
 from meanformer.measures.cloud import check_cloud
-from meanformer.numerics.norms import safe_norm, unit_rows
+from meanformer.numerics.arrays import safe_norm, unit_rows
 from meanformer.typing import ArrayLike
 
 # Beyond this exponent a term is as good as infinite.

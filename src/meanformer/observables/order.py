@@ -19,8 +19,7 @@ from meanformer.flows import Trajectory
 from meanformer.geometry import AbstractSpace, Sphere
 from meanformer.measures import TokenCloud
 from meanformer.measures.cloud import check_cloud
-from meanformer.numerics.matrices import matmul
-from meanformer.numerics.norms import safe_norm
+from meanformer.numerics.arrays import matmul, safe_norm
 from meanformer.numerics.pair_sums.tiles import map_rows
 from meanformer.typing import ArrayLike
 

@@ -32,7 +32,7 @@ from meanformer.flows.solvers import LongDepth, Splitting
 from meanformer.flows.status import Moment, Status
 from meanformer.flows.trajectories.gaussian import GaussianTrajectory
 from meanformer.measures import Gaussian
-from meanformer.numerics.matrices import matmul
+from meanformer.numerics.arrays import matmul
 
 # Share of the tolerance; where less of the depth is left to a blow-up, it is reached.
 RESOLVED = 1e-3

@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 
 from meanformer.flows.dynamics.stretch import Settings, largest_error
 from meanformer.flows.solvers import AbstractAdaptive, RescaledErrors, StepSettings
-from meanformer.numerics.matrices import matmul
+from meanformer.numerics.arrays import matmul
 
 ROUNDINGS = 64
 # Roundings of the error that a method of high order estimates.

@@ -33,7 +33,7 @@ from meanformer.flows.solvers import (
     Switching,
 )
 from meanformer.flows.status import AbstractStop, Moment, Status
-from meanformer.numerics.precision import cast
+from meanformer.numerics.arrays import cast
 
 OVERFLOWN = 1e10
 

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from meanformer.measures.operations import group_labels
-from meanformer.numerics.norms import norms_of
+from meanformer.numerics.arrays import norms_of
 
 PAIRS_AT_ONCE = 2_000_000
 # A follower stops to count beside its leader a thousand tolerances away from it:

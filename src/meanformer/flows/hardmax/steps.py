@@ -26,7 +26,7 @@ from meanformer.flows.hardmax.rule import (
 from meanformer.flows.status import Status
 from meanformer.flows.trajectories.tokens import Trajectory
 from meanformer.measures.cloud import TokenCloud, check_cloud
-from meanformer.numerics.norms import norms_of
+from meanformer.numerics.arrays import norms_of
 from meanformer.typing import ArrayLike
 
 TIES = ("merged", "exact", "lowest")

@@ -12,7 +12,7 @@ from meanformer.attention import AbstractInContextMap, PointMap, push_forward
 from meanformer.flows.schedule import AbstractSchedule
 from meanformer.geometry import AbstractSpace, Sphere
 from meanformer.measures import AbstractContext, TokenCloud
-from meanformer.numerics.norms import safe_norm, unit_rows
+from meanformer.numerics.arrays import safe_norm, unit_rows
 
 # Attention shorter than this many roundings of that of lone tokens is zero.
 ROUNDINGS = 8

@@ -17,7 +17,7 @@ from meanformer.flows.status import AbstractStop, Moment, Status
 from meanformer.flows.trajectories.tokens import Trajectory
 from meanformer.measures import TokenCloud
 from meanformer.measures.cloud import check_cloud
-from meanformer.numerics.norms import safe_norm
+from meanformer.numerics.arrays import safe_norm
 
 
 class Normalised(AbstractSchedule):

@@ -16,7 +16,7 @@ from meanformer.flows.trajectories.interpolation import (
     place_of,
 )
 from meanformer.measures import AffineMap, Gaussian
-from meanformer.numerics.matrices import matmul
+from meanformer.numerics.arrays import matmul
 
 
 class GaussianTrajectory(AbstractTrajectory):

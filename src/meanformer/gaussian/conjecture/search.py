@@ -30,7 +30,7 @@ from meanformer.gaussian.stationary import (
 )
 from meanformer.gaussian.velocity import affine_velocity, centred
 from meanformer.gaussian.without_warnings import quiet_solve
-from meanformer.numerics.matrices import matmul
+from meanformer.numerics.arrays import matmul
 from meanformer.typing import Key
 
 # Least ratio of the extreme eigenvalues of a covariance whose rank is counted.

@@ -9,9 +9,8 @@ from jaxtyping import Array, Float
 from meanformer.errors import Unsupported, is_concrete
 from meanformer.measures.abstract import AbstractMeasure
 from meanformer.measures.gaussian import Gaussian
-from meanformer.numerics.matrices import matmul, sqrt_psd
-from meanformer.numerics.norms import safe_root
-from meanformer.numerics.precision import widened
+from meanformer.numerics.arrays import matmul, safe_root, widened
+from meanformer.numerics.matrices import sqrt_psd
 
 
 class AffineMap(eqx.Module):

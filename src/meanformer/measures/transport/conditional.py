@@ -16,7 +16,7 @@ from meanformer.measures.transport.atoms import (
     checked_order,
 )
 from meanformer.measures.transport.exact import exact_distance
-from meanformer.numerics.precision import widened
+from meanformer.numerics.arrays import widened
 
 
 def conditional_wasserstein(

@@ -6,8 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from meanformer.measures.transport.atoms import Atoms
-from meanformer.numerics.matrices import matmul
-from meanformer.numerics.norms import safe_norm, safe_root
+from meanformer.numerics.arrays import matmul, safe_norm, safe_root
 
 
 class Coupling(eqx.Module):

@@ -29,9 +29,7 @@ from meanformer.measures.transport.potentials import (
     self_potential,
 )
 from meanformer.measures.transport.problem import Problem, semi_dual
-from meanformer.numerics.matrices import matmul
-from meanformer.numerics.norms import safe_root
-from meanformer.numerics.precision import widened
+from meanformer.numerics.arrays import matmul, safe_root, widened
 
 RELATIVE_EPSILON = 0.05
 ROUNDS = 5000

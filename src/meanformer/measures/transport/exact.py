@@ -18,8 +18,7 @@ from jaxtyping import Array, Float
 from meanformer.errors import Unsupported, check, is_concrete
 from meanformer.measures.transport.atoms import Atoms
 from meanformer.measures.transport.coupling import Coupling, largest_or_one
-from meanformer.numerics.matrices import matmul
-from meanformer.numerics.norms import safe_root
+from meanformer.numerics.arrays import matmul, safe_root
 
 EXACT_LIMIT = 4000
 MOST_PIVOTS = 10**9

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from meanformer.measures.transport.problem import Problem
-from meanformer.numerics.matrices import matmul
+from meanformer.numerics.arrays import matmul
 
 STEPS = 40
 SHORTEST_STEP = 1e-3

@@ -20,8 +20,7 @@ from meanformer.errors import (
 from meanformer.measures.transport.atoms import Atoms
 from meanformer.measures.transport.coupling import power_mean
 from meanformer.measures.transport.line import line_distance
-from meanformer.numerics.matrices import matmul
-from meanformer.numerics.norms import unit_rows
+from meanformer.numerics.arrays import matmul, unit_rows
 from meanformer.typing import ArrayLike, Key
 
 DEFAULT_DIRECTIONS = 256

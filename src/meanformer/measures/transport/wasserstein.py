@@ -32,7 +32,7 @@ from meanformer.measures.transport.entropic import sinkhorn_distance
 from meanformer.measures.transport.exact import exact_coupling, exact_distance
 from meanformer.measures.transport.line import line_distance, monotone_coupling
 from meanformer.measures.transport.sliced import sliced_distance, unit_directions
-from meanformer.numerics.precision import widened
+from meanformer.numerics.arrays import widened
 from meanformer.typing import ArrayLike, Key
 
 METHODS = ("exact", "sinkhorn", "sliced")

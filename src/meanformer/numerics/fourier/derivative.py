@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int, PyTree
 
-from meanformer.numerics.batching import any_in_batch
+from meanformer.numerics.arrays import any_in_batch
 from meanformer.numerics.fourier.frames import frames_of
 from meanformer.numerics.fourier.level_sums import MassAndMean, level_sum
 from meanformer.numerics.fourier.levels import Level

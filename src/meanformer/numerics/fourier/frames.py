@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, ScalarLike
 
+from meanformer.numerics.arrays import matmul
 from meanformer.numerics.fourier.levels import CIRCLE, GAUSSIAN, Level
 from meanformer.numerics.fourier.transforms import (
     circle_convolution,
@@ -17,7 +18,6 @@ from meanformer.numerics.fourier.transforms import (
     gaussian_convolution,
     gaussian_modes,
 )
-from meanformer.numerics.matrices import matmul
 from meanformer.numerics.pair_sums.pairs import Pairs
 from meanformer.numerics.pair_sums.tangents import only_moving
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from meanformer.numerics.batching import any_in_batch
+from meanformer.numerics.arrays import any_in_batch
 from meanformer.numerics.fourier.level_sums import MassAndMean
 from meanformer.numerics.fourier.levels import Devices
 from meanformer.numerics.pair_sums.pairs import Pairs

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from meanformer.numerics.matrices import matmul
+from meanformer.numerics.arrays import matmul
 
 # Cosine and sine of a multiple of each angle.
 Wave = Float[Array, "2 n"]

@@ -24,7 +24,7 @@ import jax.random as jr
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from meanformer.numerics.batching import all_in_batch, any_in_batch
+from meanformer.numerics.arrays import all_in_batch, any_in_batch, cast
 from meanformer.numerics.fourier.derivative import with_derivative
 from meanformer.numerics.fourier.frames import AbstractFrame, frames_of
 from meanformer.numerics.fourier.level_sums import (
@@ -60,7 +60,6 @@ from meanformer.numerics.fourier.report import (
     SumReport,
 )
 from meanformer.numerics.pair_sums.pairs import Pairs
-from meanformer.numerics.precision import cast
 
 # Queries of every amplification whose errors are measured as well.
 SPREAD = 8

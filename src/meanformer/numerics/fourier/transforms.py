@@ -9,10 +9,10 @@ from jax import lax
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, ScalarLike
 
+from meanformer.numerics.arrays import padded
 from meanformer.numerics.fourier import nufft
 from meanformer.numerics.fourier.levels import CIRCLE, Level
 from meanformer.numerics.fourier.series import few_terms
-from meanformer.numerics.padding import padded
 
 # Found by timing: more modes, or more points than the cache holds, are faster by
 # nonuniform transforms.

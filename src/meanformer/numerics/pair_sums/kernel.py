@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, ScalarLike
 
-from meanformer.numerics.matrices import matmul
+from meanformer.numerics.arrays import matmul
 from meanformer.numerics.pair_sums.pairs import Pairs
 from meanformer.numerics.pair_sums.terms import (
     Terms,

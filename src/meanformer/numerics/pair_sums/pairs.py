@@ -4,7 +4,7 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from meanformer.numerics.matrices import matmul
+from meanformer.numerics.arrays import matmul
 
 
 class Pairs(eqx.Module):

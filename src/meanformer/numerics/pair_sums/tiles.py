@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Int, PyTree
 
-from meanformer.numerics.batching import any_in_batch
+from meanformer.numerics.arrays import any_in_batch
 
 # Found by timing: fewer pairs wait for threads, more fall out of the cache.
 TILE_ROWS, TILE_COLUMNS = 2048, 1024

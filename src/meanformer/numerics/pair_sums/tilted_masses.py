@@ -7,8 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from meanformer.numerics.batching import any_in_batch
-from meanformer.numerics.matrices import matmul
+from meanformer.numerics.arrays import any_in_batch, matmul
 from meanformer.numerics.pair_sums.exponential import exponent_scale, scaled_exp
 from meanformer.numerics.pair_sums.terms import (
     Terms,

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int, PyTree, ScalarLike
 
-from meanformer.numerics.batching import any_in_batch
+from meanformer.numerics.arrays import any_in_batch
 from meanformer.numerics.pair_sums.kernel import (
     best_scores,
     better,

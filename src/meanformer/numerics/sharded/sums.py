@@ -11,11 +11,11 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, PyTree
 
 from meanformer.errors import InvalidInput, check
+from meanformer.numerics.arrays import padded
 from meanformer.numerics.fourier.levels import Devices
 from meanformer.numerics.fourier.report import warn_if_exact
 from meanformer.numerics.fourier.softmax import fourier_softmax
 from meanformer.numerics.fourier.sums import AbstractFastSums, Auto, ladder_of
-from meanformer.numerics.padding import padded
 from meanformer.numerics.pair_sums.pairs import Pairs
 from meanformer.numerics.pair_sums.sums import (
     AbstractPairSums,

@@ -10,7 +10,7 @@ from jax import lax
 from jax.scipy.sparse.linalg import cg
 from jaxtyping import Array, Float
 
-from meanformer.numerics.matrices import matmul
+from meanformer.numerics.arrays import matmul
 from meanformer.numerics.sinkhorn.self_transport import SelfTransport
 
 DENSE_LIMIT = 256

@@ -7,6 +7,7 @@ import numpy as np
 
 from meanformer.errors import InvalidInput, Unsupported, as_number, check
 from meanformer.geometry import AbstractSpace, Sphere
+from meanformer.numerics.arrays import norms_of
 from meanformer.numerics.linkage import (
     circle_edges,
     close_components,
@@ -14,7 +15,6 @@ from meanformer.numerics.linkage import (
     line_edges,
     spanning_edges,
 )
-from meanformer.numerics.norms import norms_of
 
 MOST_FOR_TREE = 20_000
 GAP_RATIO = 10.0

@@ -22,7 +22,7 @@ from meanformer.errors import (
 from meanformer.flows import Flow
 from meanformer.geometry import Sphere
 from meanformer.measures import TokenCloud
-from meanformer.numerics.matrices import matmul
+from meanformer.numerics.arrays import matmul
 from meanformer.typing import ArrayLike
 
 

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 
 from meanformer.attention import Perceptron
 from meanformer.errors import Unsupported, check_choice, is_concrete
-from meanformer.numerics.matrices import matmul
+from meanformer.numerics.arrays import matmul
 
 KINK = 1e-9  # how near to a kink a point is taken to sit on it, in double precision
 

@@ -27,7 +27,7 @@ from meanformer.flows import Constant, Flow
 from meanformer.geometry import AbstractSpace, Euclidean, Sphere
 from meanformer.measures import TokenCloud
 from meanformer.measures.cloud import check_cloud
-from meanformer.numerics.matrices import matmul
+from meanformer.numerics.arrays import matmul
 from meanformer.numerics.multiples import agree
 from meanformer.observables.energy.energies import check_sum
 from meanformer.observables.energy.potentials import units_of

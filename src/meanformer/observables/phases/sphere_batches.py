@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from meanformer.numerics.matrices import matmul
+from meanformer.numerics.arrays import matmul
 from meanformer.numerics.nearest import settled_labels
 from meanformer.numerics.pair_sums.exponential import exponent_scale, scaled_exp
 
