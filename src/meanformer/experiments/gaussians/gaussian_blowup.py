@@ -11,7 +11,6 @@ In one dimension every kind has a clock, a function of the variance that grows l
 with depth.
 """
 
-import math
 from dataclasses import dataclass
 
 import jax.numpy as jnp
@@ -20,30 +19,24 @@ import scipy.linalg
 
 import meanformer as mf
 import meanformer.experiments as lab
+from meanformer.experiments.helpers.gaussians import COVARIANCE, KINDS, softmax_of
 from meanformer.gaussian import centred
 from meanformer.gaussian.without_warnings import quiet_solve
 from meanformer.plotting import draw_eigenvalues, draw_slope, style
 
-COVARIANCE = np.array([[1.0, 0.3], [0.3, 0.6]])
 EXPLICIT_SCORE = np.array([[1.0, 0.3], [0.0, -0.5]])
 POSITIVE_SCORE = np.array([[1.0, 0.4], [-0.6, 0.5]])
 POSITIVE_VALUE = np.array([[2.0, 0.5], [0.5, 1.0]])
+# Query, key and value of L2 attention that blows up although its weights are bounded.
+SINGULAR = np.array([[0.0, 1.0]]), np.array([[1.0, 0.0]]), np.diag([0.0, 1.0])
 # How near to a blow-up the covariance is looked at, as shares of its depth.
 LEFT = np.concatenate(
     [[1.0], 1 - np.geomspace(0.03, 0.85, 10), np.geomspace(0.1, 1e-4, 13)]
 )
 # Depths saved along flows without a blow-up.
 SAVED = 21
-
-# One dimension: query, key, value, beta, mean and variance.
-LINE = {"query": 0.9, "key": 1.0, "value": 0.7, "beta": 1.3}
-START = {"mean": 0.2, "variance": 0.5}
-KINDS = {
-    "softmax": mf.Softmax,
-    "L2": mf.L2,
-    "Sinkhorn": mf.Sinkhorn,
-    "linear": mf.Linear,
-}
+# The flows in one dimension.
+QUERY, KEY, VALUE, BETA, MEAN, VARIANCE = 0.9, 1.0, 0.7, 1.3, 0.2, 0.5
 
 
 @dataclass(frozen=True)
@@ -132,45 +125,61 @@ L2_BOUND = lab.theorem(
 
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Run into blow-ups, and past depths where there are none."""
-    for _ in progress.over(range(1), 0.3):
-        explicit = approached(softmax(EXPLICIT_SCORE), explicit_time())
-        singular = approached(singular_layer(), 5.0)
-        positive = found_depth(softmax(POSITIVE_SCORE, POSITIVE_VALUE), COVARIANCE)
-    bounded = [
-        found_depth(softmax(score, value), spread)
-        for score, value, spread in progress.over(positive_cases(parameters), 0.1)
-    ]
+    symmetric, inverse = EXPLICIT_SCORE + EXPLICIT_SCORE.T, np.linalg.inv(COVARIANCE)
+    blow_up = 1 / scipy.linalg.eigh(symmetric, inverse)[0][-1]
+    runs = (softmax_of(EXPLICIT_SCORE), blow_up), (mf.L2(*SINGULAR), 5.0)
+    explicit, singular = (
+        blown_up(layer, COVARIANCE, np.append(depth * (1 - LEFT), 2 * depth))
+        for layer, depth in progress.over(runs, 0.3)
+    )
+    times, bounds = [], []
+    for score, value, spread in progress.over(positive_cases(parameters), 0.1):
+        # As many depths as in the other runs, which spares a compilation.
+        depths = np.linspace(0, 1e3, len(LEFT) + 1)
+        path = blown_up(softmax_of(score, value), spread, depths)
+        times.append(float(path.depths[-1]))
+        size = np.prod(np.linalg.norm([value, score, spread], 2, axis=(1, 2)))
+        slowest, least = (
+            np.linalg.eigvalsh(one)[0] for one in ((score + score.T) / 2, value)
+        )
+        trace = np.trace(np.linalg.solve(value, spread))
+        bounds.append([1 / (2 * size), 2 / (2 * slowest * least**2 * trace)])
     line = {
         name: line_path(kind, parameters.depth)
         for name, kind in progress.over(KINDS.items(), 0.3)
     }
     late = [line_path(kind, 12.0) for kind in (mf.L2, mf.Sinkhorn)]
-    ratios = {
-        kind: [
-            trace_ratios(kind, case, parameters.horizon)
-            for case in random_cases(parameters)
-        ]
+    ratios = [
+        trace_ratios(kind, parameters)
         for kind in progress.over((mf.Sinkhorn, mf.L2), 0.3)
-    }
-    cases = [(POSITIVE_SCORE, POSITIVE_VALUE, COVARIANCE), *positive_cases(parameters)]
-    times = np.array([positive, *bounded])
-    low, high = np.array([bounds(*case) for case in cases]).T
+    ]
+    inverses = inverse - blow_up * (1 - LEFT)[:, None, None] * symmetric
+    spreads = np.asarray(singular.covariances)[: len(LEFT)]
+    low, high = np.array(bounds).T
     over_bound = lab.closed_form("measured depth over the bound")
+    over_exponent = lab.closed_form(
+        r"$\log(\mathrm{tr}\,S(t)/\mathrm{tr}\,S_0)$ over the exponent"
+    )
     return lab.Outcome(
         findings=[
             EXPLICIT.close_to(
                 float(explicit.depths[-1]),
-                explicit_time(),
+                blow_up,
                 relative_tolerance=1e-8,
                 source=lab.closed_form("the generalised eigenvalue, by SciPy"),
             ),
-            explicit_finding(explicit),
+            TRACE.close_to(
+                np.asarray(explicit.statistics["trace"])[: len(LEFT)],
+                np.trace(np.linalg.inv(inverses), axis1=1, axis2=2),
+                relative_tolerance=1e-4,
+                source=lab.closed_form(r"trace of $(S_0^{-1} - 2\beta tA_s)^{-1}$"),
+            ),
             LOWER.at_least(times / low, 1.0, source=over_bound),
             UPPER.at_most(times / high, 1.0, source=over_bound),
             *line_findings(line),
             GROWTH.close_to(
                 [2 * float(path.slopes[-1, 0, 0]) for path in late],
-                [2 * LINE["value"] * LINE["query"] / LINE["key"], 2 * LINE["value"]],
+                [2 * VALUE * QUERY / KEY, 2 * VALUE],
                 tolerance=1e-4,
                 source=lab.closed_form(
                     r"$2vq/k$ and $2v$, against the rate at depth 12"
@@ -182,49 +191,25 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
                 relative_tolerance=1e-8,
                 source=lab.closed_form(),
             ),
-            singular_finding(singular),
-            bound_finding(SINKHORN, ratios[mf.Sinkhorn]),
-            bound_finding(L2_BOUND, ratios[mf.L2]),
+            SINGULAR_LAW.close_to(
+                spreads[:, [0, 0, 1], [0, 1, 1]],
+                [1.0, 0.3, 0.6] / LEFT[:, None] ** np.arange(3),
+                relative_tolerance=1e-4,
+                source=lab.closed_form(
+                    r"$S_{12}(0)/(1 - t/t^*)$ and $S_{22}(0)/(1 - t/t^*)^2$"
+                ),
+            ),
+            SINKHORN.at_most(ratios[0], 1.0, source=over_exponent),
+            L2_BOUND.at_most(ratios[1], 1.0, source=over_exponent),
         ],
-        pictures=[draw_blow_ups(explicit, singular), draw_line(line)],
+        pictures=[draw_blow_ups(explicit, blow_up, singular), draw_line(line)],
     )
-
-
-def softmax(score: np.ndarray, value: np.ndarray | None = None) -> mf.Softmax:
-    """Softmax attention with this score, and values that are the identity."""
-    value = np.eye(len(score)) if value is None else value
-    return mf.Softmax(jnp.asarray(score), jnp.eye(len(score)), jnp.asarray(value))
-
-
-def singular_layer() -> mf.L2:
-    """L2 attention that blows up although its weights are bounded."""
-    return mf.L2(
-        jnp.array([[0.0, 1.0]]), jnp.array([[1.0, 0.0]]), jnp.diag(jnp.array([0.0, 1]))
-    )
-
-
-def explicit_time() -> float:
-    """The depth of the blow-up for values that are the identity."""
-    symmetric = EXPLICIT_SCORE + EXPLICIT_SCORE.T
-    return 1 / scipy.linalg.eigh(symmetric, np.linalg.inv(COVARIANCE))[0][-1]
-
-
-def approached(layer, blow_up: float) -> mf.flows.GaussianTrajectory:
-    """The flow into its blow-up, saved ever closer to it; the last depth is found."""
-    return blown_up(layer, COVARIANCE, np.append(blow_up * (1 - LEFT), 2 * blow_up))
-
-
-def found_depth(layer, spread: np.ndarray) -> float:
-    """The depth at which the integration runs into the blow-up."""
-    # As many depths as in the other runs, which spares a compilation.
-    depths = np.linspace(0, 1e3, len(LEFT) + 1)
-    return float(blown_up(layer, spread, depths).depths[-1])
 
 
 def blown_up(
     layer, spread: np.ndarray, depths: np.ndarray
 ) -> mf.flows.GaussianTrajectory:
-    """The flow in a clock that resolves the blow-up."""
+    """The flow in a clock that resolves the blow-up, which is its last depth."""
     path = quiet_solve(
         layer,
         centred(spread),
@@ -239,25 +224,10 @@ def blown_up(
     return path
 
 
-def explicit_finding(path: mf.flows.GaussianTrajectory):
-    """The traces against the explicit law, relative."""
-    depths = explicit_time() * (1 - LEFT)
-    symmetric = EXPLICIT_SCORE + EXPLICIT_SCORE.T
-    inverses = np.linalg.inv(COVARIANCE) - depths[:, None, None] * symmetric
-    expected = np.trace(np.linalg.inv(inverses), axis1=1, axis2=2)
-    found = np.asarray(path.statistics["trace"])[: len(depths)]
-    return TRACE.close_to(
-        found,
-        expected,
-        relative_tolerance=1e-4,
-        source=lab.closed_form(r"trace of $(S_0^{-1} - 2\beta tA_s)^{-1}$"),
-    )
-
-
 def positive_cases(parameters: Parameters):
-    """Random scores, values and covariances for which both bounds exist."""
+    """Scores, values and covariances for which both bounds exist, random but one."""
     random = np.random.default_rng(parameters.seed)
-    cases = []
+    cases = [(POSITIVE_SCORE, POSITIVE_VALUE, COVARIANCE)]
     for _ in range(parameters.cases):
         roots = random.standard_normal((3, 2, 2))
         score, value, spread = (root @ root.T + 0.1 * np.eye(2) for root in roots)
@@ -266,65 +236,45 @@ def positive_cases(parameters: Parameters):
     return cases
 
 
-def bounds(score, value, spread) -> tuple[float, float]:
-    """Depths before which no blow-up happens, and by which it has happened."""
-    size = math.prod(np.linalg.norm(matrix, 2) for matrix in (value, score, spread))
-    slowest = np.linalg.eigvalsh((score + score.T) / 2)[0]
-    trace = np.trace(np.linalg.solve(value, spread))
-    least = np.linalg.eigvalsh(value)[0]
-    return 1 / float(2 * size), len(value) / float(2 * slowest * least**2 * trace)
-
-
 def line_path(kind, depth: float) -> mf.flows.GaussianTrajectory:
     """The flow in one dimension."""
-    query, key, value = (jnp.array([[LINE[n]]]) for n in ("query", "key", "value"))
-    flow = mf.Flow(kind(query, key, value, beta=LINE["beta"]))
-    mu = mf.Gaussian(jnp.array([START["mean"]]), jnp.array([[START["variance"]]]))
+    flow = mf.Flow(kind(*(np.array([[one]]) for one in (QUERY, KEY, VALUE)), beta=BETA))
+    mu = mf.Gaussian(jnp.array([MEAN]), jnp.array([[VARIANCE]]))
     return mf.solve(flow, mu, depth, rtol=1e-12, atol=1e-13)
 
 
 def clock_and_rate(name: str, variance, mean=0.0):
     """The function of the variance that grows linearly with depth, and its rate."""
-    score, beta = LINE["key"] * LINE["query"], LINE["beta"]
-    rate = 2 * beta * LINE["value"] * score
+    rate = 2 * BETA * VALUE * KEY * QUERY
     if name == "softmax":
         return -1 / variance, rate
     if name == "linear":
         return -1 / (variance + mean**2), rate
     if name == "L2":
-        curvature = 2 * beta * LINE["key"] ** 2
-        return -1 / variance + curvature * np.log(variance), 2 * rate
-    u = np.arcsinh(2 * (2 * beta * score) * variance)
-    return u - 1 / np.tanh(u / 2), 2 * LINE["value"]
-
-
-def numbers(
-    path: mf.flows.GaussianTrajectory,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Depths, means and variances of a flow in one dimension."""
-    means, variances = np.asarray(path.means)[:, 0], np.asarray(path.covariances)
-    return np.asarray(path.depths), means, variances[:, 0, 0]
+        return -1 / variance + 2 * BETA * KEY**2 * np.log(variance), 2 * rate
+    u = np.arcsinh(4 * BETA * KEY * QUERY * variance)
+    return u - 1 / np.tanh(u / 2), 2 * VALUE
 
 
 def line_findings(line: dict[str, mf.flows.GaussianTrajectory]):
     """Clocks and means at the saved depths against the integrated equations."""
-    score, value, start = LINE["key"] * LINE["query"], LINE["value"], START["variance"]
     clocks, lines, found, expected = [], [], [], []
     for name, path in line.items():
-        depths, means, variances = numbers(path)
+        depths, means = np.asarray(path.depths), np.asarray(path.means)[:, 0]
+        variances = np.asarray(path.covariances)[:, 0, 0]
         clock, rate = clock_and_rate(name, variances, means)
         clocks.append(clock)
-        lines.append(clock_and_rate(name, start, START["mean"])[0] + rate * depths)
-        spread = np.sqrt(variances / start)
-        eased = (1 / start - 1 / variances) / (4 * LINE["beta"] * score)
+        lines.append(clock_and_rate(name, VARIANCE, MEAN)[0] + rate * depths)
+        spread = np.sqrt(variances / VARIANCE)
+        eased = (1 / VARIANCE - 1 / variances) / (4 * BETA * KEY * QUERY)
         growth = {
-            "softmax": np.exp(value * depths) * spread,
+            "softmax": np.exp(VALUE * depths) * spread,
             "L2": np.exp(eased) * spread,
-            "Sinkhorn": np.exp(value * depths),
+            "Sinkhorn": np.exp(VALUE * depths),
             "linear": spread,
         }
         found.append(means)
-        expected.append(START["mean"] * growth[name])
+        expected.append(MEAN * growth[name])
     source = lab.closed_form("the integrated equations")
     return (
         LINE_CLOCKS.close_to(clocks, lines, tolerance=1e-9, source=source),
@@ -332,87 +282,43 @@ def line_findings(line: dict[str, mf.flows.GaussianTrajectory]):
     )
 
 
-def singular_finding(path: mf.flows.GaussianTrajectory):
-    """The covariances on the way to the blow-up against their law."""
-    growth = 1 / LEFT
-    expected = np.stack([np.ones_like(growth), growth, growth**2], axis=1)
-    expected = expected * np.array([1.0, 0.3, 0.6])
-    spreads = np.asarray(path.covariances)[: len(LEFT)]
-    found = np.stack([spreads[:, 0, 0], spreads[:, 0, 1], spreads[:, 1, 1]], axis=1)
-    return SINGULAR_LAW.close_to(
-        found,
-        expected,
-        relative_tolerance=1e-4,
-        source=lab.closed_form(
-            r"$S_{12}(0)/(1 - t/t^*)$ and $S_{22}(0)/(1 - t/t^*)^2$"
-        ),
-    )
-
-
-def random_cases(parameters: Parameters):
-    """Random queries, keys, values and covariances."""
+def trace_ratios(kind, parameters: Parameters) -> list[np.ndarray]:
+    """Traces along flows of random cases over their bounds, in logarithms."""
     random, size = np.random.default_rng(parameters.seed), parameters.dimension
-    draws = random.standard_normal((parameters.cases, 4, size, size))
-    return [
-        (query, key, value, root @ root.T / size) for query, key, value, root in draws
-    ]
+    ratios = []
+    for query, key, value, root in random.standard_normal(
+        (parameters.cases, 4, size, size)
+    ):
+        flow, mu = mf.Flow(kind(query, key, value)), centred(root @ root.T / size)
+        path = mf.solve(flow, mu, parameters.horizon, save=SAVED, rtol=1e-8)
+        rate = np.linalg.norm(value, 2)
+        if kind is mf.L2:
+            rate *= np.linalg.norm(key.T @ query, 2) / np.linalg.norm(key, -2) ** 2
+        traces, depths = np.asarray(path.statistics["trace"]), np.asarray(path.depths)
+        ratios.append(np.log(traces / traces[0])[1:] / (2 * rate * depths[1:]))
+    return ratios
 
 
-def trace_ratios(kind, case, depth: float) -> np.ndarray:
-    """The trace along the flow over its bound, in logarithms per unit of rate."""
-    query, key, value, spread = case
-    layer = kind(*map(jnp.asarray, (query, key, value)))
-    path = mf.solve(mf.Flow(layer), centred(spread), depth, save=SAVED, rtol=1e-8)
-    size = np.linalg.norm(value, 2)
-    if kind is mf.L2:
-        smallest = np.linalg.norm(key, -2)
-        size = size * np.linalg.norm(key.T @ query, 2) / smallest**2
-    traces = np.asarray(path.statistics["trace"])
-    depths = np.asarray(path.depths)
-    return np.log(traces / traces[0])[1:] / (2 * size * depths[1:])
-
-
-def bound_finding(claim: lab.Claim, ratios: list[np.ndarray]):
-    """The growth of the trace over the bound on it, for every case and depth."""
-    return claim.at_most(
-        np.concatenate(ratios),
-        1.0,
-        source=lab.closed_form(
-            r"$\log(\mathrm{tr}\,S(t)/\mathrm{tr}\,S_0)$ over the exponent"
-        ),
-    )
-
-
-def draw_blow_ups(explicit, singular) -> lab.Picture:
-    """Traces up to the blow-up, and eigenvalues against the depth that is left."""
-    figure, (left, right) = style.canvas(2)
-    runs = {
-        "softmax, $V = I$": (explicit, explicit_time(), style.BLUE, -1),
-        "L2, $K$ of rank one": (singular, 5.0, style.ORANGE, -2),
-    }
-    for label, (path, blow_up, colour, power) in runs.items():
-        depths, statistics = np.asarray(path.depths), path.statistics
-        traces = np.asarray(statistics["trace"])[: len(LEFT)]
-        left.plot(depths[1 : len(LEFT)], traces[1:], "o-", markersize=2.5, color=colour)
-        left.axvline(blow_up, color=colour, linestyle=":", linewidth=1)
-        values, rest = (
-            np.asarray(statistics["eigenvalues"])[: len(LEFT)],
-            blow_up * LEFT,
-        )
-        draw_eigenvalues(rest, values, right, label=label, color=colour, slope=None)
+def draw_blow_ups(explicit, blow_up, singular) -> lab.Picture:
+    """Eigenvalues against the depth that is left until the blow-up."""
+    figure, axes = style.canvas()
+    for label, path, depth, colour, power in (
+        ("softmax, $V = I$", explicit, blow_up, style.BLUE, -1),
+        ("L2, $K$ of rank one", singular, 5.0, style.ORANGE, -2),
+    ):
+        values, left = path.statistics["eigenvalues"][: len(LEFT)], depth * LEFT
+        draw_eigenvalues(left, values, axes, label=label, color=colour, slope=None)
         name = f"$(t^*-t)^{{{power}}}$"
-        draw_slope(rest[1:], 2 * values[-1, 0], power, right, label=name)
-    left.set(xscale="log", yscale="log", ylim=(0.9, 1e6))
-    left.set(xlabel="depth $t$", ylabel=r"$\mathrm{tr}\,S(t)$")
-    right.set(xlabel="depth left, $t^* - t$")
-    right.invert_xaxis()
-    right.legend(loc="upper left")
+        draw_slope(left[1:], 2 * float(values[-1, 0]), power, axes, label=name)
+    axes.set(xlabel="depth left, $t^* - t$")
+    axes.invert_xaxis()
+    axes.legend(loc="upper left")
     return lab.Picture(
         figure,
-        "Left: trace of the covariance from the same start; dotted: the depth of the "
-        "blow-up. Right: both eigenvalues against the depth that is left; one stays "
-        "bounded, the other grows like $(t^* - t)^{-1}$ under softmax and like "
-        "$(t^* - t)^{-2}$ under L2 attention (dashed).",
+        "Both eigenvalues of the covariance, from the same start, against the depth "
+        "that is left until the blow-up; one stays bounded, the other grows like "
+        "$(t^* - t)^{-1}$ under softmax and like $(t^* - t)^{-2}$ under L2 attention "
+        "(dashed).",
     )
 
 
@@ -420,12 +326,11 @@ def draw_line(line) -> lab.Picture:
     """Variances in one dimension, solved and by their clocks."""
     figure, axes = style.canvas()
     for (name, path), colour in zip(line.items(), style.PALETTE, strict=False):
-        depths, _, variances = numbers(path)
-        axes.plot(depths, variances, "o", color=colour, label=name)
-        fine = np.linspace(START["variance"], variances.max(), 100)
+        variances = np.asarray(path.covariances)[:, 0, 0]
+        axes.plot(path.depths, variances, "o", color=colour, label=name)
+        fine = np.linspace(VARIANCE, variances.max(), 100)
         # Only the clock of linear attention needs the mean, which goes with the root.
-        means = START["mean"] * np.sqrt(fine / START["variance"])
-        clock, rate = clock_and_rate(name, fine, means)
+        clock, rate = clock_and_rate(name, fine, MEAN * np.sqrt(fine / VARIANCE))
         axes.plot((clock - clock[0]) / rate, fine, color=colour, linewidth=1)
     axes.set(xlabel="depth $t$", ylabel="variance $s(t)$")
     axes.legend()

@@ -16,59 +16,31 @@ from dataclasses import dataclass
 
 import jax.numpy as jnp
 import numpy as np
-import scipy.integrate
 import scipy.linalg
-from scipy.special import logsumexp
+from scipy.spatial.distance import cdist
+from scipy.special import expit, logsumexp
 
 import meanformer as mf
 import meanformer.experiments as lab
-from meanformer.plotting import (
-    draw_ellipses,
-    draw_rate,
-    draw_slope,
-    mark_sizes,
-    style,
-)
+from meanformer.experiments.helpers.gaussians import COVARIANCE, KINDS
+from meanformer.plotting import draw_ellipses, draw_rate, draw_slope, mark_sizes, style
 
-KINDS = {
-    "softmax": mf.Softmax,
-    "L2": mf.L2,
-    "Sinkhorn": mf.Sinkhorn,
-    "linear": mf.Linear,
-}
 BENT = {"sigmoid": mf.Sigmoid, "unnormalised": mf.Unnormalised}
-MEAN = (0.3, -0.4)
-COVARIANCE = ((1.0, 0.3), (0.3, 0.6))
-QUERIES = ((0.0, 0.0), (1.0, 0.5), (-2.0, 1.0), (0.7, -1.9), (3.0, 2.0))
+MEAN = np.array([0.3, -0.4])
+QUERIES = np.array([[0.0, 0.0], [1.0, 0.5], [-2.0, 1.0], [0.7, -1.9], [3.0, 2.0]])
 LAYERS = 10
 
-# Mean and S11, S12, S22 at depths 0.5 and 1.
-TABLE = {
-    "softmax": [
-        [0.372736662226, -0.621750649595, 1.178027558944, 0.428694433931,
-         0.739732816668],
-        [0.458739126804, -0.964809063496, 1.465481018613, 0.653376758187,
-         0.970033844588],
-    ],
-    "L2": [
-        [0.387417580171, -0.526299539252, 1.264009939127, 0.483319040957,
-         0.793340238403],
-        [0.523437473244, -0.669042848981, 1.699515482301, 0.817530221393,
-         1.133074330233],
-    ],
-    "Sinkhorn": [
-        [0.328828027154, -0.616073138149, 1.283791744675, 0.488343861744,
-         0.821769577919],
-        [0.335838342329, -0.939644817944, 1.751705843592, 0.823670540015,
-         1.198704978327],
-    ],
-    "linear": [
-        [0.338074237963, -0.410561615947, 1.170914830325, 0.456353015090,
-         0.812857224171],
-        [0.389726202238, -0.411689656665, 1.469299064243, 0.761743786037,
-         1.218414745166],
-    ],
-}  # fmt: skip
+# Mean and S11, S12, S22 at depths 0.5 and 1, kind after kind.
+TABLE = np.array([
+    [0.372736662226, -0.621750649595, 1.178027558944, 0.428694433931, 0.739732816668],
+    [0.458739126804, -0.964809063496, 1.465481018613, 0.653376758187, 0.970033844588],
+    [0.387417580171, -0.526299539252, 1.264009939127, 0.483319040957, 0.793340238403],
+    [0.523437473244, -0.669042848981, 1.699515482301, 0.817530221393, 1.133074330233],
+    [0.328828027154, -0.616073138149, 1.283791744675, 0.488343861744, 0.821769577919],
+    [0.335838342329, -0.939644817944, 1.751705843592, 0.823670540015, 1.198704978327],
+    [0.338074237963, -0.410561615947, 1.170914830325, 0.456353015090, 0.812857224171],
+    [0.389726202238, -0.411689656665, 1.469299064243, 0.761743786037, 1.218414745166],
+])  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -143,40 +115,48 @@ FIT = lab.observation(
 
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Solve the four flows, and hold each against what does not know the formulas."""
-    mu, counts = reference_gaussian(), parameters.counts
+    mu, counts, order = reference_gaussian(), parameters.counts, parameters.order
     layers = {n: lab.reference_attention(kind) for n, kind in (KINDS | BENT).items()}
     flows = {name: mf.Flow(layers[name]) for name in KINDS}
     paths = {
         name: mf.solve(flow, mu, 1.0, rtol=1e-12, atol=1e-13)
         for name, flow in progress.over(flows.items(), 0.4)
     }
-    errors = {
-        name: mean_errors(flows[name], parameters)
-        for name in progress.over(("softmax", "L2"), 0.4)
-    }
-    exponents = [
-        np.polyfit(np.log(counts), np.log(row), 1)[0] for row in errors.values()
-    ]
+    errors = {}
+    for name in progress.over(("softmax", "L2"), 0.4):
+        each = [
+            [
+                compared(flows[name], count, size=max(counts), seed=seed)
+                for seed in range(parameters.clouds)
+            ]
+            for count in counts
+        ]
+        squares = [[one.covariance_errors[-1] ** 2 for one in row] for row in each]
+        errors[name] = np.sqrt(np.mean(squares, axis=1))
     for _ in progress.over(range(1), 0.2):
-        most = dict.fromkeys(KINDS, max(counts))
-        most["Sinkhorn"] = parameters.sinkhorn_count
-        pairs = {name: compared(flows[name], most[name]) for name in KINDS}
-        left = {
-            name: float(mf.gaussian.closure_residual(layer, mu).relative)
-            for name, layer in layers.items()
+        most = dict.fromkeys(KINDS, max(counts)) | {
+            "Sinkhorn": parameters.sinkhorn_count
         }
+        pairs = {name: compared(flows[name], most[name]) for name in KINDS}
         # Far from Gaussian, but linear attention cannot tell.
         four = mf.gaussian.compare_with_particles(
             flows["linear"], lab.reference_cloud(), 1.0, rtol=1e-10
         )
+    affine = [mf.gaussian.affine_velocity(layers[name], mu) for name in KINDS]
+    left = [mf.gaussian.closure_residual(layers[name], mu).relative for name in BENT]
     return lab.Outcome(
         findings=[
-            affine_finding(mu, parameters.order),
-            flow_finding(paths),
-            reference_finding(paths),
-            layers_finding(flows),
+            AFFINE.close_to(
+                [constant + QUERIES @ slope.T for slope, constant in affine],
+                [integrated_velocity(name, QUERIES, order) for name in KINDS],
+                tolerance=1e-10,
+                source=lab.other_method(
+                    "Gauss-Hermite quadrature of the integrals, in NumPy"
+                ),
+            ),
+            *flow_findings(flows, paths),
             TOKENS.at_most(
-                exponents,
+                [np.polyfit(np.log(counts), np.log(e), 1)[0] for e in errors.values()],
                 -0.5,
                 source=lab.theory("fitted exponents; random tokens would have -1/2"),
             ),
@@ -196,42 +176,30 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
                 ),
             ),
             BEND.above(
-                [left[name] for name in BENT],
+                left,
                 0.01,
                 source=lab.theory("root mean square of what is left, relative"),
             ),
             FIT.close_to(
-                [left[name] for name in BENT],
-                [least_squares_residual(name, parameters.order) for name in BENT],
+                left,
+                [least_squares_residual(name, order) for name in BENT],
                 relative_tolerance=1e-6,
                 source=lab.other_method("least squares in NumPy on other nodes"),
             ),
         ],
         pictures=[draw_flows(paths, pairs), draw_errors(counts, errors)],
-        tables=[
-            lab.Table(
-                ["attention", "left by the best affine fit, relative"],
-                list(left.items()),
-                "Root mean square over the Gaussian, relative to that of the velocity "
-                "around its mean.",
-            )
-        ],
     )
-
-
-def mean_errors(flow: mf.Flow, parameters: Parameters) -> list[float]:
-    """Root mean square over clouds of the covariance's error, for each number."""
-    counts, seeds = parameters.counts, range(parameters.clouds)
-    errors = [
-        [compared(flow, n, counts, seed).covariance_errors[-1] for seed in seeds]
-        for n in counts
-    ]
-    return list(np.sqrt(np.mean(np.square(errors), axis=1)))
 
 
 def reference_gaussian() -> mf.Gaussian:
     """The Gaussian of the tabulated values."""
     return mf.Gaussian(jnp.array(MEAN), jnp.array(COVARIANCE))
+
+
+def compared(flow: mf.Flow, count: int, *, size: int | None = None, seed: int = 0):
+    """So many tokens next to the Gaussian; padded, so as to compile but once."""
+    tokens = mf.gaussian.matched_tokens(reference_gaussian(), count, seed=seed)
+    return mf.gaussian.compare_with_particles(flow, mf.pad(tokens, size or count), 1.0)
 
 
 def matrices() -> tuple[np.ndarray, ...]:
@@ -266,70 +234,85 @@ def written_out(name: str, mean: np.ndarray, spread: np.ndarray):
     return slope, drift
 
 
-def affine_finding(mu: mf.Gaussian, order: int):
-    """The affine velocities against integrals over the Gaussian."""
-    queries, found, expected = np.array(QUERIES), [], []
-    for name, kind in KINDS.items():
-        slope, constant = mf.gaussian.affine_velocity(lab.reference_attention(kind), mu)
-        found.append(np.asarray(constant) + queries @ np.asarray(slope).T)
-        expected.append(integrated_velocity(name, queries, order))
-    return AFFINE.close_to(
-        found,
-        expected,
-        tolerance=1e-10,
-        source=lab.other_method("Gauss-Hermite quadrature of the integrals, in NumPy"),
-    )
-
-
 def hermite_nodes(order: int) -> tuple[np.ndarray, np.ndarray]:
     """Nodes and weights of the reference Gaussian, along its Cholesky axes."""
     line, masses = np.polynomial.hermite_e.hermegauss(order)
     grid = np.stack(np.meshgrid(line, line), axis=-1).reshape(-1, 2)
     weights = np.outer(masses, masses).ravel()
-    root = np.linalg.cholesky(np.array(COVARIANCE))
-    return np.array(MEAN) + grid @ root.T, weights / weights.sum()
+    return MEAN + grid @ np.linalg.cholesky(COVARIANCE).T, weights / weights.sum()
 
 
 def integrated_velocity(name: str, queries: np.ndarray, order: int) -> np.ndarray:
     """The velocity at these queries, from its definition."""
     query, key, value, score = matrices()
     nodes, weights = hermite_nodes(order)
-    products = queries @ score.T @ nodes.T
-    if name == "linear":
-        return (products * weights) @ nodes @ value.T
-    if name == "sigmoid":
-        return (weights / (1 + np.exp(-products))) @ nodes @ value.T
-    scores = products
+    scores = queries @ score.T @ nodes.T
+    plain = {"linear": np.array, "sigmoid": expit, "unnormalised": np.exp}
+    if name in plain:
+        return (weights * plain[name](scores)) @ nodes @ value.T
     if name != "softmax":
-        gaps = (queries @ query.T)[:, None, :] - (nodes @ key.T)[None, :, :]
-        scores = -np.sum(gaps**2, axis=2)
+        scores = -cdist(queries @ query.T, nodes @ key.T, "sqeuclidean")
     if name == "Sinkhorn":
         scores = scores + sinkhorn_potential(nodes, weights)
-    masses = weights * np.exp(scores - scores.max(axis=1, keepdims=True))
-    return masses @ nodes @ value.T / masses.sum(axis=1, keepdims=True)
+    log_masses = scores - logsumexp(scores, axis=1, b=weights, keepdims=True)
+    return (weights * np.exp(log_masses)) @ nodes @ value.T
 
 
 def sinkhorn_potential(nodes: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """The potential of the columns, by Sinkhorn's algorithm in the log domain."""
     query, key, _, _ = matrices()
-    gaps = (nodes @ query.T)[:, None, :] - (nodes @ key.T)[None, :, :]
-    scores, log_weights = -np.sum(gaps**2, axis=2), np.log(weights)
+    scores = -cdist(nodes @ query.T, nodes @ key.T, "sqeuclidean")
     columns, change = np.zeros(len(nodes)), np.inf
     while change > 1e-13:
-        rows = -np.asarray(logsumexp(scores + columns + log_weights, axis=1))
-        moved = -np.asarray(logsumexp(scores.T + rows + log_weights, axis=1))
+        rows = -np.asarray(logsumexp(scores + columns, axis=1, b=weights))
+        moved = -np.asarray(logsumexp(scores.T + rows, axis=1, b=weights))
         change = np.abs(moved - columns)[weights > 1e-20].max()
         columns = moved
     return columns
 
 
-def flow_finding(paths: dict[str, mf.flows.GaussianTrajectory]):
-    """Means and covariances along depth against SciPy."""
-    return FLOW.close_to(
-        [flattened(path) for path in paths.values()],
-        [independent_flow(n, np.asarray(path.depths)) for n, path in paths.items()],
-        tolerance=1e-9,
-        source=lab.other_method("the written-out equations, solved by SciPy's DOP853"),
+def flow_findings(flows: dict[str, mf.Flow], paths):
+    """Flows against SciPy and the table, and each of ten layers against its update."""
+    solved, layered, updated, h = [], [], [], 0.5 / LAYERS
+    first = np.concatenate([MEAN, COVARIANCE.ravel()])
+    for name, flow in flows.items():
+
+        def velocity(_, state, name=name):
+            mean, spread = state[:2], state[2:].reshape(2, 2)
+            slope, drift = written_out(name, mean, (spread + spread.T) / 2)
+            return np.concatenate([drift, (slope @ spread + spread @ slope.T).ravel()])
+
+        solved.append(lab.by_scipy(velocity, first, np.asarray(paths[name].depths)))
+        path = mf.run_layers(flow, reference_gaussian(), LAYERS, step=h)
+        layered.extend(flattened(path)[1:])
+        mean, spread = MEAN, COVARIANCE
+        for _ in range(LAYERS):
+            slope, drift = written_out(name, mean, spread)
+            step = np.eye(2) + h * slope
+            mean, spread = mean + h * drift, step @ spread @ step.T
+            updated.append(np.concatenate([mean, spread.ravel()]))
+    found = [flattened(path) for path in paths.values()]
+    return (
+        FLOW.close_to(
+            found,
+            solved,
+            tolerance=1e-9,
+            source=lab.other_method(
+                "the written-out equations, solved by SciPy's DOP853"
+            ),
+        ),
+        REFERENCE.close_to(
+            [row[[len(row) // 2, -1]][:, [0, 1, 2, 3, 5]] for row in found],
+            TABLE.reshape(4, 2, 5),
+            tolerance=1e-9,
+            source=lab.tabulated("12 digits"),
+        ),
+        RESIDUAL_LAYERS.close_to(
+            layered,
+            updated,
+            tolerance=1e-12,
+            source=lab.other_method("the update, written out in NumPy"),
+        ),
     )
 
 
@@ -339,72 +322,14 @@ def flattened(path: mf.flows.GaussianTrajectory) -> np.ndarray:
     return np.concatenate([np.asarray(path.means), spreads], axis=1)
 
 
-def independent_flow(name: str, depths: np.ndarray) -> np.ndarray:
-    """Means and covariances at these depths."""
-
-    def velocity(_, state):
-        mean, spread = state[:2], state[2:].reshape(2, 2)
-        slope, drift = written_out(name, mean, (spread + spread.T) / 2)
-        return np.concatenate([drift, (slope @ spread + spread @ slope.T).ravel()])
-
-    start = np.concatenate([MEAN, np.ravel(COVARIANCE)])
-    return lab.by_scipy(velocity, start, depths)
-
-
-def reference_finding(paths: dict[str, mf.flows.GaussianTrajectory]):
-    """Means and covariances against the tabulated values."""
-    rows = [flattened(path)[[len(path) // 2, -1]] for path in paths.values()]
-    return REFERENCE.close_to(
-        np.array(rows)[:, :, [0, 1, 2, 3, 5]],
-        [TABLE[name] for name in paths],
-        tolerance=1e-9,
-        source=lab.tabulated("12 digits"),
-    )
-
-
-def layers_finding(flows: dict[str, mf.Flow]):
-    """Every one of ten layers against the update written out."""
-    found, expected, h = [], [], 0.5 / LAYERS
-    for name, flow in flows.items():
-        path = mf.run_layers(flow, reference_gaussian(), LAYERS, step=h)
-        found.append(flattened(path)[1:])
-        mean, spread = np.array(MEAN), np.array(COVARIANCE)
-        for _ in range(LAYERS):
-            slope, drift = written_out(name, mean, spread)
-            step = np.eye(2) + h * slope
-            mean, spread = mean + h * drift, step @ spread @ step.T
-            expected.append(np.concatenate([mean, spread.ravel()]))
-    return RESIDUAL_LAYERS.close_to(
-        np.concatenate(found),
-        expected,
-        tolerance=1e-12,
-        source=lab.other_method("the update, written out in NumPy"),
-    )
-
-
-def compared(flow: mf.Flow, count: int, sizes: tuple[int, ...] = (), seed: int = 0):
-    """So many tokens next to the Gaussian; padded, so as to compile but once."""
-    tokens = mf.gaussian.matched_tokens(reference_gaussian(), count, seed=seed)
-    padded = mf.pad(tokens, max(count, *sizes)) if sizes else tokens
-    return mf.gaussian.compare_with_particles(flow, padded, 1.0)
-
-
 def least_squares_residual(name: str, order: int) -> float:
     """What a weighted least-squares fit leaves of the velocity, relative."""
     nodes, weights = hermite_nodes(order)
-    if name == "sigmoid":
-        values = integrated_velocity(name, nodes, order)
-    else:
-        _, _, value, score = matrices()
-        mean, spread, tilts = np.array(MEAN), np.array(COVARIANCE), nodes @ score.T
-        masses = np.exp(tilts @ mean + np.sum(tilts @ spread * tilts, axis=1) / 2)
-        values = masses[:, None] * (mean + tilts @ spread) @ value.T
-    roots = np.sqrt(weights)[:, None]
+    values, roots = integrated_velocity(name, nodes, order), np.sqrt(weights)[:, None]
     design = roots * np.concatenate([np.ones((len(nodes), 1)), nodes], axis=1)
-    target = roots * values
-    fit = design @ np.linalg.lstsq(design, target, rcond=None)[0]
+    left = np.linalg.lstsq(design, roots * values, rcond=None)[1].sum()
     spread = roots * (values - weights @ values)
-    return float(np.linalg.norm(target - fit) / np.linalg.norm(spread))
+    return float(np.sqrt(left) / np.linalg.norm(spread))
 
 
 def draw_flows(paths, pairs) -> lab.Picture:
@@ -414,12 +339,9 @@ def draw_flows(paths, pairs) -> lab.Picture:
         points = np.asarray(pairs[name].tokens.cloud(-1).points)
         panel.plot(*points.T, ".", color=style.GREY, markersize=2.6, alpha=0.7)
         draw_ellipses(path, panel, count=6, deviations=2, is_labelled=False)
-        panel.set(xlim=(-4.6, 4.6), ylim=(-4.2, 3.2), xlabel="", ylabel="")
+        panel.set(xlim=(-4.6, 4.6), ylim=(-4.2, 3.2), xlabel="$x_1$", ylabel="$x_2$")
         panel.set_title(f"{name}, {len(points)} tokens")
-    for panel in panels[-1]:
-        panel.set_xlabel("$x_1$")
-    for panel in panels[:, 0]:
-        panel.set_ylabel("$x_2$")
+        panel.label_outer()
     colours = panels[0, 0].collections[0]
     figure.colorbar(colours, ax=panels, label="depth $t$", shrink=0.6)
     return lab.Picture(
