@@ -22,7 +22,6 @@ import scipy.integrate
 import meanformer as mf
 import meanformer.experiments as lab
 from meanformer.experiments.helpers.circle_walks import (
-    SAVED,
     attention_on_circle,
     depths_around,
     joins_of,
@@ -31,7 +30,7 @@ from meanformer.experiments.helpers.circle_walks import (
 )
 from meanformer.geometry.circle import angles_of
 from meanformer.observables import TwoGroups, separation
-from meanformer.plotting import draw_curves, mark_values, style
+from meanformer.plotting import mark_values, style
 
 RIGHT = np.pi / 2
 MEETING = 0.1  # the angle up to which a dwell time is taken
@@ -122,28 +121,24 @@ STAY = lab.observation(
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Compare integrals with tables, SciPy, asymptotics and flows."""
     rtol = parameters.rtol
-    dwells = [dwell(beta, rtol) for beta in progress.over(DWELL, 0.3)]
-    points = [meeting(beta, rtol) for beta in progress.over(POINTS, 0.2)]
+    equal = [(beta, (0.5, 0.5)) for beta in DWELL]
+    dwells = {
+        case: pair_walk(*case, rtol, merge=MEETING)
+        for case in progress.over([*equal, (10, UNEQUAL)], 0.3)
+    }
+    met = [pair_walk(beta, UNEQUAL, rtol) for beta in progress.over(POINTS, 0.2)]
     betas = np.linspace(20, 45, parameters.groups)
     several = [groups_walk(beta, rtol) for beta in progress.over(betas, 0.2)]
     joins = np.asarray(joins_of(several[-1]).depths)[2:]
     closely = groups_walk(betas[-1], rtol, depths_around(joins, 1e3 * joins[-1]))
-    grid = np.linspace(1, 60, 119)
     return lab.Outcome(
         findings=[
-            digits_finding(),
-            integral_finding(),
-            flow_finding(dwells, rtol),
+            *dwell_findings(dwells),
             *growth_findings(parameters.largest),
-            meeting_finding(points),
-            clock_finding(),
+            *meeting_findings(met),
             *groups_findings(betas, several),
         ],
-        pictures=[
-            draw_times(grid, np.array([laws(beta) for beta in grid])),
-            draw_angles(dwells),
-            draw_groups(closely, betas[-1]),
-        ],
+        pictures=[draw_times(), draw_groups(closely, betas[-1])],
     )
 
 
@@ -172,135 +167,96 @@ def by_scipy(beta, start, masses=(0.5, 0.5), kind="softmax") -> float:
     return float(beta * (1 - np.cos(start)) + np.log(sum(parts)))
 
 
-def dwell(beta: float, rtol: float) -> mf.Trajectory:
-    """Two equal groups, walked until they are joined, saved on the way."""
-    time = two_groups(beta).dwell_time(RIGHT, MEETING)
-    early = np.geomspace(1e-2, 0.3 * time, 20)
-    late = time * np.linspace(0.32, 1.04, SAVED - 21)
-    depths = np.concatenate([[0.0], early, late])
-    start = np.array([0.0, RIGHT])
-    return walk_on_circle(start, beta, depths, merge=MEETING, rtol=rtol)
+def pair_walk(beta: float, masses, rtol: float, merge=None) -> mf.Trajectory:
+    """Two groups at a right angle, walked until they are joined."""
+    last = 10 * two_groups(beta, masses).dwell_time(RIGHT, merge or TIGHT)
+    depths = long_depths(last, last / 2)
+    options = {"weights": masses, "merge": merge, "rtol": rtol}
+    return walk_on_circle((0.0, RIGHT), beta, depths, **options)
 
 
-def digits_finding():
-    """The table of dwell times."""
-    found = [two_groups(beta).dwell_time(RIGHT, MEETING) for beta in DWELL]
-    found.append(two_groups(10, UNEQUAL).dwell_time(RIGHT, MEETING))
-    return DIGITS.close_to(
-        found,
-        [*DWELL.values(), SKEWED],
-        relative_tolerance=2e-9,
-        source=lab.tabulated(),
-    )
-
-
-def integral_finding():
-    """Our integrals in logarithms against SciPy's."""
+def dwell_findings(dwells):
+    """Dwell times by the law against digits and SciPy, and the flow against SciPy."""
     kinds, masses = ("softmax", "unnormalised"), ((0.5, 0.5), UNEQUAL)
     cases = list(itertools.product((2.0, 30.0, 300.0), STARTS, masses, kinds))
-    found = [two_groups(b, m, k).log_dwell_time(s, MEETING) for b, s, m, k in cases]
-    return INTEGRAL.close_to(
-        found,
-        [by_scipy(beta, start, masses, kind) for beta, start, masses, kind in cases],
-        tolerance=1e-9,
-        source=lab.other_method("quadrature of the law by SciPy, in logarithms"),
-    )
-
-
-def flow_finding(dwells, rtol: float):
-    """Meetings of the flow against SciPy's integrals."""
-    skewed = walk_on_circle(
-        np.array([0.0, RIGHT]),
-        10.0,
-        long_depths(1e5),
-        weights=UNEQUAL,
-        merge=MEETING,
-        rtol=rtol,
-    )
-    found = [float(joins_of(path).depths[0]) for path in [*dwells, skewed]]
-    exact = [by_scipy(beta, RIGHT) for beta in DWELL]
-    exact.append(by_scipy(10.0, RIGHT, UNEQUAL))
-    return FLOW.close_to(
-        found,
-        np.exp(exact),
-        relative_tolerance=1e-8,
-        source=lab.other_method("quadrature of the two-group law by SciPy"),
+    return (
+        DIGITS.close_to(
+            [two_groups(*case).dwell_time(RIGHT, MEETING) for case in dwells],
+            [*DWELL.values(), SKEWED],
+            relative_tolerance=2e-9,
+            source=lab.tabulated(),
+        ),
+        INTEGRAL.close_to(
+            [two_groups(b, m, k).log_dwell_time(s, MEETING) for b, s, m, k in cases],
+            [by_scipy(*case) for case in cases],
+            tolerance=1e-9,
+            source=lab.other_method("quadrature of the law by SciPy, in logarithms"),
+        ),
+        FLOW.close_to(
+            [float(joins_of(path).depths[0]) for path in dwells.values()],
+            np.exp([by_scipy(beta, RIGHT, masses) for beta, masses in dwells]),
+            relative_tolerance=1e-8,
+            source=lab.other_method("quadrature of the two-group law by SciPy"),
+        ),
     )
 
 
 def growth_findings(largest: float):
-    """Slopes in beta, and the leading term; twice the next term is allowed."""
+    r"""Slopes in beta, and the leading term; twice the next term is allowed.
+
+    In $c = \cos\varphi$ the integrand is $e^{-\beta c}/(1 - c^2)$, so that the next
+    terms of Laplace's method are two derivatives of $1/(1 - c^2)$ over itself.
+    """
     betas = largest * np.array([0.98, 1.02])
     logs = [
         [two_groups(beta).log_dwell_time(start, MEETING) for beta in betas]
         for start in STARTS
     ]
     slopes = np.diff(np.array(logs) + np.log(betas), axis=1)[:, 0] / np.diff(betas)
-    cases = [(start, masses) for start in STARTS for masses in ((0.5, 0.5), UNEQUAL)]
     ratios = [
         by_scipy(largest, start, masses)
         - two_groups(largest, masses).asymptotic_log_dwell_time(start)
-        for start, masses in cases
+        for start in STARTS
+        for masses in ((0.5, 0.5), UNEQUAL)
     ]
-    first, second = next_terms(np.array(STARTS))
+    cosine, square = np.cos(STARTS), np.sin(STARTS) ** 2
+    first, second = 2 * cosine / square, (2 + 6 * cosine**2) / square**2
     return (
         EXPONENTIAL.close_to(
             slopes,
-            1 - np.cos(STARTS) - first / largest**2,
+            1 - cosine - first / largest**2,
             tolerance=2 * np.abs(first**2 - 2 * second).max() / largest**3,
             source=lab.theory("two terms of Laplace's method"),
         ),
         ASYMPTOTIC.close_to(
             np.exp(ratios),
-            [1 + next_terms(start)[0] / largest for start, _ in cases],
+            np.repeat(1 + first / largest, 2),
             tolerance=2 * second.max() / largest**2,
             source=lab.other_method("SciPy's quadrature, over the formula"),
         ),
     )
 
 
-def next_terms(angle):
-    r"""Coefficients of $1/\beta$ and $1/\beta^2$ in Laplace's method for the integral.
-
-    In $c = \cos\varphi$ the integrand is $e^{-\beta c}/(1 - c^2)$, so that they are its
-    first two derivatives of $1/(1 - c^2)$ over itself.
-    """
-    cosine, square = np.cos(angle), np.sin(angle) ** 2
-    return 2 * cosine / square, (2 + 6 * cosine**2) / square**2
-
-
-def meeting(beta: float, rtol: float) -> float:
-    """The angle at which unequal groups are joined by the flow."""
-    last = 10 * two_groups(beta, UNEQUAL).dwell_time(RIGHT, 1e-6)
-    path = walk_on_circle(
-        np.array([0.0, RIGHT]),
-        beta,
-        long_depths(last, last / 2),
-        weights=UNEQUAL,
-        rtol=rtol,
-    )
-    point = np.asarray(joins_of(path).points[0])
-    return float(np.arctan2(point[1], point[0]))
-
-
-def meeting_finding(points):
-    """Meeting points of the flow and of the law against the table."""
+def meeting_findings(met):
+    """Where unequal groups meet, and how long equal ones take in an initial clock."""
+    points = [angles_of(np.asarray(joins_of(path).points[0])) for path in met]
     law = [two_groups(beta, UNEQUAL).meeting_point(RIGHT) for beta in POINTS]
-    return MEETING_POINT.close_to(
-        [*points, *law],
-        [*POINTS.values(), *POINTS.values()],
-        tolerance=2e-7,
-        source=lab.tabulated("by the flow, and by the integral over the angle"),
-    )
-
-
-def clock_finding():
-    """Times in units of the initial waiting time."""
     start, end = CLOSED
     waits = [two_groups(b).log_dwell_time(start, end) for b in CLOCK]
-    found = np.exp(waits - np.array(list(CLOCK)) * (1 - np.cos(start)))
-    digits = list(CLOCK.values())
-    return CLOCKS.close_to(found, digits, tolerance=6e-5, source=lab.tabulated())
+    return (
+        MEETING_POINT.close_to(
+            [*points, *law],
+            [*POINTS.values(), *POINTS.values()],
+            tolerance=2e-7,
+            source=lab.tabulated("by the flow, and by the integral over the angle"),
+        ),
+        CLOCKS.close_to(
+            np.exp(waits - np.array(list(CLOCK)) * (1 - np.cos(start))),
+            list(CLOCK.values()),
+            tolerance=6e-5,
+            source=lab.tabulated(),
+        ),
+    )
 
 
 def groups_walk(beta: float, rtol: float, depths=None) -> mf.Trajectory:
@@ -311,74 +267,39 @@ def groups_walk(beta: float, rtol: float, depths=None) -> mf.Trajectory:
 
 def groups_findings(betas, several):
     """When groups have tightened, and when they meet."""
-    first = [float(joins_of(path).depths[2]) for path in several]
-    last = [float(joins_of(path).depths[3]) for path in several]
-    starts = [separation(mf.TokenCloud.from_angles(GROUPS), beta) for beta in betas]
+    joins = np.array([joins_of(path).depths for path in several])
+    cloud = mf.TokenCloud.from_angles(GROUPS)
     laws = [
-        two_groups(beta, (0.6, 0.4)).log_dwell_time(start.separation, TIGHT)
-        for beta, start in zip(betas, starts, strict=True)
+        two_groups(beta, (0.6, 0.4)).log_dwell_time(
+            separation(cloud, beta).separation, TIGHT
+        )
+        for beta in betas
     ]
+    means = lab.closed_form("the law of two groups, from the means at the start")
+    order = lab.theory(r"$T_1$ of order $\beta$ at most")
     return (
-        TIGHTEN.at_most(
-            first, betas, source=lab.theory(r"$T_1$ of order $\beta$ at most")
-        ),
-        STAY.close_to(
-            np.log(last),
-            laws,
-            relative_tolerance=2e-2,
-            source=lab.closed_form(
-                "the law of two groups, from the means at the start"
-            ),
-        ),
+        TIGHTEN.at_most(joins[:, 2], betas, source=order),
+        STAY.close_to(np.log(joins[:, 3]), laws, relative_tolerance=2e-2, source=means),
     )
 
 
-def laws(beta: float) -> list[list[float]]:
-    """Logarithms to base ten of dwell times and of the formula, for each start."""
-    law = two_groups(beta)
-    both = [
-        [law.log_dwell_time(start, MEETING), law.asymptotic_log_dwell_time(start)]
-        for start in STARTS
-    ]
-    return np.array(both) / np.log(10)
-
-
-def draw_times(betas: np.ndarray, logs: np.ndarray) -> lab.Picture:
+def draw_times() -> lab.Picture:
     """Dwell times against beta, with the asymptotic formula."""
     figure, axes = style.canvas(panel=(6.4, 3.5))
-    names = [rf"$\varphi_0 = {start:.3g}$" for start in STARTS]
-    draw_curves(betas, dict(zip(names, logs[:, :, 0].T, strict=True)), axes)
-    axes.plot(betas, logs[:, :, 1], "--", color=style.INK, linewidth=0.9)
+    betas = np.linspace(1, 60, 119)
+    pairs = [two_groups(beta) for beta in betas]
+    for start in STARTS:
+        times = np.array([law.log_dwell_time(start, MEETING) for law in pairs])
+        formula = np.array([law.asymptotic_log_dwell_time(start) for law in pairs])
+        axes.plot(betas, times / np.log(10), label=rf"$\varphi_0 = {start:.3g}$")
+        axes.plot(betas, formula / np.log(10), "--", color=style.INK, linewidth=0.9)
     axes.plot(list(DWELL), np.log10(list(DWELL.values())), "o", color=style.INK)
     axes.set(xlabel=r"$\beta$", ylabel=r"$\log_{10}$ of the dwell time")
+    axes.legend()
     return lab.Picture(
         figure,
         r"How long two equal groups stay apart, from $\varphi_0$ to $0.1$, by the "
         "integral; dashed: the asymptotic formula; dots: the tabulated values.",
-    )
-
-
-def draw_angles(dwells) -> lab.Picture:
-    """The angle of two groups against the logarithm of depth."""
-    figure, axes = style.canvas(panel=(6.4, 3.3))
-    for beta, path in zip(DWELL, dwells, strict=True):
-        angles = angles_of(np.asarray(path.points))
-        depths, gaps = np.asarray(path.depths), angles[:, 1] - angles[:, 0]
-        apart = (depths > 0) & (gaps > 0)
-        meeting = float(joins_of(path).depths[0])
-        axes.plot(
-            np.append(depths[apart], meeting),
-            np.append(gaps[apart], MEETING),
-            label=rf"$\beta = {beta}$",
-        )
-    axes.set(xscale="log", xlabel="depth $t$", ylabel=r"angle $\varphi$ of the groups")
-    axes.set_yticks([0, np.pi / 4, RIGHT], ["0", r"$\pi/4$", r"$\pi/2$"])
-    axes.legend(loc="lower left", bbox_to_anchor=(0.0, 0.03))
-    return lab.Picture(
-        figure,
-        r"The angle of two equal groups under the flow, until they are $0.1$ apart: "
-        "nothing happens for almost all of a time that is exponential in "
-        r"$\beta$, and then all at once.",
     )
 
 

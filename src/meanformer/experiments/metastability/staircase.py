@@ -34,7 +34,7 @@ from meanformer.observables import (
     predicted_staircase,
     saddles,
 )
-from meanformer.plotting import draw_circle, draw_saddles, mark_values, style
+from meanformer.plotting import draw_saddles, mark_values, style
 
 SPACED = 0.5 * np.log(2000) / np.sqrt(2000) * np.array([0, 0.5, 2, 4, 7])
 BETAS = (500.0, 1000.0, 1500.0, 2000.0, 3000.0, 4000.0)
@@ -137,28 +137,27 @@ NO_SADDLE = lab.theorem(
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Walk all staircases, and set them against the rule and the published scheme."""
     cases = [(kind, beta) for kind in KINDS for beta in BETAS]
+    rtol = parameters.rtol
     paths = {
         (kind, beta): walk_on_circle(
-            SPACED, beta, long_depths(1e300), kind=kind, rtol=parameters.rtol
+            SPACED, beta, long_depths(1e300), kind=kind, rtol=rtol
         )
         for kind, beta in progress.over(cases, 0.8)
     }
-    setting, rtol = (AROUND, AROUND_BETA), parameters.rtol
-    around = walk_on_circle(*setting, long_depths(1e22), rtol=rtol)
+    short = walk_on_circle(
+        SPACED, LOWEST, long_depths(HORIZON), kind="unnormalised", rtol=rtol
+    )
+    around = walk_on_circle(AROUND, AROUND_BETA, long_depths(1e22), rtol=rtol)
     ladder, joins = saddles(around), np.asarray(joins_of(around).depths)
-    angles = walk_on_circle(*setting, depths_around(joins, 1e3 * joins[-1]), rtol=rtol)
+    closely = depths_around(joins, 1e3 * joins[-1])
+    angles = walk_on_circle(AROUND, AROUND_BETA, closely, rtol=rtol)
     scheme = published_scheme(LOWEST, parameters.published_steps)
     return lab.Outcome(
         findings=[
-            levels_finding(paths),
-            *rule_findings(paths),
-            coincide_finding(paths),
-            scheme_finding(paths, scheme),
-            continued_finding(paths, parameters.rtol),
-            *saddle_findings(ladder, paths),
+            *rule_findings(paths, scheme),
+            *plateau_findings(paths, predicted_staircase(short), ladder),
         ],
         pictures=[draw_published(paths, scheme), draw_ladder(angles, ladder)],
-        tables=[jump_table(paths), ladder_table(ladder)],
     )
 
 
@@ -205,54 +204,26 @@ def published_scheme(beta: float, count: int) -> tuple[np.ndarray, np.ndarray]:
     """
     angles, energies = SPACED.copy(), []
     for _ in range(count):
-        energy, following = published_step(angles, beta)
-        if following is None:
+        gaps = angles[:, None] - angles[None, :]
+        kernel = np.exp(beta * (np.cos(gaps) - 1))
+        velocity = -(np.sin(gaps) * kernel).sum(axis=1) / len(angles) ** 2
+        speed = np.linalg.norm(velocity)
+        if speed == 0:
             break
-        energies.append(energy)
-        angles = following
+        energies.append(kernel.mean())
+        angles = angles + STEP * np.log(beta) * velocity / speed
+        for first in range(len(angles) if speed < SMALL else 0):
+            later = angles[first:]
+            later[np.abs(later - later[0]) < NEAR] = later[0]
     return STEP * np.arange(len(energies)), np.array(energies)
 
 
-def published_step(angles: np.ndarray, beta: float) -> tuple[float, np.ndarray | None]:
-    """The energy, and the angles after one step; nothing where the velocity is zero."""
-    gaps = angles[:, None] - angles[None, :]
-    kernel = np.exp(beta * (np.cos(gaps) - 1))
-    velocity = -(np.sin(gaps) * kernel).sum(axis=1) / len(angles) ** 2
-    speed = np.linalg.norm(velocity)
-    if speed == 0:
-        return float(kernel.mean()), None
-    angles = angles + STEP * np.log(beta) * velocity / speed
-    return float(kernel.mean()), put_together(angles) if speed < SMALL else angles
-
-
-def put_together(angles: np.ndarray) -> np.ndarray:
-    """Put tokens that are near on top of the first of them."""
-    angles = angles.copy()
-    for first in range(len(angles)):
-        later = np.arange(len(angles)) > first
-        angles[later & (np.abs(angles - angles[first]) < NEAR)] = angles[first]
-    return angles
-
-
-def levels_finding(paths):
-    """Energies of the tokens in the middle of each plateau, against their levels."""
-    steps = [plateaus(paths[kind, LOWEST]) for kind in KINDS]
-    found = [step.energy for flow in steps for step in list(flow)[1:]]
-    return LEVELS.close_to(
-        found,
-        LEVELS_OF_FIVE * len(KINDS),
-        tolerance=1e-9,
-        source=lab.closed_form(r"$\sum_k N_k^2/n^2$"),
-    )
-
-
-def rule_findings(paths):
-    """Arc lengths of the rule, and of the flows."""
+def rule_findings(paths, scheme):
+    """Arc lengths of the jumps: of the rule, the flows and the published scheme."""
     climbed, soft = (lengths_of(paths[kind, LOWEST]) for kind in KINDS[::-1])
-    scaled = [*climbed / np.log(LOWEST)]
-    scaled += [
-        lengths_of(paths["unnormalised", beta])[-1] / np.log(beta) for beta in ENDS
-    ]
+    ends = {beta: lengths_of(paths["unnormalised", beta])[-1] for beta in BETAS}
+    last = np.array(list(ends.values()))
+    abscissas, energies = scheme
     return (
         RULE.close_to(
             np.concatenate([rule_of(kind) for kind in RULES]),
@@ -267,7 +238,7 @@ def rule_findings(paths):
             source=lab.theory("greedy rule: the closest pair first"),
         ),
         ABSCISSA.close_to(
-            scaled,
+            [*climbed / np.log(LOWEST), *(ends[beta] / np.log(beta) for beta in ENDS)],
             [*ABSCISSAS, *ENDS.values()],
             relative_tolerance=2e-4,
             source=lab.tabulated("with a merge threshold that costs some $10^{-4}$"),
@@ -279,97 +250,57 @@ def rule_findings(paths):
             relative_tolerance=1e-5,
             source=lab.other_method("two-group law on each gap, by SciPy's quadrature"),
         ),
-    )
-
-
-def coincide_finding(paths):
-    """The spread of the last jumps over all temperatures."""
-    ends = np.array([lengths_of(paths["unnormalised", beta])[-1] for beta in BETAS])
-    return COINCIDE.at_most(
-        np.ptp(ends) / ends.max(), 0.01, source=lab.theory("no dependence in the limit")
-    )
-
-
-def scheme_finding(paths, scheme):
-    """The abscissa at which the published scheme has one cluster."""
-    abscissas, energies = scheme
-    end = abscissas[int(np.argmax(energies > 1 - 1e-4))]
-    ours = lengths_of(paths["unnormalised", LOWEST])[-1] / np.log(LOWEST)
-    return SCHEME.close_to(
-        ours,
-        end,
-        tolerance=2e-4,
-        source=lab.other_method("Euler steps in NumPy, as published"),
-    )
-
-
-def continued_finding(paths, rtol: float):
-    """Joins predicted from depth 1e15 on, against those of the whole walk."""
-    whole = joins_of(paths["unnormalised", LOWEST])
-    short = walk_on_circle(
-        SPACED, LOWEST, long_depths(HORIZON), kind="unnormalised", rtol=rtol
-    )
-    rest = predicted_staircase(short)
-    logs = np.asarray(rest.log_depths) / np.log(10)
-    return CONTINUED.close_to(
-        [*np.asarray(rest.tokens), *np.asarray(rest.levels)[1:], *logs],
-        [*np.asarray(whole.tokens), *LEVELS_OF_FIVE, *np.log10(whole.depths)],
-        tolerance=1e-3,
-        source=lab.other_method("the walk to depth $10^{300}$"),
-    )
-
-
-def saddle_findings(ladder: Saddles, paths):
-    """Indices around the circle, and no saddles on an arc."""
-    counts = np.array([step.plateau.count for step in ladder])
-    indices = [-1 if step.index is None else step.index for step in ladder]
-    on_arc = list(saddles(paths["softmax", LOWEST]))[:-1]
-    found = sum(step.point is not None for step in on_arc)
-    return (
-        LADDER.close_to(
-            indices, counts - 1, tolerance=0.0, source=lab.closed_form("$k - 1$")
+        COINCIDE.at_most(
+            np.ptp(last) / last.max(),
+            0.01,
+            source=lab.theory("no dependence in the limit"),
         ),
-        NO_SADDLE.close_to(found, 0, tolerance=0.0, source=lab.theory()),
+        SCHEME.close_to(
+            climbed[-1] / np.log(LOWEST),
+            abscissas[np.argmax(energies > 1 - 1e-4)],
+            tolerance=2e-4,
+            source=lab.other_method("Euler steps in NumPy, as published"),
+        ),
     )
 
 
-def jump_table(paths) -> lab.Table:
-    """Arc lengths of all joins, both flows, all temperatures."""
-    rows = [
-        [kind, beta, *map(float, lengths_of(paths[kind, beta]))]
-        for kind in KINDS
-        for beta in BETAS
-    ]
-    rows += [[kind, "rule", *map(float, rule_of(kind))] for kind in KINDS]
-    names = ["first jump", "second", "third", "last"]
-    return lab.Table(
-        ["attention", r"$\beta$", *names],
-        rows,
-        r"Arc lengths of the jumps. For the published abscissa divide by $\log\beta$.",
-    )
-
-
-def ladder_table(ladder: Saddles) -> lab.Table:
-    """Plateaus around the circle, and their saddles."""
-    rows = []
-    for step in ladder:
-        row = step.plateau.count, step.plateau.energy, step.energy, step.index
-        row += step.distance, step.plateau.log_duration
-        rows.append(["none" if cell is None else cell for cell in row])
-    names = ["groups", "energy", "energy of the saddle", "index", "distance"]
-    return lab.Table(
-        [*names, r"$\log$ of the duration"],
-        rows,
-        r"Five tokens around the circle at $\beta = 20$: energies agree to many digits "
-        "although the plateau is not at the saddle.",
+def plateau_findings(paths, rest, ladder: Saddles):
+    """Levels, the joins predicted from depth 1e15 on, and saddles of the plateaus."""
+    flows = [plateaus(paths[kind, LOWEST]) for kind in KINDS]
+    whole = joins_of(paths["unnormalised", LOWEST])
+    logs = np.asarray(rest.log_depths) / np.log(10)
+    on_arc = list(saddles(paths["softmax", LOWEST]))[:-1]
+    return (
+        LEVELS.close_to(
+            [step.energy for flow in flows for step in list(flow)[1:]],
+            LEVELS_OF_FIVE * len(KINDS),
+            tolerance=1e-9,
+            source=lab.closed_form(r"$\sum_k N_k^2/n^2$"),
+        ),
+        CONTINUED.close_to(
+            [*np.asarray(rest.tokens), *np.asarray(rest.levels)[1:], *logs],
+            [*np.asarray(whole.tokens), *LEVELS_OF_FIVE, *np.log10(whole.depths)],
+            tolerance=1e-3,
+            source=lab.other_method("the walk to depth $10^{300}$"),
+        ),
+        LADDER.close_to(
+            [-1 if step.index is None else step.index for step in ladder],
+            np.array([step.plateau.count for step in ladder]) - 1,
+            tolerance=0.0,
+            source=lab.closed_form("$k - 1$"),
+        ),
+        NO_SADDLE.close_to(
+            sum(step.point is not None for step in on_arc),
+            0,
+            tolerance=0.0,
+            source=lab.theory(),
+        ),
     )
 
 
 def draw_published(paths, scheme) -> lab.Picture:
-    """The initial circle, and staircases in two abscissas."""
-    ratios = {"width_ratios": [0.72, 1.1, 1.1]}
-    figure, (circle, left, right) = style.canvas(3, panel=(3.9, 3.3), **ratios)
-    draw_circle(mf.TokenCloud.from_angles(SPACED), circle)
+    """Staircases in two abscissas."""
+    figure, (left, right) = style.canvas(2, panel=(4.6, 3.3))
     for colour, beta in zip(style.shades(len(BETAS)), BETAS, strict=True):
         lengths = lengths_of(paths["unnormalised", beta])
         levels, name = [0.2, *LEVELS_OF_FIVE], rf"$\beta = {beta:g}$"
@@ -380,14 +311,14 @@ def draw_published(paths, scheme) -> lab.Picture:
     mark_values(rule_of("unnormalised"), right)
     left.set(xlabel=r"arc length over $\log\beta$", ylabel="energy (one cluster: 1)")
     right.set(xlabel="arc length")
-    left.legend(loc="upper left", bbox_to_anchor=(0.0, 0.98))
+    left.legend(loc="upper left")
     right.legend(loc="upper left", bbox_to_anchor=(0.42, 0.98), fontsize=8.5)
     return lab.Picture(
         figure,
-        "The published setting under unnormalised attention. Left: the five tokens. "
-        "Middle: the level $\\sum_k m_k^2$ against the published abscissa; dotted: the "
-        r"published scheme at $\beta = 4000$, whose energy rises before groups have "
-        r"met. Right: against arc length the spread is gone; dotted: the greedy rule.",
+        "The published setting under unnormalised attention. Left: the level $\\sum_k "
+        "m_k^2$ against the published abscissa; dotted: the published scheme at "
+        r"$\beta = 4000$, whose energy rises before groups have met. Right: against "
+        "arc length the spread is gone; dotted: the greedy rule.",
     )
 
 
@@ -397,8 +328,7 @@ def draw_ladder(path: mf.Trajectory, ladder: Saddles) -> lab.Picture:
     depths = np.asarray(path.depths)[1:]
     angles = angles_of(np.asarray(path.points))[1:]
     angles = (angles - angles[-1, 0] + np.pi) % (2 * np.pi) - np.pi
-    for token, colour in enumerate(style.shades(len(AROUND))):
-        left.plot(depths, angles[:, token], color=colour, linewidth=1.4)
+    left.plot(depths, angles, linewidth=1.4)
     mark_values(np.asarray(joins_of(path).depths), left)
     left.set(xscale="log", xlabel="depth $t$", xlim=(1e-1, depths[-1]))
     left.set(ylabel="angle from the last meeting point")

@@ -30,7 +30,7 @@ from meanformer.observables import (
     sample_modes,
     sample_poisson_modes,
 )
-from meanformer.plotting import draw_curves, style
+from meanformer.plotting import style
 
 FORMULA = {
     (100, 10): 1.6244,
@@ -122,44 +122,53 @@ CONSTANT = lab.observation(
 
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Count, integrate, compare."""
-    first, second = jr.split(jr.key(parameters.seed))
+    seed = parameters.seed
+    first, second = jr.split(jr.key(seed))
     counted = count_all(FORMULA, parameters, progress, key=first)
     grid = [(n, float(n) ** a) for a in EXPONENTS for n in SIZES]
     window = count_all(grid, parameters, progress, key=second)
     around = {}
     for index, beta in enumerate(progress.over(CIRCLE, 0.2)):
-        key = jr.fold_in(jr.key(parameters.seed + 2), index)
-        options = {"space": mf.Sphere(), "key": key}
+        options = {"space": mf.Sphere(), "key": jr.fold_in(jr.key(seed + 2), index)}
         around[beta] = sample_modes(400, beta, parameters.samples, **options)
-    poisson = poisson_counts(parameters, progress)
-    cloud = normal_cloud(100, parameters.seed)
-    found = {beta: count_modes(cloud, beta) for beta in (10.0, 100.0, 1000.0)}
-    modes = [
-        np.asarray(count_modes(normal_cloud(400, 1000 + index), 100.0).positions)
-        for index in range(max(60, parameters.samples))
-    ]
     samples = [*counted.values(), *window.values(), *around.values()]
+    four_errors = r"of $n \to \infty$, at $n = 400$; four standard errors"
     return lab.Outcome(
         findings=[
-            window_finding(window),
+            WINDOW.inside(
+                [found.mean / mode_window(beta) for (_, beta), found in window.items()],
+                0.1,
+                0.6,
+                source=lab.theory("of one order"),
+            ),
             *formula_findings(counted),
-            poisson_finding(poisson),
+            POISSON.close_to(
+                poisson_errors(parameters, progress),
+                0.0,
+                tolerance=4.0,
+                source=lab.other_method(
+                    "characteristic function of $(f', f'')$, four errors"
+                ),
+            ),
             threshold_finding(),
-            circle_finding(around),
-            monotone_finding(parameters),
+            ROUND.close_to(
+                [
+                    (found.mean - expected_circle_modes(beta)) / found.standard_error
+                    for beta, found in around.items()
+                ],
+                0.0,
+                tolerance=4.0,
+                source=lab.closed_form(four_errors),
+            ),
             CERTIFIED.close_to(
                 [sample.is_certified for sample in samples],
                 1.0,
                 tolerance=0,
                 source=lab.theory("all intervals decided"),
             ),
-            constant_finding(),
+            *line_findings(normal_cloud(60, seed)),
         ],
-        pictures=[
-            draw_densities(cloud, found),
-            draw_window(window),
-            draw_correction(modes),
-        ],
+        pictures=[draw_densities(normal_cloud(100, seed)), draw_window(window)],
     )
 
 
@@ -172,14 +181,6 @@ def count_all(settings, parameters: Parameters, progress, *, key) -> dict:
             progress.over(list(settings), 0.25), keys, strict=True
         )
     }
-
-
-def window_finding(window):
-    """Counted modes in units of the window."""
-    ratios = [
-        sample.mean / float(mode_window(beta)) for (_, beta), sample in window.items()
-    ]
-    return WINDOW.inside(ratios, 0.1, 0.6, source=lab.theory("of one order"))
 
 
 def formula_findings(counted):
@@ -207,32 +208,20 @@ def formula_findings(counted):
     )
 
 
-def poisson_counts(parameters: Parameters, progress):
-    """Rates, counted modes per bandwidth, and the quadrature of the same."""
+def poisson_errors(parameters: Parameters, progress) -> np.ndarray:
+    """Counted modes of Poisson processes less their integral, in standard errors."""
     rates = np.array([1.5, 0.1, 3.0, 0.3, 1.0, 0.5, 0.2, 0.7, 2.0])
     rates = np.sort(rates[: parameters.rates])
     samples = []
     for index, rate in enumerate(progress.over(rates, 0.2)):
         key = jr.fold_in(jr.key(parameters.seed + 3), index)
-        samples.append(sample_poisson_modes(rate, parameters.length, key=key))
+        if rate >= 0.5:
+            samples.append(sample_poisson_modes(rate, parameters.length, key=key))
     for _ in progress.over(range(1), 0.1):
         many = rates[rates >= 0.5]
         integral = poisson_mode_integral(many, cutoff=parameters.cutoff)
-    return rates, samples, integral
-
-
-def poisson_finding(poisson):
-    """Two ways to one number."""
-    rates, samples, integral = poisson
-    many = [sample for rate, sample in zip(rates, samples, strict=True) if rate >= 0.5]
-    means = np.array([sample.mean for sample in many])
-    errors = np.array([sample.standard_error for sample in many])
-    return POISSON.close_to(
-        (means - integral) / errors,
-        0.0,
-        tolerance=4.0,
-        source=lab.other_method("characteristic function of $(f', f'')$, four errors"),
-    )
+    means = np.array([sample.mean for sample in samples])
+    return (means - integral) / [sample.standard_error for sample in samples]
 
 
 def threshold_finding():
@@ -254,50 +243,31 @@ def threshold_finding():
     )
 
 
-def circle_finding(around):
-    """Counted modes on the circle, against Bessel functions."""
-    differences = [
-        (sample.mean - float(expected_circle_modes(beta))) / sample.standard_error
-        for beta, sample in around.items()
-    ]
-    return ROUND.close_to(
-        differences,
-        0.0,
-        tolerance=4.0,
-        source=lab.closed_form(
-            r"of $n \to \infty$, at $n = 400$; four standard errors"
-        ),
-    )
-
-
 def normal_cloud(count: int, seed: int) -> mf.TokenCloud:
     """Standard normal tokens."""
     return mf.TokenCloud(jr.normal(jr.key(seed), (count, 1)))
 
 
-def monotone_finding(parameters: Parameters):
-    """Counts of one cloud as the bandwidth shrinks."""
-    cloud = normal_cloud(60, parameters.seed)
+def line_findings(cloud: mf.TokenCloud):
+    """Counts as the bandwidth shrinks, and the formula far beyond any computer."""
     counts = [count_modes(cloud, beta).count for beta in np.geomspace(1, 1e6, 25)]
-    return MONOTONE.at_least(np.diff(counts), 0.0, source=lab.theory())
-
-
-def constant_finding():
-    """The formula at a number of tokens that no computer holds."""
     exponents, count = (1.0, 1.5), 1e60
     ratios = [
         float(expected_modes(count, count**a) / mode_window(count**a))
         for a in exponents
     ]
-    return CONSTANT.close_to(
-        ratios,
-        [mode_constant(a) for a in exponents],
-        relative_tolerance=0.02,
-        source=lab.closed_form(r"$\tfrac{\sqrt3}\pi\sqrt{1/a - 1/2}$"),
+    return (
+        MONOTONE.at_least(np.diff(counts), 0.0, source=lab.theory()),
+        CONSTANT.close_to(
+            ratios,
+            [mode_constant(a) for a in exponents],
+            relative_tolerance=0.02,
+            source=lab.closed_form(r"$\tfrac{\sqrt3}\pi\sqrt{1/a - 1/2}$"),
+        ),
     )
 
 
-def draw_densities(cloud: mf.TokenCloud, found) -> lab.Picture:
+def draw_densities(cloud: mf.TokenCloud) -> lab.Picture:
     """One cloud at three bandwidths, with its modes and valleys."""
     figure, panels = style.canvas(1, 3, panel=(7.0, 1.7), sharex=True)
     tokens = np.asarray(cloud.points)[:, 0]
@@ -307,19 +277,15 @@ def draw_densities(cloud: mf.TokenCloud, found) -> lab.Picture:
         gaps = np.asarray(points)[:, None] - tokens[None, :]
         return np.sqrt(beta / 2 / np.pi) * np.exp(-beta * gaps**2 / 2).mean(1)
 
-    for axes, (beta, modes) in zip(panels, found.items(), strict=True):
-        heights = density(places, beta)
-        axes.fill_between(places, heights, color=style.BLUE, alpha=0.25)
-        axes.plot(places, heights, color=style.BLUE, linewidth=1)
-        for spots, size, colour in (
-            (modes.positions, 4.5, style.ORANGE),
-            (modes.valleys, 2.5, style.INK),
-        ):
-            axes.plot(spots, density(spots, beta), "o", markersize=size, color=colour)
+    for axes, beta in zip(panels, (10.0, 100.0, 1000.0), strict=True):
+        modes = count_modes(cloud, beta)
+        peaks, valleys = modes.positions, modes.valleys
+        axes.fill_between(places, density(places, beta), color=style.BLUE, alpha=0.25)
+        axes.plot(peaks, density(peaks, beta), "o", color=style.ORANGE, ms=4.5)
+        axes.plot(valleys, density(valleys, beta), "o", color=style.INK, ms=2.5)
         axes.plot(tokens, np.zeros_like(tokens), "|", color=style.INK, alpha=0.4)
-        axes.set(ylabel="density", ylim=(0, None))
-        plural = "s" * (modes.count > 1)
-        axes.set_title(rf"$\beta = {beta:g}$: {modes.count} mode{plural}")
+        title = rf"$\beta = {beta:g}$, modes: {modes.count}"
+        axes.set(ylabel="density", ylim=(0, None), title=title)
     panels[-1].set(xlabel="$t$")
     return lab.Picture(
         figure,
@@ -357,27 +323,6 @@ def draw_window(window) -> lab.Picture:
         r"Expected modes of normal tokens in units of $\sqrt{\beta\log\beta}$: counted "
         r"(dots, two standard errors), the corrected formula (lines), and the constant "
         r"that it tends to, logarithmically slowly (dotted).",
-    )
-
-
-def draw_correction(modes: list[np.ndarray]) -> lab.Picture:
-    """Where modes are, counted and by the formula with and without correction."""
-    figure, axes = style.canvas(panel=(6.0, 3.5))
-    places, bins = np.linspace(-6, 6, 601), np.linspace(-6, 6, 25)
-    heights = np.histogram(np.concatenate(modes), bins)[0] / len(modes) / np.diff(bins)
-    axes.stairs(
-        heights, bins, fill=True, color=style.GREEN, alpha=0.35, label="counted"
-    )
-    curves = {
-        "corrected": mode_rate(places, 400, 100),
-        "Gaussian closure": mode_rate(places, 400, 100, corrected=False),
-    }
-    labels = {"xlabel": "$t$", "ylabel": "modes per unit of length"}
-    draw_curves(places, curves, axes, marks=["-", "--"], ylim=(0, None), **labels)
-    return lab.Picture(
-        figure,
-        r"Where the modes of 400 normal tokens at $\beta = 100$ are. The Gaussian "
-        r"closure does not notice that the tails are empty.",
     )
 
 

@@ -11,7 +11,6 @@ system of tokens solved by SciPy, with their finite networks, and on random weig
 
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -41,8 +40,11 @@ TABULATED = (
     0.9169127290,
     0.7861427632,
 )
-EARLY_DEPTHS, LATE_DEPTHS = np.linspace(0, 12, 49), np.geomspace(0.3, 1e4, 140)
+
 SAVED = np.linspace(0, DEPTH, 25)
+EARLY_DEPTHS, LATE_DEPTHS = np.linspace(0, 12, 49), np.geomspace(0.3, 1e4, 140)
+# One grid for all that is asked for, so that each scheme is solved once.
+DEPTHS = np.unique([*SAVED, *EARLY_DEPTHS, *LATE_DEPTHS, 50, 51, 400, 1e4, 2e4])
 COLOURS = dict(zip(SCHEMES, style.PALETTE, strict=False))
 
 
@@ -116,43 +118,27 @@ LATE = lab.observation(
 )
 
 
-class Curve(NamedTuple):
-    """Gap and radius of a scheme at many depths."""
-
-    depths: np.ndarray
-    gaps: np.ndarray
-    radii: np.ndarray
-
-    def gap(self, depths) -> np.ndarray:
-        """The gap at some of the depths."""
-        return self.gaps[np.searchsorted(self.depths, depths)]
-
-
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Solve flows, models and networks of all schemes."""
-    flows, curves = {}, {}
-    for name, scheme in progress.over(list(SCHEMES.items()), 0.4):
+    flows, gaps, errors, random = {}, {}, {}, {}
+    for index, (name, scheme) in enumerate(progress.over(list(SCHEMES.items()), 1.0)):
         flows[name] = flow_cosines(scheme)
-        curves[name] = curve_of(scheme)
-    counts = [parameters.finest // 4, parameters.finest // 2, parameters.finest]
-    errors = {
-        name: layer_errors(scheme, counts, flows[name][-1])
-        for name, scheme in progress.over(list(SCHEMES.items()), 0.3)
-    }
-    random = {
-        name: random_cosines(jnp.asarray(index), parameters)
-        for index, name in progress.over(list(enumerate(SCHEMES)), 0.3)
-    }
+        gaps[name] = np.asarray(model(scheme).gap(DEPTHS))
+        errors[name] = layer_errors(scheme, parameters.finest, flows[name][-1])
+        random[name] = random_cosines(jnp.asarray(index), parameters)
     return lab.Outcome(
         findings=[
-            *flow_findings(flows, curves),
-            slope_finding(),
-            *law_findings(curves),
-            order_finding(errors),
+            *flow_findings(flows, gaps),
+            *law_findings(gaps),
+            LAYERS.inside(
+                [np.log2(coarse / fine) for coarse, fine in errors.values()],
+                0.9,
+                1.1,
+                source=lab.theory("first order"),
+            ),
             *random_findings(random),
         ],
-        pictures=[draw_gaps(curves), draw_random(random, parameters)],
-        tables=[table(flows, curves)],
+        pictures=[draw_gaps(gaps), draw_random(random, parameters)],
     )
 
 
@@ -161,12 +147,9 @@ def model(scheme) -> Equiangular:
     return Equiangular(COUNT, BETA, scheme=scheme)
 
 
-def curve_of(scheme) -> Curve:
-    """Gap and radius at all depths that anything is asked for."""
-    others = [50.0, 51.0, 400.0, 1e4, 2e4]
-    depths = np.unique([*SAVED, *EARLY_DEPTHS, *LATE_DEPTHS, *others])
-    gaps, radii = model(scheme).gap(depths), model(scheme).radius(depths)
-    return Curve(depths, np.asarray(gaps), np.asarray(radii))
+def at(depths, gaps: np.ndarray) -> np.ndarray:
+    """The gaps at some depths of the grid."""
+    return gaps[np.searchsorted(DEPTHS, depths)]
 
 
 def flow_cosines(scheme) -> np.ndarray:
@@ -190,7 +173,7 @@ def first_cosine(points) -> np.ndarray:
     return np.sum(first * second, axis=1) / lengths
 
 
-def whole_system(name: str, depths) -> np.ndarray:
+def whole_system(name: str) -> np.ndarray:
     """Directions and radii of all tokens, in NumPy, by SciPy's DOP853."""
 
     def field(depth, state):
@@ -198,92 +181,78 @@ def whole_system(name: str, depths) -> np.ndarray:
         masses = np.exp(BETA * theta @ theta.T)
         pull = masses @ theta / masses.sum(1, keepdims=True)
         radial, norm = np.sum(theta * pull, axis=1), np.linalg.norm(pull, axis=1)
-        slowness, growth = speeds(name, depth, radius, radial, norm)
+        mixed = "Post" if depth < SWITCH else "Pre"
+        one, zero = np.ones_like(radius), np.zeros_like(radius)
+        slowness, growth = {
+            "Post": (one, zero),
+            "Pre": (radius, radial),
+            "Peri": (radius * norm, radial / norm),
+            "nGPT": (norm, zero),
+            "sqrt": (np.sqrt(1 + depth) * one, zero),
+        }[mixed if name == "Mix" else name]
         turning = (pull - radial[:, None] * theta) / slowness[:, None]
         return np.column_stack([turning, growth])
 
     # A change of the rule must not lie inside of a step.
     start = np.column_stack([np.eye(COUNT), np.ones(COUNT)])
-    early = lab.by_scipy(field, start, depths[depths <= SWITCH])
-    late = lab.by_scipy(field, early[-1], depths[depths >= SWITCH])
+    early = lab.by_scipy(field, start, SAVED[SAVED <= SWITCH])
+    late = lab.by_scipy(field, early[-1], SAVED[SAVED >= SWITCH])
     states = np.concatenate([early, late[1:]])
     return np.sum(states[:, 0, :-1] * states[:, 1, :-1], axis=1)
 
 
-def speeds(name: str, depth, radius, radial, norm):
-    """Slowness and growth, written out once more."""
-    one = np.ones_like(radius)
-    if name == "Mix":
-        name = "Post" if depth < SWITCH else "Pre"
-    return {
-        "Post": (one, 0 * one),
-        "Pre": (radius, radial),
-        "Peri": (radius * norm, radial / norm),
-        "nGPT": (norm, 0 * one),
-        "sqrt": (np.sqrt(1 + depth) * one, 0 * one),
-    }[name]
-
-
-def flow_findings(flows, curves):
-    """Full flows and reduced models against the table and the whole system."""
-    exact = {name: whole_system(name, SAVED) for name in SCHEMES}
-    reduced = {name: 1 - curve.gap(SAVED) for name, curve in curves.items()}
-    both = [[flows[name], reduced[name]] for name in SCHEMES]
+def flow_findings(flows, gaps):
+    """Flows and reduced models against the table and the whole system; slopes."""
+    exact = [whole_system(name) for name in SCHEMES]
+    other = 1 / (np.exp(BETA) + COUNT - 1)
+    norm = other * np.sqrt(np.exp(2 * BETA) + COUNT - 1)
+    is_stretched = [name in ("Peri", "nGPT") for name in SCHEMES]
     return (
         TABLE.close_to(
-            [flows[name][-1] for name in SCHEMES],
+            [cosines[-1] for cosines in flows.values()],
             TABULATED,
             tolerance=1e-9,
             source=lab.tabulated(),
         ),
         SYSTEM.close_to(
-            both,
-            [[exact[name], exact[name]] for name in SCHEMES],
+            [[flows[name], 1 - at(SAVED, gaps[name])] for name in SCHEMES],
+            [[cosines, cosines] for cosines in exact],
             tolerance=1e-8,
             source=lab.other_method("directions and radii, solved by SciPy's DOP853"),
+        ),
+        SLOPE.close_to(
+            [float(model(scheme).velocity(0.0)) for scheme in SCHEMES.values()],
+            2 * other / np.where(is_stretched, norm, 1),
+            relative_tolerance=1e-12,
+            source=lab.closed_form(r"$|A|^2 = a^2 + (n-1)q^2$ at orthogonal tokens"),
         ),
     )
 
 
-def slope_finding():
-    """Initial slopes."""
-    other = 1 / (np.exp(BETA) + COUNT - 1)
-    own = np.exp(BETA) * other
-    norm = np.sqrt(own**2 + (COUNT - 1) * other**2)
-    expected = [
-        2 * other / (norm if name in ("Peri", "nGPT") else 1) for name in SCHEMES
-    ]
-    return SLOPE.close_to(
-        [float(model(scheme).velocity(0.0)) for scheme in SCHEMES.values()],
-        expected,
-        relative_tolerance=1e-12,
-        source=lab.closed_form(r"$|A|^2 = a^2 + (n-1)q^2$ at orthogonal tokens"),
-    )
-
-
-def law_findings(curves):
+def law_findings(gaps):
     """Exponents at the end, and gaps at depth 400."""
     ends = np.array([50.0, 51.0])
-    rates = [-np.diff(np.log(curves[name].gap(ends)))[0] for name in ("Post", "nGPT")]
-    roots = np.sqrt(ends + 1)
-    stretched = -np.diff(np.log(curves["sqrt"].gap(ends)))[0] / np.diff(roots)[0]
-    growing = ("Pre", "Peri", "Mix")
-    gaps = [curves[name].gap([400.0, 1e4, 2e4]) for name in growing]
+    clocks = {"Post": ends, "nGPT": ends, "sqrt": np.sqrt(ends + 1)}
+    rates = [
+        -np.diff(np.log(at(ends, gaps[name])))[0] / np.diff(clock)[0]
+        for name, clock in clocks.items()
+    ]
+    slow = [at([400, 1e4, 2e4], gaps[name]) for name in ("Pre", "Peri", "Mix")]
     return (
         EXPONENTIAL.close_to(
-            [*rates, stretched],
+            rates,
             [2, 2, 4],
             relative_tolerance=1e-6,
             source=lab.theory(r"rates $2$, $2\alpha$ and $4$"),
         ),
         POWER.close_to(
-            [np.log2(gap[2] / gap[1]) for gap in gaps],
+            [np.log2(gap[2] / gap[1]) for gap in slow],
             -2.0,
             tolerance=2e-3,
             source=lab.theory(r"$r \sim t$ makes $\dot\rho = 2(1-\rho)/t$"),
         ),
         AT_400.close_to(
-            [gap[0] for gap in gaps],
+            [gap[0] for gap in slow],
             [1.691e-4, 1.658e-4, 9.758e-6],
             relative_tolerance=5e-4,
             source=lab.tabulated(),
@@ -291,38 +260,23 @@ def law_findings(curves):
     )
 
 
-def layer_errors(scheme, counts, limit: float) -> list[float]:
-    """Errors of finite networks at the last depth.
+def layer_errors(scheme, finest: int, limit: float) -> list[float]:
+    """Errors at the last depth of a network with half as many layers, and the finest.
 
-    All are run for the largest number of layers, so that one program serves them.
+    Both are run for the largest number of layers, so that one program serves them.
     """
     attention = mf.identity_attention("softmax", COUNT, BETA)
     cloud, errors = mf.TokenCloud(jnp.eye(COUNT)), []
-    for count in counts:
+    for count in (finest // 2, finest):
         step = DEPTH / count
-        path = run_normalised_layers(attention, scheme, cloud, counts[-1], step=step)
+        path = run_normalised_layers(attention, scheme, cloud, finest, step=step)
         errors.append(abs(float(first_cosine(path.points)[count] - limit)))
     return errors
 
 
-def order_finding(errors):
-    """Orders from the two finest networks."""
-    return LAYERS.inside(
-        [np.log2(found[-2] / found[-1]) for found in errors.values()],
-        0.9,
-        1.1,
-        source=lab.theory("first order"),
-    )
-
-
-def random_cosines(index, parameters: Parameters) -> np.ndarray:
+@partial(jax.jit, static_argnums=1)
+def random_cosines(index, parameters: Parameters):
     """Average cosines after each layer of networks with random weights, step one."""
-    keys = jr.split(jr.key(parameters.seed), parameters.networks)
-    return np.asarray(_random_cosines(index, keys, parameters))
-
-
-@partial(jax.jit, static_argnums=2)
-def _random_cosines(index, keys, parameters: Parameters):
     dimension = parameters.dimension
     beta = jnp.sqrt(jnp.asarray(dimension, float))
     # Mix changes after a quarter of the layers.
@@ -348,6 +302,7 @@ def _random_cosines(index, keys, parameters: Parameters):
         weights = jr.split(key_w, parameters.layers)
         return jax.lax.scan(layer, start, (depths, weights))[1]
 
+    keys = jr.split(jr.key(parameters.seed), parameters.networks)
     return jax.lax.map(network, keys)
 
 
@@ -364,37 +319,19 @@ def random_findings(random):
     )
 
 
-def table(flows, curves) -> lab.Table:
-    """One row for each scheme."""
-    rows = []
-    for name, scheme in SCHEMES.items():
-        law = model(scheme).law
-        shape = {
-            "exponential": rf"$e^{{-{law.exponent:g}t}}$",
-            "power": rf"$t^{{-{law.exponent:g}}}$",
-            "stretched": rf"$e^{{-{law.exponent:g}\sqrt{{t}}}}$",
-        }[law.form]
-        curve, slope = curves[name], float(model(scheme).velocity(0.0))
-        place = np.searchsorted(curve.depths, 400.0)
-        ends = curve.gaps[place], curve.radii[place]
-        rows.append([name, slope, flows[name][-1], *ends, shape])
-    names = ["scheme", r"$\dot\rho(0)$", r"$\rho(6)$", r"$1 - \rho(400)$", "$r(400)$"]
-    caption = r"Eight orthonormal tokens at $\beta = 3$."
-    return lab.Table([*names, r"$1-\rho$ in the end"], rows, caption)
-
-
-def draw_gaps(curves) -> lab.Picture:
+def draw_gaps(gaps) -> lab.Picture:
     """Gaps against depth, with linear and with logarithmic depth."""
     figure, (left, right) = style.canvas(2, panel=(4.6, 3.7))
-    early = {name: 1 - curve.gap(EARLY_DEPTHS) for name, curve in curves.items()}
-    late = {name: curve.gap(LATE_DEPTHS) for name, curve in curves.items()}
-    late["$t^{-2}$"] = np.where(LATE_DEPTHS > 250, 100 / LATE_DEPTHS**2, np.nan)
-    draw_curves(EARLY_DEPTHS, early, left, legend=None, xlabel="depth $t$")
+    early, late = EARLY_DEPTHS, LATE_DEPTHS
+    cosines = {name: 1 - at(early, found) for name, found in gaps.items()}
+    draw_curves(early, cosines, left, legend=None, xlabel="depth $t$")
     left.set_ylabel(r"inner product $\rho$ of any two tokens")
     mark_values(SWITCH, left)
+    shown = {name: at(late, found) for name, found in gaps.items()}
+    shown["$t^{-2}$"] = np.where(late > 250, 100 / late**2, np.nan)
     draw_curves(
-        LATE_DEPTHS,
-        {name: np.where(gaps > 1e-14, gaps, np.nan) for name, gaps in late.items()},
+        late,
+        shown,
         right,
         marks=[*["-"] * len(SCHEMES), ":"],
         colours=[*style.PALETTE[: len(SCHEMES)], style.INK],

@@ -13,6 +13,7 @@ along the radius; here steps are adaptive, and tangent to the sphere.
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +37,14 @@ EULER = {EULER_STEP: 5.60, 0.05: 5.45, 0.01: 5.30}  # tabulated
 # Up to here the front of high dimension is compared with the curve.
 STEEPEST = 6.0
 SPAN = 8  # dimension of the tokens moved by random matrices
+# Score and value of the ensembles of random matrices.
+ENSEMBLES = {
+    r"Gaussian $K^\top Q$, $V = I$": ("product", "identity"),
+    r"symmetric $K^\top Q$, $V = I$": ("symmetric", "identity"),
+    r"Gaussian $K^\top Q$, $V \succeq 0$": ("product", "positive"),
+    r"$V = K^\top Q$ symmetric": ("symmetric", "ascent"),
+    r"$V = -K^\top Q$ symmetric": ("symmetric", "descent"),
+}
 PART = 256  # starts at a time, few enough to be followed as they are
 
 
@@ -123,9 +132,10 @@ SPAN_FALLS = lab.observation(
 
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Compute the diagrams, then compare with curves and other integrations."""
+    dimensions = sorted({parameters.lowest, 8, 128, HIGH})
     diagrams = {
         dimension: diagram(dimension, parameters)
-        for dimension in progress.over(dimensions(parameters), 0.5)
+        for dimension in progress.over(dimensions, 0.5)
     }
     for _ in progress.over(range(1), 0.2):
         unnormalised = diagram(HIGH, parameters, kind="unnormalised")
@@ -133,9 +143,9 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
         name: span_diagram(name, parameters)
         for name in progress.over(list(ENSEMBLES)[: parameters.ensembles], 0.2)
     }
+    _, redrawn = next(iter(spans.values()))
     findings = [
-        *front_findings(diagrams, parameters),
-        unnormalised_finding(unnormalised),
+        *front_findings(diagrams, unnormalised, LAST / (parameters.depths - 1)),
         *clock_findings(parameters),
         *few_starts_findings(parameters),
         parts_finding(diagrams, parameters),
@@ -145,21 +155,15 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
             tolerance=1e-3,
             source=lab.theory("tokens that are close do not part"),
         ),
-        span_finding(spans),
+        SPAN_FALLS.close_to(
+            redrawn.mean[0, -1],
+            1.0,
+            tolerance=0.2,
+            source=lab.theory("convex combinations of tokens in a hemisphere contract"),
+        ),
     ]
-    return lab.Outcome(
-        findings=findings,
-        pictures=[
-            draw_diagrams(diagrams, unnormalised),
-            draw_spans(spans),
-        ],
-        tables=[front_table(diagrams)],
-    )
-
-
-def dimensions(parameters: Parameters) -> list[int]:
-    """The dimensions of the diagrams."""
-    return sorted({parameters.lowest, 8, 128, HIGH})
+    pictures = [draw_diagrams(diagrams, unnormalised), draw_spans(spans)]
+    return lab.Outcome(findings=findings, pictures=pictures)
 
 
 def measured(betas, depths, starts, parameters: Parameters, **options) -> PhaseDiagram:
@@ -223,58 +227,55 @@ def curve_depths(betas, kind: str = "softmax") -> np.ndarray:
     return np.array([Equiangular(COUNT, b, kind=kind).time_to(LEVEL) for b in betas])
 
 
-def front_findings(diagrams, parameters: Parameters) -> list:
-    """Fronts of high dimension against the curve."""
-    high, middle = diagrams[HIGH], diagrams[128]
+def front_findings(diagrams, unnormalised: PhaseDiagram, spacing: float) -> list:
+    """Fronts of high dimension, known up to the spacing of depths, and the curves."""
+    high, front = diagrams[HIGH], diagrams[HIGH].passage()
     inside = high.betas <= STEEPEST
     expected = curve_depths(high.betas[inside])
-    # A front between two depths of the grid is known up to their distance.
-    spacing = LAST / (parameters.depths - 1)
     steep = np.flatnonzero(high.betas == STEEPEST)[0]
+    chosen = (unnormalised.betas >= 5) & (unnormalised.betas <= 6)
     source = lab.closed_form("the time of tokens at equal angles, an integral")
-    start = 0.5 * np.log(((COUNT - 1) * LEVEL + 1) / (1 - LEVEL))
     return [
-        CURVE.close_to(
-            high.passage()[inside], expected, relative_tolerance=0.04, source=source
-        ),
+        CURVE.close_to(front[inside], expected, relative_tolerance=0.04, source=source),
         DIMENSION.above(
-            abs(middle.passage()[steep] - expected[-1]),
-            abs(high.passage()[steep] - expected[-1]),
+            abs(diagrams[128].passage()[steep] - expected[-1]),
+            abs(front[steep] - expected[-1]),
             source=lab.other_method("the same distance in dimension 1024"),
         ),
         HOT.close_to(
-            [high.passage()[0], curve_depths([0.0])[0]],
-            start,
+            [front[0], *curve_depths([0.0])],
+            0.5 * np.log(((COUNT - 1) * LEVEL + 1) / (1 - LEVEL)),
             tolerance=spacing,
             source=lab.closed_form(r"up to the distance of two depths"),
+        ),
+        UNNORMALISED.close_to(
+            unnormalised.passage()[chosen],
+            curve_depths(unnormalised.betas[chosen], "unnormalised"),
+            relative_tolerance=0.06,
+            source=source,
         ),
     ]
 
 
-def unnormalised_finding(diagram: PhaseDiagram):
-    """The front without normalisation against its curve."""
-    chosen = (diagram.betas >= 5) & (diagram.betas <= 6)
-    return UNNORMALISED.close_to(
-        diagram.passage()[chosen],
-        curve_depths(diagram.betas[chosen], "unnormalised"),
-        relative_tolerance=0.06,
-        source=lab.closed_form("the time of tokens at equal angles, an integral"),
-    )
-
-
 def clock_findings(parameters: Parameters) -> list:
     """Orthonormal tokens: our depth, and that of Euler steps."""
-    exact = float(Equiangular(COUNT, 1.0).time_to(LEVEL))
+    (exact,) = curve_depths([1.0])
     # Of the shape of the diagrams, whose compiled program serves again.
-    starts = np.broadcast_to(np.eye(COUNT), (parameters.starts, COUNT, COUNT))
+    shape = parameters.starts, COUNT, COUNT
+    starts = np.broadcast_to(np.eye(COUNT, dtype=np.float32), shape)
     depths = exact + np.linspace(-0.02, 0.02, parameters.depths)
-    starts = starts.astype(np.float32)
     found = measured([1.0], depths, starts, parameters, tolerance=1e-5).passage()[0]
     source = lab.closed_form("the integral of the equiangular equation")
+    slow = []
+    for step in EULER:
+        tokens, index = np.eye(COUNT), 0
+        while tokens[0] @ tokens[1] < LEVEL:
+            tokens, index = euler_step(tokens, 1.0, step), index + 1
+        slow.append(index * step)
     return [
         EXACT.close_to(found, exact, tolerance=1e-3, source=source),
         SLOW_CLOCK.close_to(
-            [euler_depth(step) for step in EULER],
+            slow,
             list(EULER.values()),
             tolerance=1e-9,
             source=lab.published("a rerun of the published scheme"),
@@ -294,39 +295,26 @@ def euler_step(tokens: np.ndarray, beta: float, step: float) -> np.ndarray:
     return moved / np.linalg.norm(moved, axis=-1, keepdims=True)
 
 
-def euler_depth(step: float) -> float:
-    """Depth at which Euler steps take orthonormal tokens to the level."""
-    tokens, index = np.eye(COUNT), 0
-    while tokens[0] @ tokens[1] < LEVEL:
-        tokens, index = euler_step(tokens, 1.0, step), index + 1
-    return index * step
-
-
 def few_starts_findings(parameters: Parameters, beta: float = 3.0) -> list:
     """A few starts in dimension 8 by SciPy, by Euler steps and by us."""
-    tokens = uniform(min(parameters.starts, 32), 8, 0)
-    depths = EULER_STEP * np.arange(parameters.depths)
-    exact = scipy_fractions(tokens, beta, depths)
-    ours = measured([beta], depths, tokens.astype(np.float32), parameters).mean[0]
-    steps = [tokens]
-    for _ in depths[1:]:
-        steps.append(euler_step(steps[-1], beta, EULER_STEP))
-    published_scheme = fractions(np.stack(steps))
-    dense = lab.other_method("SciPy's DOP853 in double precision")
-    return [
-        AGREES.close_to(ours, exact, tolerance=5e-3, source=dense),
-        EULER_ERROR.above(np.abs(published_scheme - exact).max(), 0.1, source=dense),
-    ]
-
-
-def scipy_fractions(tokens: np.ndarray, beta: float, depths: np.ndarray) -> np.ndarray:
-    """Fractions by a dense integration of all tokens."""
 
     def velocity(_, points):
         pulls = attention_of(points, beta)
         return pulls - np.sum(pulls * points, axis=2, keepdims=True) * points
 
-    return fractions(lab.by_scipy(velocity, tokens, depths, rtol=1e-9, atol=1e-11))
+    tokens = uniform(min(parameters.starts, 32), 8, 0)
+    depths = EULER_STEP * np.arange(parameters.depths)
+    ours = measured([beta], depths, tokens.astype(np.float32), parameters).mean[0]
+    exact = fractions(lab.by_scipy(velocity, tokens, depths, rtol=1e-9, atol=1e-11))
+    steps = [tokens]
+    for _ in depths[1:]:
+        steps.append(euler_step(steps[-1], beta, EULER_STEP))
+    error = np.abs(fractions(np.stack(steps)) - exact).max()
+    dense = lab.other_method("SciPy's DOP853 in double precision")
+    return [
+        AGREES.close_to(ours, exact, tolerance=5e-3, source=dense),
+        EULER_ERROR.above(error, 0.1, source=dense),
+    ]
 
 
 def fractions(points: np.ndarray) -> np.ndarray:
@@ -336,104 +324,44 @@ def fractions(points: np.ndarray) -> np.ndarray:
     return np.mean(close / (COUNT * (COUNT - 1)), axis=1)
 
 
-def gaussian(key, dtype):
-    """Independent Gaussian $K$ and $Q$, and the identity as value."""
-    first, second = jr.normal(key, (2, SPAN, SPAN), dtype)
-    return first @ second / math.sqrt(SPAN), jnp.eye(SPAN, dtype=dtype)
-
-
-def orthogonal_ensemble(key, dtype):
-    """A symmetric Gaussian score, and the identity as value."""
-    entries = jr.normal(key, (SPAN, SPAN), dtype)
-    return (entries + entries.T) / math.sqrt(2), jnp.eye(SPAN, dtype=dtype)
-
-
-def positive_value(key, dtype):
-    """A Gaussian score, and a positive semi-definite value."""
-    key_score, key_value = jr.split(key)
-    entries = jr.normal(key_value, (SPAN, SPAN), dtype)
-    return gaussian(key_score, dtype)[0], entries @ entries.T / math.sqrt(SPAN)
-
-
-def ascent(key, dtype):
-    """A symmetric score, and the same as value: a gradient ascent."""
-    score, _ = orthogonal_ensemble(key, dtype)
-    return score, score / math.sqrt(SPAN + 1)
-
-
-def descent(key, dtype):
-    """A symmetric score, and its negative as value: a gradient descent."""
-    score, value = ascent(key, dtype)
-    return score, -value
-
-
-ENSEMBLES = {
-    r"Gaussian $K^\top Q$, $V = I$": gaussian,
-    r"symmetric $K^\top Q$, $V = I$": orthogonal_ensemble,
-    r"Gaussian $K^\top Q$, $V \succeq 0$": positive_value,
-    r"$V = K^\top Q$ symmetric": ascent,
-    r"$V = -K^\top Q$ symmetric": descent,
-}
+def random_layer(name: str, key: jax.Array, beta: jax.Array) -> mf.Softmax:
+    """Softmax attention with a score and a value of this ensemble."""
+    shape = SPAN, SPAN
+    first, second = jr.normal(key, (2, *shape), beta.dtype)
+    entries = jr.normal(key, shape, beta.dtype)
+    others = jr.normal(jr.fold_in(key, 1), shape, beta.dtype)
+    symmetric = (entries + entries.T) / math.sqrt(2)
+    matrices = {
+        "identity": jnp.eye(SPAN, dtype=beta.dtype),
+        "product": first @ second / math.sqrt(SPAN),
+        "positive": others @ others.T / math.sqrt(SPAN),
+        "symmetric": symmetric,
+        "ascent": symmetric / math.sqrt(SPAN + 1),
+        "descent": -symmetric / math.sqrt(SPAN + 1),
+    }
+    score, value = (matrices[part] for part in ENSEMBLES[name])
+    return mf.Softmax(score, matrices["identity"], value, beta=beta)
 
 
 def span_diagram(name: str, parameters: Parameters) -> tuple[PhaseDiagram, ...]:
     """Dimension of the span under random matrices, kept and redrawn."""
-
-    def draw(key: jax.Array, beta: jax.Array) -> mf.Softmax:
-        score, value = ENSEMBLES[name](key, beta.dtype)
-        return mf.Softmax(score, jnp.eye(SPAN, dtype=beta.dtype), value, beta=beta)
-
     betas = np.linspace(0.1, parameters.largest, max(4, parameters.betas // 3))
     places = betas, np.linspace(0, LAST, 61), parameters.drawn, parameters
-    options = {"dimension": SPAN, "count": COUNT, "quantity": "rank", "draw": draw}
+    options = {"dimension": SPAN, "count": COUNT, "quantity": "rank"}
+    options["draw"] = partial(random_layer, name)
     return tuple(measured(*places, **options, redraw=unit) for unit in (None, 1.0))
-
-
-def span_finding(spans):
-    """The last dimension of the span, at the smallest inverse temperature."""
-    _, redrawn = next(iter(spans.values()))
-    return SPAN_FALLS.close_to(
-        redrawn.mean[0, -1],
-        1.0,
-        tolerance=0.2,
-        source=lab.theory("convex combinations of tokens in a hemisphere contract"),
-    )
-
-
-def front_table(diagrams) -> lab.Table:
-    """Depths of the front at some temperatures."""
-    betas = diagrams[HIGH].betas
-    chosen = np.unique(np.linspace(0, len(betas) - 1, 8).astype(int))
-    rows = []
-    for index in chosen:
-        found = [diagrams[d].passage()[index] for d in diagrams]
-        depths = [f"{depth:.3g}" if depth >= 0 else "beyond" for depth in found]
-        rows.append([betas[index], *depths, curve_depths([betas[index]])[0]])
-    columns = [r"$\beta$", *(f"$d = {d}$" for d in diagrams), "equal angles"]
-    caption = (
-        r"Depth at which half of the pairs have $\langle x_i, x_j\rangle > 0.999$, up "
-        "to depth 30, and that of tokens at equal angles."
-    )
-    return lab.Table(columns, rows, caption)
-
-
-def curve_of(diagram: PhaseDiagram) -> tuple[np.ndarray, np.ndarray]:
-    """The theoretical curve over the temperatures of a diagram."""
-    betas = np.linspace(diagram.betas[0], diagram.betas[-1], 60)
-    return curve_depths(betas, diagram.kind), betas
 
 
 def draw_diagrams(diagrams, unnormalised: PhaseDiagram) -> lab.Picture:
     """Diagrams of softmax in all dimensions and one without normalisation."""
-    shown = [(f"$d = {d}$", found) for d, found in diagrams.items()]
-    shown.append((f"unnormalised, $d = {HIGH}$", unnormalised))
+    shown = {f"$d = {d}$": found for d, found in diagrams.items()}
+    shown[f"unnormalised, $d = {HIGH}$"] = unnormalised
     figure, axes = style.canvas(len(shown), panel=(3.1, 3.1))
-    for panel, (title, found) in zip(axes, shown, strict=True):
-        is_last = found is unnormalised
-        draw_phase_diagram(found, panel, curve=curve_of(found), bar=is_last)
-        panel.set_title(title)
-        if panel is not axes[0]:
-            panel.set_ylabel("")
+    for panel, (title, found) in zip(axes, shown.items(), strict=True):
+        betas = np.linspace(found.betas[0], found.betas[-1], 60)
+        curve = curve_depths(betas, found.kind), betas
+        draw_phase_diagram(found, panel, curve=curve, bar=found is unnormalised)
+        panel.set(title=title, ylabel=r"$\beta$" if panel is axes[0] else "")
     return lab.Picture(
         figure,
         r"Fraction of pairs with $\langle x_i, x_j\rangle > 0.999$ for $32$ uniform "
