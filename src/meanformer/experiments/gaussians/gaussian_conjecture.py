@@ -21,23 +21,23 @@ import scipy.optimize
 
 import meanformer as mf
 import meanformer.experiments as lab
+from meanformer.experiments.helpers.gaussians import change_of
 from meanformer.plotting import style
 
 STRUCTURED = ("orthogonal", "symmetric", "commuting", "negative", "near-rotation")
 SHOWN = 40
 PERTURBED, NOISE = 4, 0.02
-# How the names of ensembles of normal matrices begin.
-GENERIC_OF = "generic"
 # Draws for which the nearest counterexample is searched.
 SEARCHED = 8
 
-# What theory says of each known case: outcome, rank of the limit, normalised rank.
+# What theory says of each known case: outcome, rank of the limit, normalised rank,
+# and whether a second look confirms it.
 KNOWN = {
-    "rotation, stationary": ("converges", 2, 2),
-    "rotation, periodic": ("periodic", None, None),
-    "rotation, contracting": ("converges", 0, 2),
-    "rotation, expanding": ("blow-up", None, None),
-    "full rank over t": ("converges", 0, 2),
+    "rotation, stationary": ("converges", 2, 2, True),
+    "rotation, periodic": ("periodic", None, None, True),
+    "rotation, contracting": ("converges", 0, 2, True),
+    "rotation, expanding": ("blow-up", None, None, None),
+    "full rank over t": ("converges", 0, 2, True),
 }
 
 # Classes of the figures, in the order of the bars, with their colours.
@@ -148,21 +148,30 @@ FOUND = lab.observation(
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Explore the ensembles, then look at the known cases and at the paths."""
     explorations = {
-        label: mf.gaussian.explore(ensemble, count, depth=parameters.depth)
-        for label, ensemble, count in progress.over(ensembles(parameters), 0.8)
+        label: mf.gaussian.explore(
+            mf.gaussian.Ensemble(**options, seed=parameters.seed),
+            count,
+            depth=parameters.depth,
+        )
+        for label, (options, count) in progress.over(ensembles(parameters), 0.8)
     }
-    known = {
-        name: mf.gaussian.examine(mf.gaussian.KNOWN_CASES[name])
-        for name in progress.over(KNOWN, 0.1)
-    }
-    generic = [e for label, e in explorations.items() if label.startswith(GENERIC_OF)]
+    told = []
+    for name, expected in progress.over(KNOWN.items(), 0.1):
+        draw = mf.gaussian.examine(mf.gaussian.KNOWN_CASES[name])
+        found = draw.kind, draw.rank, draw.normalised_rank, draw.confirmed
+        told.append(found == expected)
+    generic = [e for label, e in explorations.items() if label.startswith("generic")]
     plane = generic[0]
     draws = [draw for one in explorations.values() for draw in one.draws]
     excess = [draw.rank - draw.bound for draw in draws if draw.rank is not None]
     undecided = sum(draw.kind == "undecided" for draw in draws)
     decays = sum(len(one.full_rank_decays) for one in explorations.values())
     for _ in progress.over(range(1), 0.1):
-        paths = {draw.index: path_of(plane, draw) for draw in plane.draws[:SHOWN]}
+        paths = []
+        for draw in plane.draws[:SHOWN]:
+            case = plane.ensemble.draw(draw.index)
+            path = mf.gaussian.limit_of(case.gamma(), case.gaussian(), depth=1e5)
+            paths.append((draw, case, path))
         findings = [
             GENERIC.at_most(
                 sum(len(one.full_rank_limits) for one in generic),
@@ -181,13 +190,11 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
                 0.05,
                 source=lab.theory(f"one in twenty of {len(draws)}"),
             ),
-            nearest_finding(plane),
-            isotropic_finding(plane, paths),
+            *plane_findings(paths),
             *rotation_findings(),
-            *decay_findings(),
-            open_finding(parameters),
+            *decay_findings(parameters),
             FOUND.close_to(
-                sum(is_told_right(name, draw) for name, draw in known.items()),
+                sum(told),
                 len(KNOWN),
                 tolerance=0,
                 source=lab.theory("all the known cases"),
@@ -195,8 +202,18 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
         ]
     return lab.Outcome(
         findings=findings,
-        pictures=[draw_outcomes(explorations), draw_collapse(plane, paths)],
-        tables=[exception_table(explorations)],
+        pictures=[draw_outcomes(explorations), draw_collapse(paths)],
+        tables=[
+            lab.Table(
+                ["ensemble", "draw", "exception", "confirmed"],
+                [
+                    [label, draw.index, draw.exception, "yes" if draw.confirmed else ""]
+                    for label, exploration in explorations.items()
+                    for draw in exploration.exceptions
+                ],
+                "All exceptions. Ensemble(…, seed).draw(number) gives the matrices.",
+            )
+        ],
         notes=[
             f"{decays} of {len(draws)} draws tend to zero like $X/t$ with $X$ of full "
             "rank: for these the rank of the limit is 0, that of the normalised limit "
@@ -207,90 +224,67 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
     )
 
 
-def is_told_right(name: str, draw) -> bool:
-    """Whether a known case was recognised, and confirmed if it is an exception."""
-    told = (draw.kind, draw.rank, draw.normalised_rank) == KNOWN[name]
-    return told and draw.confirmed is (None if KNOWN[name][0] == "blow-up" else True)
+def ensembles(parameters: Parameters):
+    """Names of the ensembles, with their options and the number of draws."""
+    listed = {
+        "generic, $d = 2$": ({}, parameters.plane),
+        "generic, $d = 3$": ({"dimension": 3}, parameters.space),
+        "generic, $d = 4$": ({"dimension": 4}, parameters.others),
+        "generic, two heads": ({"heads": 2}, parameters.others),
+        "generic, L2": ({"kind": "l2"}, parameters.others),
+        "generic, Sinkhorn": ({"kind": "sinkhorn"}, parameters.others),
+    }
+    for family in STRUCTURED:
+        listed[family] = {"family": family}, parameters.structured
+    return [(label, case) for label, case in listed.items() if case[1] > 0]
 
 
-def ensembles(parameters: Parameters) -> list[tuple[str, mf.gaussian.Ensemble, int]]:
-    """The ensembles, with their names and the number of draws."""
-    seed = parameters.seed
-    listed = [
-        ("generic, $d = 2$", {}, parameters.plane),
-        ("generic, $d = 3$", {"dimension": 3}, parameters.space),
-        ("generic, $d = 4$", {"dimension": 4}, parameters.others),
-        ("generic, two heads", {"heads": 2}, parameters.others),
-        ("generic, L2", {"kind": "l2"}, parameters.others),
-        ("generic, Sinkhorn", {"kind": "sinkhorn"}, parameters.others),
-        *[(family, {"family": family}, parameters.structured) for family in STRUCTURED],
-    ]
-    return [
-        (label, mf.gaussian.Ensemble(**options, seed=seed), count)
-        for label, options, count in listed
-        if count > 0
-    ]
-
-
-def path_of(exploration: mf.gaussian.Exploration, draw) -> mf.gaussian.LongRun:
-    """The covariances of a draw over many decades of depth."""
-    case = exploration.ensemble.draw(draw.index)
-    return mf.gaussian.limit_of(case.gamma(), case.gaussian(), depth=1e5)
-
-
-def nearest_finding(plane):
-    """The least relative change of matrices that makes them a counterexample."""
-    distances = []
-    for draw in plane.draws[:SEARCHED]:
-        case, key = plane.ensemble.draw(draw.index), jr.key(draw.index)
-        found = mf.gaussian.nearest_stationary(case, 2, key=key)
-        distances.append(np.nan if found is None else found.distance)
-    return NEAREST.at_least(
-        distances,
-        1e-3,
-        source=lab.theory("relative change, by the nearest that a search finds"),
-    )
-
-
-def isotropic_finding(plane, paths):
-    """The score between the leading direction and itself, of what converges."""
-    values = []
-    for draw in plane.draws:
-        if draw.index in paths and draw.rank == 1:
-            query, key, _ = plane.ensemble.draw(draw.index).heads[0]
-            leading = paths[draw.index].vectors[:, 0]
-            score = key.T @ query
-            values.append(leading @ score @ leading / np.linalg.norm(score, 2))
-    return ISOTROPIC.close_to(
-        values,
-        0,
-        tolerance=1e-3,
-        source=lab.theory("$u^\\top Au/|A|$ at the last depth"),
+def plane_findings(paths):
+    """How near counterexamples are, and whether leading directions are isotropic."""
+    distances, scores = [], []
+    for draw, case, path in paths:
+        if len(distances) < SEARCHED:
+            found = mf.gaussian.nearest_stationary(case, 2, key=jr.key(draw.index))
+            distances.append(np.nan if found is None else found.distance)
+        if draw.rank == 1:
+            query, key, _ = case.heads[0]
+            score, leading = key.T @ query, path.vectors[:, 0]
+            scores.append(leading @ score @ leading / np.linalg.norm(score, 2))
+    return (
+        NEAREST.at_least(
+            distances,
+            1e-3,
+            source=lab.theory("relative change, by the nearest that a search finds"),
+        ),
+        ISOTROPIC.close_to(
+            scores,
+            0,
+            tolerance=1e-3,
+            source=lab.theory("$u^\\top Au/|A|$ at the last depth"),
+        ),
     )
 
 
 def rotation_findings():
     """The stationary point, the period and what is conserved, against theory."""
+    still = mf.gaussian.KNOWN_CASES["rotation, stationary"]
     case = mf.gaussian.KNOWN_CASES["rotation, periodic"]
     gamma, start = case.gamma(), case.gaussian()
     period = np.pi / (case.beta * np.trace(case.covariance))
-    outcome = mf.gaussian.classify(gamma, start)
+    found = mf.gaussian.classify(gamma, start).period
     path = mf.solve(mf.Flow(gamma), start, 10 * period, save=41, rtol=1e-11)
     spreads = np.asarray(path.covariances)
     conserved = [np.trace(spreads, axis1=1, axis2=2), np.linalg.det(spreads)]
     expected = [np.trace(case.covariance), np.linalg.det(case.covariance)]
-    still = mf.gaussian.KNOWN_CASES["rotation, stationary"]
-    slope, _ = mf.gaussian.affine_velocity(still.gamma(), still.gaussian())
-    change = np.asarray(slope) @ still.covariance
-    return [
+    return (
         LITERAL.at_most(
-            np.abs(change + change.T).max(),
+            np.abs(change_of(still.gamma(), still.covariance)).max(),
             0.0,
             tolerance=1e-15,
             source=lab.closed_form("$VSAS = c^2V$ is antisymmetric: $|LS + SL^\\top|$"),
         ),
         PERIOD.close_to(
-            np.nan if outcome.period is None else outcome.period,
+            np.nan if found is None else found,
             period,
             relative_tolerance=1e-8,
             source=lab.closed_form(r"$\pi/(\beta\operatorname{tr}S_0)$"),
@@ -301,30 +295,39 @@ def rotation_findings():
             relative_tolerance=1e-9,
             source=lab.closed_form("their values at depth 0, over ten periods"),
         ),
-    ]
+    )
 
 
-def decay_findings():
-    """The replayable case against the stationary equation, solved by SciPy."""
+def decay_findings(parameters: Parameters):
+    """The replayable case against its stationary equation, and matrices near by."""
     case = mf.gaussian.KNOWN_CASES["full rank over t"]
     path = mf.gaussian.limit_of(case.gamma(), case.gaussian(), depth=1e8, rtol=1e-10)
-    limit = profile_of(case)
+    last, limit = path.covariances[-1], profile_of(case)
+    ratios = [np.divide(*np.linalg.eigvalsh(one)) for one in (last, limit)]
+    query, key, value = case.heads[0]
+    random, survivors = np.random.default_rng([parameters.seed, 1]), 0
+    for _ in range(PERTURBED):
+        noise = NOISE * random.standard_normal((2, 2, 2))
+        near = case._replace(heads=[(query + noise[0], key, value + noise[1])])
+        outcome = mf.gaussian.classify(near.gamma(), near.gaussian(), depth=1e5)
+        survivors += (outcome.rank, outcome.normalised_rank) == (0, 2)
     source = lab.other_method(
         "the equation for $X$, solved from many starts by SciPy's root"
     )
-    low, high = np.linalg.eigvalsh(path.covariances[-1])
-    low_limit, high_limit = np.linalg.eigvalsh(limit)
-    return [
+    return (
         DECAY.close_to(
-            path.depths[-1] * path.covariances[-1],
-            limit,
-            relative_tolerance=1e-5,
-            source=source,
+            path.depths[-1] * last, limit, relative_tolerance=1e-5, source=source
         ),
-        RATIO.close_to(
-            low / high, low_limit / high_limit, tolerance=1e-6, source=source
+        RATIO.close_to(*ratios, tolerance=1e-6, source=source),
+        OPEN.close_to(
+            survivors,
+            PERTURBED,
+            tolerance=0,
+            source=lab.theory(
+                f"all of {PERTURBED}, entries of $A$, $V$ moved by {NOISE:g}"
+            ),
         ),
-    ]
+    )
 
 
 def profile_of(case: mf.gaussian.Case) -> np.ndarray:
@@ -347,27 +350,6 @@ def profile_of(case: mf.gaussian.Case) -> np.ndarray:
     return np.full((2, 2), np.nan)
 
 
-def open_finding(parameters: Parameters):
-    """How many perturbations of the replayable case decay with full rank."""
-    case = mf.gaussian.KNOWN_CASES["full rank over t"]
-    query, key, value = case.heads[0]
-    random = np.random.default_rng([parameters.seed, 1])
-    count = 0
-    for _ in range(PERTURBED):
-        noise = NOISE * random.standard_normal((2, 2, 2))
-        near = case._replace(heads=[(query + noise[0], key, value + noise[1])])
-        outcome = mf.gaussian.classify(near.gamma(), near.gaussian(), depth=1e5)
-        count += (outcome.rank, outcome.normalised_rank) == (0, 2)
-    return OPEN.close_to(
-        count,
-        PERTURBED,
-        tolerance=0,
-        source=lab.theory(
-            f"all of {PERTURBED}, entries of $A$, $V$ moved by {NOISE:g}"
-        ),
-    )
-
-
 def class_of(draw) -> str:
     """The class of a draw in the figures."""
     if draw.kind != "converges":
@@ -378,28 +360,6 @@ def class_of(draw) -> str:
         return "limit of low rank"
     is_full = draw.normalised_rank == len(draw.eigenvalues)
     return list(CLASSES)[4] if is_full else "tends to 0, low rank"
-
-
-def exception_table(explorations) -> lab.Table:
-    """The exceptions, to be drawn again by their number."""
-    rows = [
-        [
-            label,
-            draw.index,
-            draw.exception,
-            "yes" if draw.confirmed else "no",
-            draw.eigenvalues[0],
-            draw.eigenvalues[-1],
-        ]
-        for label, exploration in explorations.items()
-        for draw in exploration.exceptions
-    ]
-    columns = ["ensemble", "draw", "exception", "confirmed", "largest eigenvalue"]
-    return lab.Table(
-        [*columns, "smallest eigenvalue"],
-        rows or [["none", "", "", "", "", ""]],
-        "Exceptions, all of them. Ensemble(…, seed).draw(number) gives the matrices.",
-    )
 
 
 def draw_outcomes(explorations) -> lab.Picture:
@@ -414,14 +374,12 @@ def draw_outcomes(explorations) -> lab.Picture:
         if counts.any() or name == "limit of too large a rank":
             bars = axes.barh(places, shares, 0.72, starts, color=colour, label=name)
             numbers = [str(count) if count else "" for count in counts]
-            inside = {"label_type": "center", "color": "white", "fontsize": 8.5}
-            axes.bar_label(bars, numbers, **inside)
+            axes.bar_label(bars, numbers, label_type="center", color="white")
         starts = starts + shares
     axes.set_yticks(places, labels)
     axes.set(xlabel="share of the draws", xlim=(0, 1))
     axes.grid(visible=False)
-    above = {"loc": "lower center", "bbox_to_anchor": (0.36, 1.0)}
-    axes.legend(ncols=2, fontsize=9, handlelength=1.0, columnspacing=1.2, **above)
+    axes.legend(ncols=2, loc="lower center", bbox_to_anchor=(0.36, 1.0), fontsize=9)
     return lab.Picture(
         figure,
         "What becomes of a covariance, by ensemble (numbers of draws in the bars and "
@@ -429,34 +387,25 @@ def draw_outcomes(explorations) -> lab.Picture:
     )
 
 
-def draw_collapse(plane, paths) -> lab.Picture:
+def draw_collapse(paths) -> lab.Picture:
     """Paths in the plane of trace and ratio of eigenvalues."""
     figure, axes = style.canvas(panel=(6.4, 4.2))
-    floor, seen = 1e-7, set()
-    for draw in plane.draws[:SHOWN]:
-        name, path = class_of(draw), paths[draw.index]
-        low, high = np.exp(path.log_eigenvalues[:, ::-1]).T
-        kept = low / high > floor / 3
-        end = len(kept) if kept.all() else int(np.argmin(kept))
-        traces, ratios = (low + high)[:end], (low / high)[:end]
-        looks = {"color": CLASSES[name], "linewidth": 1.1, "alpha": 0.8}
-        axes.plot(traces, ratios, label=None if name in seen else name, **looks)
-        axes.plot(traces[0], ratios[0], "o", color=CLASSES[name], markersize=3)
-        seen.add(name)
-    case = mf.gaussian.KNOWN_CASES["rotation, periodic"]
-    low, high = np.linalg.eigvalsh(case.covariance)
-    looks = {"color": CLASSES["periodic"], "label": "rotation: stays here"}
-    axes.plot(low + high, low / high, "*", markersize=10, **looks)
-    axes.set(xscale="log", yscale="log", xlim=(1e-6, 1e7), ylim=(floor, 1.5))
+    for draw, _, path in paths:
+        name, (high, low) = class_of(draw), np.exp(path.log_eigenvalues).T
+        axes.plot(high + low, low / high, color=CLASSES[name], label=name, linewidth=1)
+        axes.plot((high + low)[0], (low / high)[0], "o", color=CLASSES[name])
+    axes.set(xscale="log", yscale="log", xlim=(1e-6, 1e7), ylim=(1e-7, 1.5))
     axes.set(xlabel=r"size $\operatorname{tr}S$")
     axes.set(ylabel=r"ratio of eigenvalues $\lambda_2/\lambda_1$")
-    axes.legend(loc="lower left", fontsize=9)
+    handles, names = axes.get_legend_handles_labels()
+    once = dict(zip(names, handles, strict=True))
+    axes.legend(once.values(), once, loc="lower left", fontsize=9)
     return lab.Picture(
         figure,
-        f"The first {min(SHOWN, len(plane.draws))} generic draws of the plane, from "
-        "their first covariance (dots). Limits of rank one fall at a constant size, "
-        "most blow-ups fall while they grow. Where $S$ goes like $X/t$, or like $X$ "
-        "over the depth left to a blow-up, with $X$ of full rank, the ratio stays.",
+        f"The first {len(paths)} generic draws of the plane, from their first "
+        "covariance (dots). Limits of rank one fall at a constant size, most blow-ups "
+        "fall while they grow. Where $S$ goes like $X/t$, or like $X$ over the depth "
+        "left to a blow-up, with $X$ of full rank, the ratio stays.",
     )
 
 
