@@ -107,49 +107,37 @@ SOFTMAX = lab.observation(
 
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Follow branches, and compare them with grids, time and tokens."""
-    branches = {
-        name: branch_of(*case) for name, case in progress.over(CASES.items(), 0.4)
-    }
+    circle = {beta: branch_of(2, beta) for beta in progress.over((SMOOTH, STEEP), 0.1)}
+    softmax = [
+        branch_of(2, beta, "softmax") for beta in progress.over((1.0, 5.0, 20.0), 0.3)
+    ]
     for _ in progress.over(range(1), 0.4):
+        branch = branch_of(LOOP_DIMENSION, LOOP_BETA)
         loop = walk_loop(parameters)
     for _ in progress.over(range(1), 0.2):
-        relaxed = [relaxation(SMOOTH, 1.3), relaxation(STEEP, 1.2)]
-    densities = by_solve() if parameters.density else []
+        relaxed = relaxation_findings(parameters)
     return lab.Outcome(
         findings=[
             threshold_finding(),
             dichotomy_finding(),
             bend_finding(),
-            *grid_findings(branches["circle, steep"]),
-            *relaxation_findings(relaxed, densities),
-            *loop_findings(loop, branches["loop"]),
-            softmax_finding(branches),
+            *grid_findings(circle[STEEP]),
+            *relaxed,
+            *loop_findings(loop, branch),
+            SOFTMAX.above(
+                [np.diff(one.kappas).min() / one.critical for one in softmax],
+                0.0,
+                source=lab.theory("positive bend at the bifurcation; beyond, observed"),
+            ),
         ],
-        pictures=[
-            draw_circle(branches),
-            draw_loop(loop, branches["loop"]),
-        ],
-        tables=[table(branches)],
+        pictures=[draw_circle(circle), draw_loop(loop, branch)],
     )
 
 
-CASES = {
-    "circle, smooth": ("unnormalised", 2, SMOOTH, 1),
-    "circle, steep": ("unnormalised", 2, STEEP, 1),
-    "two clusters": ("unnormalised", 2, STEEP, 2),
-    "three clusters": ("unnormalised", 2, STEEP, 3),
-    "loop": ("unnormalised", LOOP_DIMENSION, LOOP_BETA, 1),
-    "softmax 1": ("softmax", 2, 1.0, 1),
-    "softmax 5": ("softmax", 2, 5.0, 1),
-    "softmax 20": ("softmax", 2, 20.0, 1),
-}
-
-
-def branch_of(kind: str, dimension: int, beta: float, degree: int):
+def branch_of(dimension: int, beta: float, kind: str = "unnormalised"):
     """A branch, up to one and a half of its first value of the inverse noise."""
     attention = mf.identity_attention(kind, dimension, beta)
-    until = 1.5 * critical_kappa(attention, degree=degree)
-    return stationary_branch(attention, degree=degree, until=until)
+    return stationary_branch(attention, until=1.5 * critical_kappa(attention))
 
 
 def threshold_finding():
@@ -252,59 +240,46 @@ def grid_findings(branch):
     )
 
 
-def relaxation(beta: float, factor: float):
-    """Relax the Fokker-Planck equation of even densities by SciPy, in moments."""
-    attention = mf.identity_attention("unnormalised", 2, beta)
-    kappa = factor * critical_kappa(attention)
-    state = stationary_state(attention, kappa)
-    modes = np.arange(1, 33)
-    bessel = scipy.special.iv(modes, beta)
+def relaxation_findings(parameters: Parameters):
+    """Where the Fokker-Planck equation of even densities comes to, and how fast."""
+    modes, ends, orders, rates, growths = np.arange(1, 33), [], [], [], []
+    for beta, factor in ((SMOOTH, 1.3), (STEEP, 1.2)):
+        attention = mf.identity_attention("unnormalised", 2, beta)
+        kappa = factor * critical_kappa(attention)
+        state = stationary_state(attention, kappa)
+        forces = 2 * modes * scipy.special.iv(modes, beta) / beta
 
-    def velocity(_, moments):
-        # With a_k the mean of cos k theta: a_k' = -k <v sin k theta> - k^2/kappa a_k.
-        padded = np.concatenate([moments[::-1], [1.0], moments, np.zeros(32)])
-        slopes = 2 * modes * bessel * moments / beta
-        places = 32 + modes[:, None] - modes[None, :]
-        inner = padded[places] - padded[places + 2 * modes[None, :]]
-        return modes * (inner @ slopes) / 2 - modes**2 / kappa * moments
+        def velocity(_, moments, forces=forces, kappa=kappa):
+            # a_k, the mean of cos k theta: a_k' = -k <v sin k theta> - k^2/kappa a_k.
+            padded = np.concatenate([moments[::-1], [1.0], moments, np.zeros(32)])
+            places = 32 + modes[:, None] - modes[None, :]
+            inner = padded[places] - padded[places + 2 * modes[None, :]]
+            return modes * (inner @ (forces * moments)) / 2 - modes**2 / kappa * moments
 
-    times = np.linspace(0, 30 / -state.growth, 61)
-    start = np.exp(-(modes**2) / 8.0)
-    options = {"method": "LSODA", "rtol": 1e-11, "atol": 1e-13}
-    moments = lab.by_scipy(velocity, start, times, **options)[:, 0]
-    # Between six and twelve decay times only the slowest mode is left.
-    gaps = np.log(np.abs(moments[12:25] - moments[-1]))
-    rate = np.polyfit(times[12:25], gaps, 1)[0]
-    return state, float(moments[-1]), float(rate)
-
-
-def by_solve() -> list[tuple[float, float]]:
-    """The order that the spectral solver of densities comes to, and that expected."""
-    attention = mf.identity_attention("unnormalised", 2, SMOOTH)
-    kappa = 1.3 * critical_kappa(attention)
-    state = stationary_state(attention, kappa)
-    flow = mf.Flow(attention, space=mf.Sphere(), noise=float(np.sqrt(2 / kappa)))
-    start = FourierDensity.from_function(
-        lambda angle: jnp.exp(jnp.cos(angle)), 32, normalize=True
-    )
-    # Saved often: the budget of steps is for each stretch.
-    path = mf.solve(flow, start, 20 / -state.growth, save=9, rtol=1e-9, atol=1e-11)
-    return [(float(path.moments[-1, 0, 0]), state.order)]
-
-
-def relaxation_findings(relaxed, densities):
-    """Where the equation in time comes to, and how fast."""
-    ends = [(end, state.order) for state, end, _ in relaxed] + densities
-    measured, expected = zip(*ends, strict=True)
+        times = np.linspace(0, 30 / -state.growth, 61)
+        options = {"method": "LSODA", "rtol": 1e-11, "atol": 1e-13}
+        start = np.exp(-(modes**2) / 8.0)
+        moments = lab.by_scipy(velocity, start, times, **options)[:, 0]
+        ends.append(moments[-1])
+        orders.append(state.order)
+        growths.append(state.growth)
+        # Between six and twelve decay times only the slowest mode is left.
+        gaps = np.log(np.abs(moments[12:25] - moments[-1]))
+        rates.append(np.polyfit(times[12:25], gaps, 1)[0])
+        if parameters.density and beta == SMOOTH:
+            flow = mf.Flow(attention, space=mf.Sphere(), noise=np.sqrt(2 / kappa))
+            density = FourierDensity.from_function(
+                lambda angle: jnp.exp(jnp.cos(angle)), 32, normalize=True
+            )
+            # Saved often: the budget of steps is for each stretch.
+            options = {"save": 9, "rtol": 1e-9, "atol": 1e-11}
+            path = mf.solve(flow, density, 20 / -state.growth, **options)
+            ends.append(float(path.moments[-1, 0, 0]))
+            orders.append(state.order)
     source = lab.other_method("moments of the Fokker-Planck equation, solved by SciPy")
     return (
-        RELAXATION.close_to(measured, expected, tolerance=1e-7, source=source),
-        RATE.close_to(
-            [rate for *_, rate in relaxed],
-            [state.growth for state, *_ in relaxed],
-            relative_tolerance=1e-3,
-            source=source,
-        ),
+        RELAXATION.close_to(ends, orders, tolerance=1e-7, source=source),
+        RATE.close_to(rates, growths, relative_tolerance=1e-3, source=source),
     )
 
 
@@ -353,57 +328,6 @@ def loop_findings(loop, branch):
     )
 
 
-def softmax_finding(branches):
-    """No fold on the branches of softmax attention."""
-    least = [
-        np.diff(branch.kappas).min() / branch.critical
-        for name, branch in branches.items()
-        if name.startswith("softmax")
-    ]
-    return SOFTMAX.above(
-        least,
-        0.0,
-        source=lab.theory("positive bend at the bifurcation; beyond, observed"),
-    )
-
-
-def table(branches) -> lab.Table:
-    """Thresholds, folds and Maxwell points."""
-    rows = []
-    for name, branch in branches.items():
-        folds = ", ".join(f"{fold.kappa:.8g}" for fold in branch.folds) or "none"
-        equal = "none" if branch.maxwell is None else f"{branch.maxwell.kappa:.8g}"
-        growth = float(branch.growths[-1])
-        rows.append([*CASES[name], branch.critical, folds, equal, growth])
-    columns = ["attention", "$d$", r"$\beta$", "clusters", r"$\kappa_c$", "fold"]
-    return lab.Table(
-        [*columns, "Maxwell point", r"growth rate at $1.5\,\kappa_c$"],
-        rows,
-        "Branches of stationary states. Two and three clusters are unstable, the "
-        "slower the less noise there is: they are the metastable states of the flow.",
-    )
-
-
-def draw_circle(branches) -> lab.Picture:
-    """Bifurcation diagrams on the circle, below and above the tricritical beta."""
-    figure, panels = style.canvas(2, panel=(4.6, 3.5), sharey=True)
-    cases = ("circle, smooth", SMOOTH), ("circle, steep", STEEP)
-    for axes, (name, beta) in zip(panels, cases, strict=True):
-        critical = branches[name].critical
-        draw_over_uniform(branches[name], (0.8 * critical, 1.5 * critical), axes)
-        axes.set(title=rf"$\beta = {beta:g}$", ylabel="")
-    name_marks(branches["circle, steep"], panels[1])
-    panels[0].set(ylabel=r"order $|\int x\,\mathrm{d}\rho|$")
-    return lab.Picture(
-        figure,
-        r"Stationary states of unnormalised attention on the circle, where "
-        r"$\beta_* = 2.447$: stable states solid, unstable ones dashed, the uniform "
-        r"one in ink. Left: the order sets in continuously at $\kappa_c$. Right: the "
-        r"branch leaves backward, turns at a fold, and takes over from the uniform "
-        r"state at the Maxwell point, before $\kappa_c$.",
-    )
-
-
 def draw_over_uniform(branch, limits, axes, label=None) -> None:
     """A branch and the uniform state, with the critical noise marked."""
     draw_uniform(branch.critical, *limits, axes)
@@ -414,15 +338,21 @@ def draw_over_uniform(branch, limits, axes, label=None) -> None:
     axes.set(xlabel=r"inverse noise $\kappa = 2/\sigma^2$")
 
 
-def name_marks(branch, axes) -> None:
-    """Name the fold and the Maxwell point, to the left of them."""
-    (fold,) = branch.folds
-    options = {"textcoords": "offset points", "ha": "right", "linespacing": 1}
-    for state, text, side in (
-        (fold, "fold", "center"),
-        (branch.maxwell, "Maxwell\npoint", "bottom"),
-    ):
-        axes.annotate(text, (state.kappa, state.order), (-9, 0), va=side, **options)
+def draw_circle(circle) -> lab.Picture:
+    """Bifurcation diagrams on the circle, below and above the tricritical beta."""
+    figure, panels = style.canvas(2, panel=(4.6, 3.5), sharey=True)
+    for axes, (beta, branch) in zip(panels, circle.items(), strict=True):
+        draw_over_uniform(branch, (0.8 * branch.critical, 1.5 * branch.critical), axes)
+        axes.set(title=rf"$\beta = {beta:g}$", ylabel="")
+    panels[0].set(ylabel=r"order $|\int x\,\mathrm{d}\rho|$")
+    return lab.Picture(
+        figure,
+        r"Stationary states of unnormalised attention on the circle, where "
+        r"$\beta_* = 2.447$: stable states solid, unstable ones dashed, the uniform "
+        r"one in ink. Left: the order sets in continuously at $\kappa_c$. Right: the "
+        r"branch leaves backward, turns at a fold (dot), and takes over from the "
+        r"uniform state at the Maxwell point (diamond), before $\kappa_c$.",
+    )
 
 
 def draw_loop(loop, branch) -> lab.Picture:
@@ -431,20 +361,13 @@ def draw_loop(loop, branch) -> lab.Picture:
     kappas, orders = loop
     limits = 0.9 * kappas.min(), 1.02 * kappas.max()
     draw_over_uniform(branch, limits, axes, label="infinitely many tokens")
-    name_marks(branch, axes)
-    for places, heights, mark, name in zip(
-        kappas, orders, "^v", ("noise is lowered", "noise is raised"), strict=True
-    ):
-        axes.errorbar(
-            places,
-            heights.mean(axis=1),
-            heights.std(axis=1),
-            color=style.ORANGE if mark == "^" else style.GREEN,
-            marker=mark,
-            linewidth=0.9,
-            capsize=2,
-            label=name,
-        )
+    ways = (
+        ("noise is lowered", "^", style.ORANGE),
+        ("noise is raised", "v", style.GREEN),
+    )
+    for places, heights, (name, mark, colour) in zip(kappas, orders, ways, strict=True):
+        looks = {"marker": mark, "color": colour, "linewidth": 0.9, "label": name}
+        axes.errorbar(places, heights.mean(axis=1), heights.std(axis=1), **looks)
     axes.set_ylabel(r"order $|\bar x|$, mean of the tokens")
     axes.legend(loc="center right")
     return lab.Picture(
@@ -453,7 +376,7 @@ def draw_loop(loop, branch) -> lab.Picture:
         r"lowered in steps and raised again (mean and spread over the second half of "
         r"each stay; order that is left at small $\kappa$ is $n^{-1/2}$). They leave "
         r"the uniform state near $\kappa_c$, and fall off the ordered branch at its "
-        r"fold.",
+        r"fold (dot).",
     )
 
 
