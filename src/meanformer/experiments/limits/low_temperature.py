@@ -28,19 +28,16 @@ from scipy.special import expi
 
 import meanformer as mf
 import meanformer.experiments as lab
-from meanformer.geometry import Cells
 from meanformer.observables import (
     LowTemperature,
-    fit_low_temperature_bound,
     low_temperature_comparison,
     low_temperature_shift,
 )
-from meanformer.plotting import draw_cells, style
+from meanformer.plotting import style
 
 TOKENS, DEPTHS = 30, np.linspace(0, 12, 25)
 CORNERS = np.array([(1.0, 1.0), (1.0, -1.0), (-1.0, -1.0), (-1.0, 1.0)])
 SHIFT_BETAS = 20.0 * 2.0 ** np.arange(7)
-LADDER = 10.0 ** np.arange(1, 4.1)
 RATES = (1.0, 0.3)
 TERMINAL_BETAS = (1.0, 2.0, 3.0, 4.0)
 SHARP = {"rtol": 1e-10, "atol": 1e-13}
@@ -121,27 +118,17 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
         compared(square_cloud(seed), betas, DEPTHS / 6, rtol=1e-9, atol=1e-12)
         for seed in progress.over(seeds, 0.8)
     ]
-    known = compared(known_cloud(), SHIFT_BETAS, **SHARP)
     phases = compared(known_cloud(), np.geomspace(0.5, 1e4, parameters.columns))
-    dropped = compared(square_cloud(parameters.seed), (10, 100, 300), DEPTHS / 3)
-    ladder = compared(known_cloud(), LADDER)
-    start = dropped.limit_points[0]
-    leads = mf.flows.run_hardmax(mf.TokenCloud(start), 0, step=1.0).is_leader[0]
     return lab.Outcome(
         findings=[
             exact_finding(seeds),
             *leader_findings(randoms, betas),
-            *shift_findings(known),
+            *shift_findings(compared(known_cloud(), SHIFT_BETAS, **SHARP)),
             log_beta_finding(),
             pair_finding(),
             terminal_finding(),
         ],
-        pictures=[
-            picture_of_betas(randoms, betas),
-            picture_of_paths(dropped, Cells(start[leads])),
-            picture_of_phases(phases),
-        ],
-        tables=[table_of_fit(ladder)],
+        pictures=[picture_of_betas(randoms, betas), picture_of_phases(phases)],
     )
 
 
@@ -172,25 +159,20 @@ def known_cloud() -> mf.TokenCloud:
 
 def exact_finding(seeds):
     """The exact path against SciPy on softmax at a very low temperature."""
-    errors = []
-    for seed in seeds[:4]:
-        cloud = square_cloud(seed)
-        path = mf.flows.hardmax_flow(softmax(), cloud, 2.0)
-        errors.append(np.abs(path.points([2.0])[0] - by_scipy(cloud, 1e6, 2.0)).max())
-    source = lab.other_method("SciPy's LSODA on the softmax flow")
-    return EXACT.at_most(errors, 1e-5, source=source)
-
-
-def by_scipy(cloud: mf.TokenCloud, beta: float, depth: float) -> np.ndarray:
-    """The softmax flow by another program."""
 
     def velocity(_, points):
-        scores = beta * points @ points.T
+        scores = 1e6 * points @ points.T
         shares = np.exp(scores - scores.max(axis=1, keepdims=True))
         return shares @ points / shares.sum(axis=1, keepdims=True) - points
 
-    options = {"method": "LSODA", "rtol": 1e-9, "atol": 1e-11}
-    return lab.by_scipy(velocity, cloud.points, [0, depth], **options)[-1]
+    errors, options = [], {"method": "LSODA", "rtol": 1e-9, "atol": 1e-11}
+    for seed in seeds[:4]:
+        cloud = square_cloud(seed)
+        path = mf.flows.hardmax_flow(softmax(), cloud, 2.0)
+        soft = lab.by_scipy(velocity, cloud.points, [0, 2.0], **options)[-1]
+        errors.append(np.abs(path.points([2.0])[0] - soft).max())
+    source = lab.other_method("SciPy's LSODA on the softmax flow")
+    return EXACT.at_most(errors, 1e-5, source=source)
 
 
 def leader_findings(randoms, betas):
@@ -222,46 +204,38 @@ def leader_findings(randoms, betas):
 
 def shift_findings(known: LowTemperature):
     """The shift of clusters, in full and along their leaders."""
-    shift = low_temperature_shift(softmax(), known_cloud(), DEPTHS, known.betas)
+    cloud, beta = known_cloud(), known.betas[-1]
+    shift = low_temperature_shift(softmax(), cloud, DEPTHS, known.betas)
     errors = known.points - known.limit_points[None] - shift
     sizes = np.linalg.norm(errors, axis=3).max(axis=2)[:, -1]
     slopes = np.diff(np.log(sizes)) / np.diff(np.log(known.betas))
-    beta, ends = known.betas[-1], known.points[-1, -1, :4]
-    measured = np.einsum("kd,kd->k", CORNERS, ends - CORNERS)
+    points, ends = np.asarray(cloud.points), known.points[-1, -1, :4]
+    drops = []
+    for corner in CORNERS:
+        cluster = mf.TokenCloud(points[(np.sign(points) == corner).all(axis=1)])
+        tilted = cluster.log_laplace(jnp.asarray(beta * corner)[None])
+        drops.append(float(tilted[0]) - beta * corner @ corner)
     return (
         SECOND.close_to(
             slopes[2:], -2.0, tolerance=0.1, source=lab.theory("expansion in 1/beta")
         ),
         LAPLACE.close_to(
-            beta * measured,
-            beta * np.array([leader_drop(corner, beta) for corner in CORNERS]),
+            beta * np.einsum("kd,kd->k", CORNERS, ends - CORNERS),
+            drops,
             tolerance=0.01,
             source=lab.closed_form(r"$\frac1\beta\Lambda(\beta v) - \lvert v\rvert^2$"),
         ),
     )
 
 
-def leader_drop(leader, beta: float) -> float:
-    """The change of a leader's score with itself, by the log-Laplace transform."""
-    points = np.asarray(known_cloud().points)
-    cluster = mf.TokenCloud(points[(np.sign(points) == leader).all(axis=1)])
-    tilt = jnp.asarray(beta * leader)[None]
-    return float(cluster.log_laplace(tilt)[0]) / beta - leader @ leader
-
-
 def log_beta_finding():
     """Distances to the limit at infinite depth, at depth log beta."""
     distances = [
         compared(known_cloud(), [b], np.log(b) * DEPTHS / 12).end_coupled[0, -1]
-        for b in LADDER[1:]
+        for b in (1e2, 1e3, 1e4)
     ]
-    slopes = np.diff(np.log10(distances))
-    return LOG_BETA.close_to(
-        slopes,
-        -1.0,
-        tolerance=0.05,
-        source=lab.theory("both errors are of order 1/beta"),
-    )
+    slopes, source = np.diff(np.log10(distances)), "both errors are of order 1/beta"
+    return LOG_BETA.close_to(slopes, -1.0, tolerance=0.05, source=lab.theory(source))
 
 
 def pair_finding():
@@ -318,29 +292,6 @@ def picture_of_betas(randoms, betas) -> lab.Picture:
     )
 
 
-def picture_of_paths(paths: LowTemperature, cells: Cells) -> lab.Picture:
-    """Paths of both flows over the cells of the hull."""
-    figure, axes = style.canvas(3, panel=(3.3, 3.3))
-    start = paths.limit_points[0]
-    for panel, beta, soft in zip(axes, paths.betas, paths.points, strict=True):
-        draw_cells(cells, panel, opacity=0.25, is_labelled=False)
-        apart = np.linalg.norm(soft[-1] - paths.limit_points[-1], axis=1) > 0.3
-        for token in range(TOKENS):
-            hard = paths.limit_points[:, token]
-            panel.plot(*hard.T, ":", color=style.INK, linewidth=0.9)
-            colour, width = (style.ORANGE, 2) if apart[token] else (style.BLUE, 1.1)
-            panel.plot(*soft[:, token].T, color=colour, linewidth=width)
-        panel.plot(*start.T, ".", color=style.INK, markersize=3)
-        panel.set_title(rf"$\beta = {beta:g}$")
-    return lab.Picture(
-        figure,
-        "Tokens of the cloud with the drop, up to depth 4: hardmax dotted, softmax in "
-        "colour, over the cells of the leaders. In orange a token that goes to another "
-        r"leader than under hardmax; from $\beta = 300$ on there is none. At "
-        r"$\beta = 10$ clusters stay short of their leaders, by $\log(W/w_v)/\beta$.",
-    )
-
-
 def picture_of_phases(phases: LowTemperature) -> lab.Picture:
     """The distance to the limit over temperature and depth."""
     figure, axes = style.canvas(panel=(6.6, 4.2))
@@ -361,19 +312,6 @@ def picture_of_phases(phases: LowTemperature) -> lab.Picture:
         r"alone ($e^{-t}$: level lines are horizontal), above it on the temperature "
         r"alone ($1/\beta$: vertical). On the left, at $\beta$ of order one, the "
         r"corners have lost their clusters, and all tokens meet near the origin.",
-    )
-
-
-def table_of_fit(ladder: LowTemperature) -> lab.Table:
-    """Constants of the published form, fitted."""
-    fit = fit_low_temperature_bound(ladder.betas, DEPTHS, ladder.end_coupled)
-    row = [fit.growth, fit.decay, fit.rough, fit.far, fit.excess]
-    return lab.Table(
-        ["$C$", "$c$", "$a$", "$b$", "largest ratio"],
-        [row],
-        r"Constants of $a\sqrt{\log(\beta+1)/\beta}\,e^{Ct} + b\,e^{-ct}$ by least "
-        "squares of logarithms, for the cloud in the square: a fit, not those of the "
-        "theorem. The last column is the largest ratio of a distance to the form.",
     )
 
 

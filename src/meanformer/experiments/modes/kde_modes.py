@@ -131,6 +131,8 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
     for index, beta in enumerate(progress.over(CIRCLE, 0.2)):
         options = {"space": mf.Sphere(), "key": jr.fold_in(jr.key(seed + 2), index)}
         around[beta] = sample_modes(400, beta, parameters.samples, **options)
+    cloud = normal_cloud(100, seed)
+    found = {beta: count_modes(cloud, beta) for beta in (10.0, 100.0, 1000.0)}
     samples = [*counted.values(), *window.values(), *around.values()]
     four_errors = r"of $n \to \infty$, at $n = 400$; four standard errors"
     return lab.Outcome(
@@ -168,7 +170,7 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
             ),
             *line_findings(normal_cloud(60, seed)),
         ],
-        pictures=[draw_densities(normal_cloud(100, seed)), draw_window(window)],
+        pictures=[draw_densities(cloud, found), draw_window(window)],
     )
 
 
@@ -267,7 +269,7 @@ def line_findings(cloud: mf.TokenCloud):
     )
 
 
-def draw_densities(cloud: mf.TokenCloud) -> lab.Picture:
+def draw_densities(cloud: mf.TokenCloud, found) -> lab.Picture:
     """One cloud at three bandwidths, with its modes and valleys."""
     figure, panels = style.canvas(1, 3, panel=(7.0, 1.7), sharex=True)
     tokens = np.asarray(cloud.points)[:, 0]
@@ -277,8 +279,7 @@ def draw_densities(cloud: mf.TokenCloud) -> lab.Picture:
         gaps = np.asarray(points)[:, None] - tokens[None, :]
         return np.sqrt(beta / 2 / np.pi) * np.exp(-beta * gaps**2 / 2).mean(1)
 
-    for axes, beta in zip(panels, (10.0, 100.0, 1000.0), strict=True):
-        modes = count_modes(cloud, beta)
+    for axes, (beta, modes) in zip(panels, found.items(), strict=True):
         peaks, valleys = modes.positions, modes.valleys
         axes.fill_between(places, density(places, beta), color=style.BLUE, alpha=0.25)
         axes.plot(peaks, density(peaks, beta), "o", color=style.ORANGE, ms=4.5)
