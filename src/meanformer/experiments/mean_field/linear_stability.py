@@ -20,6 +20,7 @@ import scipy.special
 
 import meanformer as mf
 import meanformer.experiments as lab
+from meanformer.experiments.helpers.circle_rates import BETA, RATES, THIRD
 from meanformer.geometry.circle import angles_of
 from meanformer.mean_field import (
     Axisymmetric,
@@ -29,27 +30,17 @@ from meanformer.mean_field import (
     predicted_clusters,
     ring_nodes,
 )
-from meanformer.numerics.special.quadrature import gauss_legendre
+from meanformer.measures import circle_moments
 from meanformer.numerics.special.zonal import zonal_polynomials
-from meanformer.plotting import mark_values, style
+from meanformer.plotting import draw_angles, mark_values, style
 
-BETA = 5.0
 MODES = np.arange(1, 6)
-SOFTMAX = [0.1786766274, 0.5141173961, 0.6826783336, 0.6000891395, 0.3961058557]
-UNNORMALISED = [
-    4.8671284285,
-    14.0044919733,
-    18.5960703045,
-    16.3463512437,
-    10.7898727366,
-]
 FASTEST = {
     2: {1: 1, 5: 3, 9: 4, 25: 7, 81: 13},
     3: {1: 1, 5: 3, 9: 4, 25: 7},
     8: {1: 1, 5: 1, 9: 2, 25: 5},
     128: {1: 1, 5: 1, 9: 1, 25: 1},
 }
-WAVE = 0.3660580605  # of three periods at depth 3, from a spectral solver
 NODES = {24: 1.45e-3, 48: 3.4e-6, 96: 1e-10}  # with the errors allowed
 # All walks on the circle have so many tokens and saved depths: one program for all.
 TOKENS, SAVED = 192, 33
@@ -139,81 +130,129 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
     integrals = [integral_rates(d, b) for d, b in progress.over(CASES, 0.05)]
     linear = [linear_rates(*case) for case in progress.over(LINEAR, 0.2)]
     grown = grown_rates()
-    nodes = nodes_finding(progress.over(NODES, 0.15))
+    misses = [
+        abs(third_moment(count) - THIRD) / allowed
+        for count, allowed in progress.over(NODES.items(), 0.15)
+    ]
     growth = particle_growth(parameters, progress)
-    smooth = {beta: smooth_start(beta) for beta in progress.over((*COUNTED, 81.0), 0.2)}
-    chance = {
-        beta: random_starts(beta, parameters) for beta in progress.over(COUNTED, 0.2)
-    }
+    smooth, chance, predicted = {}, {}, []
+    for beta in progress.over(COUNTED, 0.4):
+        most = int(2 * np.sqrt(2 * beta)) + 1
+        smooth[beta] = walk(wavy(most, SMALL / most), beta, LAST)
+        random = np.random.default_rng([parameters.seed, int(beta)])
+        chance[beta] = [
+            walk(mf.TokenCloud.from_angles(angles), beta, LAST)
+            for angles in random.uniform(0, 2 * np.pi, (parameters.starts, TOKENS))
+        ]
+        predicted.append(predicted_clusters(mf.identity_attention("softmax", 2, beta)))
+    counts = [[clusters(one, beta) for one in chance[beta]] for beta in COUNTED]
+    pairs = [(d, beta) for d, row in FASTEST.items() for beta in row]
+    betas = np.geomspace(1, 1e6, 25)
+    tops = [closed(range(1, 1601), beta=beta).argmax() + 1 for beta in betas]
+    of_rates = lab.closed_form("of the rates")
+    fastest_wave = lab.closed_form(r"$k^*$, the fastest wave")
     return lab.Outcome(
         findings=[
-            *rate_findings(integrals, linear, grown),
-            *degree_findings(),
+            DIGITS.close_to(
+                [closed(MODES), closed(MODES, kind="unnormalised")],
+                RATES,
+                tolerance=1e-9,
+                source=lab.tabulated(),
+            ),
+            INTEGRALS.close_to(
+                [closed(range(1, 7), beta=b, dimension=d) for d, b in CASES],
+                integrals,
+                tolerance=1e-9,
+                source=lab.other_method("integrals over the angle, by a Gauss rule"),
+            ),
+            LINEARISED.close_to(
+                linear,
+                [closed([1, 2, 3], kind=kind, dimension=d) for kind, d in LINEAR],
+                relative_tolerance=1e-8,
+                source=of_rates,
+            ),
+            GROWN.close_to(grown, closed(MODES), tolerance=1e-8, source=of_rates),
+            TABLE.close_to(
+                [fastest(float(beta), d) for d, beta in pairs],
+                [FASTEST[d][beta] for d, beta in pairs],
+                tolerance=0,
+                source=lab.tabulated(),
+            ),
+            ROOT.at_most(
+                np.abs(tops - np.sqrt(2 * betas)),
+                1.0,
+                source=lab.theory(r"the maximum of $k^2e^{-k^2/2\beta}$"),
+            ),
             PARTICLES.at_most(
                 np.abs(growth[0] - closed(MODES)) / growth[1],
                 5.0,
                 source=lab.closed_form("five standard errors of random tokens"),
             ),
-            nodes,
-            *cluster_findings(smooth, chance),
+            NODES_CLAIM.at_most(
+                misses,
+                1.0,
+                source=lab.tabulated("by a spectral solver of the density, ten digits"),
+            ),
+            CLUSTERS.close_to(
+                [clusters(smooth[beta], beta) for beta in COUNTED],
+                predicted,
+                tolerance=0,
+                source=fastest_wave,
+            ),
+            FEWER.at_most(
+                np.mean(counts, axis=1) - predicted, 0.0, source=fastest_wave
+            ),
         ],
         pictures=[
             draw_rates(grown, growth),
             draw_walks(smooth[25.0], chance[25.0][0]),
         ],
-        tables=[cluster_table(smooth, chance)],
     )
 
 
 def closed(degrees, *, beta=BETA, kind="softmax", dimension=2) -> np.ndarray:
     """The closed growth rates."""
-    layer = mf.identity_attention(kind, 2, beta)
+    layer = mf.identity_attention(kind, 2, float(beta))
     return np.asarray(growth_rates(layer, degrees, dimension=dimension))
+
+
+def fastest(beta: float, dimension: int = 2) -> int:
+    """The fastest degree."""
+    layer = mf.identity_attention("softmax", 2, beta)
+    return fastest_degree(layer, dimension=dimension).degree or 0
 
 
 def integral_rates(dimension: int, beta: float) -> np.ndarray:
     """Rates of degrees 1 to 6 from integrals over the angle to the axis."""
-    nodes, masses = gauss_legendre(160)
-    angles = np.pi * (nodes + 1) / 2
+    nodes, masses = np.polynomial.legendre.leggauss(160)
+    angles, degrees = np.pi * (nodes + 1) / 2, np.arange(7)
     measure = masses * np.sin(angles) ** (dimension - 2)
     kernel = np.exp(beta * (np.cos(angles) - 1))
-    degrees = np.arange(1, 7)
-    waves = [polynomial(degree, dimension, angles) for degree in range(7)]
-    factors = np.array(waves) @ (measure * kernel)
-    return degrees * (degrees + dimension - 2) * factors[1:] / (beta * factors[0])
-
-
-def polynomial(degree: int, dimension: int, angles: np.ndarray) -> np.ndarray:
-    """The zonal polynomial of a degree at these angles, by SciPy."""
-    if dimension == 2:
-        return np.cos(degree * angles)
-    half = dimension / 2 - 1
-    values = scipy.special.eval_gegenbauer(degree, half, np.cos(angles))
-    return values / scipy.special.eval_gegenbauer(degree, half, 1.0)
+    powers = (dimension - 3) / 2, (dimension - 3) / 2
+    heights = np.append(np.cos(angles), 1.0)
+    waves = scipy.special.eval_jacobi(degrees[:, None], *powers, heights)
+    factors = (waves[:, :-1] / waves[:, -1:]) @ (measure * kernel)
+    return (degrees * (degrees + dimension - 2) * factors / (beta * factors[0]))[1:]
 
 
 def linear_rates(kind: str, dimension: int) -> np.ndarray:
     """Rates of degrees 1 to 3 from the derivative of the velocity in the weights."""
     layer = Axisymmetric(mf.identity_attention(kind, 2, BETA), dimension)
     uniform = ring_nodes(jnp.ones_like, 40, dimension=dimension)
+    points, masses = uniform.points, uniform.weights
     field = mf.Flow(layer, space=mf.Sphere()).field
 
     def waves(heights):
         return zonal_polynomials(dimension, heights, 4)[1:]
 
-    @jax.jit
-    def rates(points, masses):
-        def velocity(weights):
-            return field(jnp.zeros(()), mf.TokenCloud(points, weights), points)[:, 1]
+    def velocity(weights):
+        return field(jnp.zeros(()), mf.TokenCloud(points, weights), points)[:, 1]
 
-        heights = points[:, 1]
-        table, slopes = jax.jvp(waves, (heights,), (jnp.ones_like(heights),))
-        pushed = jax.vmap(
-            lambda wave: jax.jvp(velocity, (masses,), (masses * wave,))[1]
-        )(table)
-        return (slopes * pushed) @ masses / (table**2 @ masses)
-
-    return np.asarray(rates(uniform.points, uniform.weights))
+    heights = points[:, 1]
+    table, slopes = jax.jvp(waves, (heights,), (jnp.ones_like(heights),))
+    _, push = jax.linearize(jax.jit(velocity), masses)
+    pushed = jnp.stack([push(masses * wave) for wave in table])
+    return np.asarray((slopes * pushed) @ masses / (table**2 @ masses))
 
 
 def walk(cloud: mf.TokenCloud, beta: float, depth: float) -> mf.Trajectory:
@@ -221,12 +260,6 @@ def walk(cloud: mf.TokenCloud, beta: float, depth: float) -> mf.Trajectory:
     flow = mf.Flow(mf.identity_attention("softmax", 2, beta), space=mf.Sphere())
     filled = mf.pad(cloud, TOKENS)
     return mf.solve(flow, filled, depth, save=SAVED, rtol=1e-10, atol=1e-13)
-
-
-def moments(path: mf.Trajectory, modes) -> np.ndarray:
-    """The integrals of cosines of the modes at the end of a walk."""
-    angles = angles_of(np.asarray(path.points[-1]))
-    return np.cos(np.outer(modes, angles)) @ np.asarray(path.weights)
 
 
 def wavy(most: int, size: float) -> mf.TokenCloud:
@@ -242,25 +275,18 @@ def grown_rates() -> np.ndarray:
     """Rates from flows of small waves, all modes at once, with two sizes."""
 
     def grown(size):
-        return moments(walk(wavy(MODES[-1], size), BETA, 1.0), MODES)
+        path = walk(wavy(MODES[-1], size), BETA, 1.0)
+        return np.asarray(circle_moments(path.cloud(-1), MODES[-1]))[:, 0]
 
     # Odd parts have no even orders; Richardson takes the third order away.
     coarse, fine = ((grown(e) - grown(-e)) / e for e in (2e-3, 1e-3))
     return np.log((4 * fine - coarse) / 3)
 
 
-def nodes_finding(counts):
-    """Errors of few nodes at depth 3, in units of those allowed."""
-
-    def density(angles):
-        return 1 + 0.1 * jnp.cos(3 * angles)
-
-    paths = [(walk(circle_nodes(density, n), BETA, 3.0), NODES[n]) for n in counts]
-    return NODES_CLAIM.at_most(
-        [abs(moments(path, [3])[0] - WAVE) / allowed for path, allowed in paths],
-        1.0,
-        source=lab.tabulated("by a spectral solver of the density, ten digits"),
-    )
+def third_moment(count: int) -> float:
+    """The integral of three periods at depth 3, by so many weighted nodes."""
+    cloud = circle_nodes(lambda angles: 1 + 0.1 * jnp.cos(3 * angles), count)
+    return float(circle_moments(walk(cloud, BETA, 3.0).cloud(-1), 3)[2, 0])
 
 
 def particle_growth(parameters: Parameters, progress) -> tuple[np.ndarray, np.ndarray]:
@@ -284,116 +310,10 @@ def particle_growth(parameters: Parameters, progress) -> tuple[np.ndarray, np.nd
     return np.log(gains), scatter / (sizes * gains)
 
 
-def smooth_start(beta: float) -> mf.Trajectory:
-    """The walk from a tiny perturbation with a share of every wave."""
-    most = int(2 * np.sqrt(2 * beta)) + 1
-    return walk(wavy(most, SMALL / most), beta, LAST)
-
-
-def random_starts(beta: float, parameters: Parameters) -> list[mf.Trajectory]:
-    """Walks from random tokens."""
-    random = np.random.default_rng([parameters.seed, int(beta)])
-    angles = random.uniform(0, 2 * np.pi, (parameters.starts, TOKENS))
-    return [walk(mf.TokenCloud.from_angles(one), beta, LAST) for one in angles]
-
-
 def clusters(path: mf.Trajectory, beta: float) -> int:
     """How many groups of tokens there are at the end."""
     found = mf.observables.count_clusters(path.cloud(-1), space=mf.Sphere(), beta=beta)
     return found.count or 0
-
-
-def rate_findings(integrals, linear, grown):
-    """Digits, integrals, derivative, and the flow of small waves."""
-    exact = [closed(range(1, 7), beta=b, dimension=d) for d, b in CASES]
-    rates = [closed(MODES), closed(MODES, kind="unnormalised")]
-    linear_exact = [closed([1, 2, 3], kind=kind, dimension=d) for kind, d in LINEAR]
-    return (
-        DIGITS.close_to(
-            rates, [SOFTMAX, UNNORMALISED], tolerance=1e-9, source=lab.tabulated()
-        ),
-        INTEGRALS.close_to(
-            exact,
-            integrals,
-            tolerance=1e-9,
-            source=lab.other_method("integrals over the angle, by a Gauss rule"),
-        ),
-        LINEARISED.close_to(
-            linear,
-            linear_exact,
-            relative_tolerance=1e-8,
-            source=lab.closed_form("of the rates"),
-        ),
-        GROWN.close_to(
-            grown, closed(MODES), tolerance=1e-8, source=lab.closed_form("of the rates")
-        ),
-    )
-
-
-def fastest(beta: float, dimension: int = 2) -> int:
-    """The fastest degree."""
-    layer = mf.identity_attention("softmax", 2, beta)
-    return fastest_degree(layer, dimension=dimension).degree or 0
-
-
-def degree_findings():
-    """The table of fastest degrees, and the square root."""
-    pairs = [(d, beta) for d, row in FASTEST.items() for beta in row]
-    betas = np.geomspace(1, 1e6, 25)
-
-    def rates(beta):
-        return growth_rates(mf.identity_attention("softmax", 2, beta), range(1, 1601))
-
-    found = 1 + np.asarray(jax.vmap(rates)(jnp.asarray(betas))).argmax(axis=1)
-    return (
-        TABLE.close_to(
-            [fastest(float(beta), d) for d, beta in pairs],
-            [FASTEST[d][beta] for d, beta in pairs],
-            tolerance=0,
-            source=lab.tabulated(),
-        ),
-        ROOT.at_most(
-            np.abs(found - np.sqrt(2 * betas)),
-            1.0,
-            source=lab.theory(r"the maximum of $k^2e^{-k^2/2\beta}$"),
-        ),
-    )
-
-
-def cluster_findings(smooth, chance):
-    """Counts of clusters against the fastest wave."""
-    predicted = [
-        predicted_clusters(mf.identity_attention("softmax", 2, beta))
-        for beta in COUNTED
-    ]
-    means = [
-        np.mean([clusters(path, beta) for path in chance[beta]]) for beta in COUNTED
-    ]
-    source = lab.closed_form(r"$k^*$, the fastest wave")
-    return (
-        CLUSTERS.close_to(
-            [clusters(smooth[beta], beta) for beta in COUNTED],
-            predicted,
-            tolerance=0,
-            source=source,
-        ),
-        FEWER.at_most(np.array(means) - predicted, 0.0, source=source),
-    )
-
-
-def cluster_table(smooth, chance) -> lab.Table:
-    """Clusters from smooth and from random starts."""
-    rows = []
-    for beta, path in smooth.items():
-        counts = [clusters(one, beta) for one in chance.get(beta, ())]
-        mean = float(np.mean(counts)) if counts else "not run"
-        rows.append([beta, fastest(beta), clusters(path, beta), mean])
-    return lab.Table(
-        [r"$\beta$", "fastest wave", "from all waves in phase", "from random tokens"],
-        rows,
-        r"Clusters at depth 40. At $\beta = 81$ the waves of 12 and 13 periods grow at "
-        "rates less than 1% apart, and the fastest one has no time to win.",
-    )
 
 
 def draw_rates(grown, growth) -> lab.Picture:
@@ -425,22 +345,15 @@ def draw_walks(smooth: mf.Trajectory, chance: mf.Trajectory) -> lab.Picture:
     figure, panels = style.canvas(2, panel=(4.2, 3.4), sharey=True)
     titles = (r"$10^{-6}$ of all waves in phase", "random tokens")
     for axes, path, title in zip(panels, (smooth, chance), titles, strict=True):
-        angles = np.unwrap(angles_of(np.asarray(path.points)), axis=0)
-        lifted = angles - 2 * np.pi * np.floor((angles[:1] + np.pi) / (2 * np.pi))
-        order = np.argsort(lifted[0])
-        for rank, token in enumerate(order):
-            shade = style.BLUE if (rank // 12) % 2 else style.ORANGE
-            axes.plot(path.depths, lifted[:, token], color=shade, linewidth=0.5)
-        axes.set(xlabel="depth $t$", title=f"{title}: {clusters(path, 25.0)} clusters")
-    panels[0].set(ylabel="angle", ylim=(-3.6, 3.6))
-    panels[0].set_yticks([-np.pi, 0, np.pi], labels=[r"$-\pi$", "0", r"$\pi$"])
+        draw_angles(path, axes)
+        axes.set(title=f"{title}: {clusters(path, 25.0)} clusters")
+    panels[1].set(ylabel="")
     return lab.Picture(
         figure,
         r"192 tokens on the circle at $\beta = 25$, where the fastest wave has seven "
         "periods. From a tiny smooth perturbation it wins, and seven clusters emerge "
         "around depth 25 (left); random tokens gather at once, where chance has put "
-        "more of them (right). Angles are periodic; colours "
-        "change every twelve tokens.",
+        "more of them (right). Angles are periodic.",
     )
 
 
