@@ -13,13 +13,15 @@ the dimension, as has been said, holds for invertible $A_s$ only.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
-import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
+import scipy.linalg
 
 import meanformer as mf
 import meanformer.experiments as lab
+from meanformer.experiments.helpers.gaussians import KINDS, change_of, softmax_of
 from meanformer.gaussian import centred
 from meanformer.gaussian.without_warnings import quiet_solve
 from meanformer.plotting import draw_cone, draw_eigenvalues, style
@@ -27,7 +29,6 @@ from meanformer.plotting import draw_cone, draw_eigenvalues, style
 DIMENSION = 4
 # Depths saved, over all decades.
 SAVED = 41
-KINDS = {"softmax": mf.Softmax, "L2": mf.L2, "Sinkhorn": mf.Sinkhorn}
 # The decaying eigenvalues are those of the inverse of this times t |A_s|.
 INVERSE_RATES = {"softmax": 2.0, "L2": 4.0, "Sinkhorn": 4.0}
 # Residual up to which a covariance is stationary: some zeros are double, found slowly.
@@ -103,46 +104,27 @@ FALLING = lab.theorem(
 )
 
 
-@dataclass(frozen=True)
-class Case:
-    r"""A score $-Q^\top Q$, values, and a covariance to start from."""
+class Case(NamedTuple):
+    r"""A score $-Q^\top Q$ by its root $Q$, values, and a covariance to start from."""
 
     root: np.ndarray
     value: np.ndarray
     start: np.ndarray
-
-    @property
-    def score(self) -> np.ndarray:
-        """The matrix A."""
-        return -self.root.T @ self.root
-
-    @property
-    def kernel(self) -> int:
-        """The dimension of the kernel of A."""
-        return len(self.start) - int(np.linalg.matrix_rank(self.root))
-
-    @property
-    def limit(self) -> np.ndarray:
-        """The limit for values that are the identity, in closed form."""
-        values, vectors = np.linalg.eigh(self.score)
-        basis = vectors[:, np.abs(values) < 1e-9 * np.abs(values).max()]
-        # Within the kernel: its projector is basis basis^T.
-        inner = basis.T @ np.linalg.solve(self.start, basis)
-        return basis @ np.linalg.inv(inner) @ basis.T
 
 
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Follow covariances over many decades of depth, and look for those at rest."""
     cases = [case for rank in (1, 2, 3) for case in drawn_cases(rank, parameters)]
     runs = {
-        name: [follow(kind, case, parameters) for case in cases]
-        for name, kind in progress.over(KINDS.items(), 0.5)
+        name: [follow(KINDS[name], case, parameters) for case in cases]
+        for name in progress.over(INVERSE_RATES, 0.5)
     }
     definite = drawn_cases(2, parameters, has_values=True)
     falls = [follow(mf.Softmax, case, parameters) for case in definite]
-    highest = [
-        highest_rank(signs, parameters) for signs in progress.over(SIGNATURES, 0.3)
-    ]
+    highest, expected, motions = zip(
+        *(stationary(signs, parameters) for signs in progress.over(SIGNATURES, 0.3)),
+        strict=True,
+    )
     for _ in progress.over(range(1), 0.2):
         planar = planar_flows()
     return lab.Outcome(
@@ -150,12 +132,12 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
             *decay_findings(cases, runs),
             ISOTROPIC.close_to(
                 highest,
-                [isotropic_rank(signs) for signs in SIGNATURES],
+                expected,
                 tolerance=0,
                 source=lab.theory("highest rank found, for five signatures"),
             ),
             SHARP.at_most(
-                [isotropic_motion(signs, parameters) for signs in SIGNATURES[:-1]],
+                motions,
                 0.0,
                 tolerance=1e-13,
                 source=lab.theory(r"$|LS + SL^\top|/(|A||S|^2)$"),
@@ -183,7 +165,7 @@ def drawn_cases(rank: int, parameters: Parameters, *, has_values: bool = False):
 
 def follow(kind, case: Case, parameters: Parameters) -> mf.flows.GaussianTrajectory:
     """The flow of a case over many decades of depth."""
-    layer = kind(*map(jnp.asarray, (case.root, -case.root, case.value)))
+    layer = kind(case.root, -case.root, case.value)
     return long_flow(layer, case.start, np.geomspace(1e-2, parameters.depth, SAVED))
 
 
@@ -193,26 +175,24 @@ def long_flow(layer, start, depths: np.ndarray) -> mf.flows.GaussianTrajectory:
     return quiet_solve(layer, centred(start), float(depths[-1]), **options)
 
 
-def limit_rank(path: mf.flows.GaussianTrajectory) -> int:
-    """How many eigenvalues do not decay like a power of depth."""
-    return mf.gaussian.growth_along(path).rank
-
-
 def decay_findings(cases, runs):
     """Limits, their ranks, and how the other eigenvalues decay."""
     ends, limits, ranks, kernels = [], [], [], []
     exponents, scaled, constants = [], [], []
     for name, row in runs.items():
         for case, path in zip(cases, row, strict=True):
-            size, kernel = np.linalg.norm(case.start), case.kernel
+            basis = scipy.linalg.null_space(case.root)
+            inner = basis.T @ np.linalg.solve(case.start, basis)
+            size, kernel = np.linalg.norm(case.start), basis.shape[1]
             ends.append(np.asarray(path.covariances[-1]) / size)
-            limits.append(case.limit / size)
-            ranks.append(limit_rank(path))
+            limits.append(basis @ np.linalg.inv(inner) @ basis.T / size)
+            growth = mf.gaussian.growth_along(path)
+            ranks.append(growth.rank)
             kernels.append(kernel)
-            exponents.extend(mf.gaussian.growth_along(path).exponents[kernel:])
+            exponents.extend(growth.exponents[kernel:])
             values = np.asarray(path.statistics["eigenvalues"])[-1, kernel:]
             scaled.extend(float(path.depths[-1]) * values)
-            rates = np.linalg.eigvalsh(-case.score)[kernel:]
+            rates = np.linalg.eigvalsh(case.root.T @ case.root)[kernel:]
             constants.extend(1 / (INVERSE_RATES[name] * rates))
     return (
         LIMIT.close_to(
@@ -246,9 +226,9 @@ def definite_findings(cases, falls):
     """What is left of AS, the rank, and growth of the Lyapunov function."""
     left, growth = [], []
     for case, path in zip(cases, falls, strict=True):
-        spreads = np.asarray(path.covariances)
-        size = np.linalg.norm(case.score, 2) * np.linalg.norm(case.start, 2)
-        left.append(np.linalg.norm(case.score @ spreads[-1], 2) / size)
+        spreads, score = np.asarray(path.covariances), case.root.T @ case.root
+        size = np.linalg.norm(score, 2) * np.linalg.norm(case.start, 2)
+        left.append(np.linalg.norm(score @ spreads[-1], 2) / size)
         levels = np.einsum("ij,tji->t", np.linalg.inv(case.value), spreads)
         growth.append(np.diff(levels).max() / levels[0])
     return (
@@ -259,8 +239,8 @@ def definite_findings(cases, falls):
             source=lab.theory(r"$|AS|/(|A||S_0|)$ at the last depth"),
         ),
         DEFINITE_RANK.at_most(
-            [limit_rank(path) for path in falls],
-            [case.kernel for case in cases],
+            [mf.gaussian.growth_along(path).rank for path in falls],
+            2,
             source=lab.theory(r"$\dim\ker A_s$"),
         ),
         FALLING.at_most(
@@ -272,61 +252,41 @@ def definite_findings(cases, falls):
     )
 
 
-def signed_score(signs: tuple[int, ...], parameters: Parameters):
-    """Eigenvalues of these signs, their vectors, and a score that has them."""
+def stationary(signs: tuple[int, ...], parameters: Parameters):
+    """Highest rank at rest found and expected, and the motion of one built for it."""
     random = np.random.default_rng(parameters.seed)
     vectors = np.linalg.qr(random.standard_normal((DIMENSION, DIMENSION)))[0]
     values = np.array(signs) * random.uniform(0.5, 2.0, DIMENSION)
     turn = random.standard_normal((DIMENSION, DIMENSION))
-    return values, vectors, (vectors * values) @ vectors.T + turn - turn.T
-
-
-def score_layer(score: np.ndarray) -> mf.Softmax:
-    """Softmax attention with this score, and values that are the identity."""
-    return mf.Softmax(jnp.asarray(score), jnp.eye(len(score)), jnp.eye(len(score)))
-
-
-def isotropic_rank(signs: tuple[int, ...]) -> int:
-    """The highest dimension of a space on which the form vanishes."""
-    return signs.count(0) + min(signs.count(1), signs.count(-1))
-
-
-def highest_rank(signs: tuple[int, ...], parameters: Parameters) -> int:
-    """The highest rank for which a stationary covariance is found."""
-    layer = score_layer(signed_score(signs, parameters)[2])
-    options = {"key": jr.key(parameters.seed), "starts": parameters.starts}
-    found = [0]
+    score = (vectors * values) @ vectors.T + turn - turn.T
+    layer, highest = softmax_of(score), 0
     for rank in range(1, DIMENSION + 1):
         points = mf.gaussian.stationary_points(
-            layer, DIMENSION, rank, tolerance=RESIDUAL, **options
+            layer,
+            DIMENSION,
+            rank,
+            tolerance=RESIDUAL,
+            key=jr.key(parameters.seed),
+            starts=parameters.starts,
         )
-        found += [rank for point in points if point.smallest > SURE]
-    return max(found)
-
-
-def isotropic_motion(signs: tuple[int, ...], parameters: Parameters) -> float:
-    """How fast a covariance moves whose range is isotropic and as large as can be."""
-    values, vectors, score = signed_score(signs, parameters)
-    kernel = vectors[:, values == 0]
-    ups, downs = (
-        vectors[:, sign * values > 0] / np.sqrt(np.abs(values[sign * values > 0]))
-        for sign in (1, -1)
-    )
-    pairs = min(ups.shape[1], downs.shape[1])
-    basis = np.concatenate([kernel, ups[:, :pairs] + downs[:, :pairs]], axis=1)
-    spread = (basis * np.arange(1, basis.shape[1] + 1)) @ basis.T
-    slope, _ = mf.gaussian.affine_velocity(score_layer(score), centred(spread))
-    change = np.asarray(slope) @ spread
+        if any(point.smallest > SURE for point in points):
+            highest = rank
+    scaled = vectors / np.sqrt(np.where(values == 0, 1, np.abs(values)))
+    ups, downs = scaled[:, values > 0].T, scaled[:, values < 0].T
+    pairs = [up + down for up, down in zip(ups, downs, strict=False)]
+    basis = np.array([*scaled[:, values == 0].T, *pairs])
+    if not len(basis):
+        return highest, 0, 0.0
+    spread = basis.T @ np.diag(np.arange(1, len(basis) + 1)) @ basis
     size = np.linalg.norm(score) * np.linalg.norm(spread) ** 2
-    return float(np.linalg.norm(change + change.T) / size)
+    return highest, len(basis), np.linalg.norm(change_of(layer, spread)) / size
 
 
 def planar_flows() -> list[mf.flows.GaussianTrajectory]:
     """Covariances of the plane under scores of three kinds, from four starts."""
-    direction = np.array([2.0, 1.0]) / np.sqrt(5)
     scores = (
-        -np.outer(direction, direction),
-        -np.array([[0.5, 0.2], [0.2, 1.0]]),
+        np.array([[-0.8, -0.4], [-0.4, -0.2]]),
+        np.array([[-0.5, -0.2], [-0.2, -1.0]]),
         np.array([[0.6, 0.3], [0.3, -0.9]]),
     )
     turns = np.pi * np.arange(4) / 2 + 0.6
@@ -334,17 +294,10 @@ def planar_flows() -> list[mf.flows.GaussianTrajectory]:
     starts = np.array([[0.9 + across, along], [along, 0.9 - across]]).transpose(2, 0, 1)
     depths = np.geomspace(1e-2, 1e4, 150)
     return [
-        long_flow(score_layer(score), start, depths)
+        long_flow(softmax_of(score), start, depths)
         for score in scores
         for start in starts
     ]
-
-
-def outcome_in_words(path: mf.flows.GaussianTrajectory) -> str:
-    """What becomes of a covariance of the plane."""
-    if path.blow_up is not None:
-        return "blows up"
-    return ("tends to zero", "limit of rank one", "limit of rank two")[limit_rank(path)]
 
 
 def draw_decay(runs, falls, parameters: Parameters) -> lab.Picture:
@@ -360,10 +313,9 @@ def draw_decay(runs, falls, parameters: Parameters) -> lab.Picture:
         draw_eigenvalues(depths, values, left, **options)
     left.set_title("$V = I$")
     left.legend(loc="lower left")
-    lowest = min(falls, key=lambda path: path.statistics["eigenvalues"][-1, -1])
     for path, colour in zip(falls, style.PALETTE[3:], strict=False):
-        values, slope = path.statistics["eigenvalues"], -1.0 if path is lowest else None
-        draw_eigenvalues(path.depths, values, right, color=colour, slope=slope)
+        values = path.statistics["eigenvalues"]
+        draw_eigenvalues(path.depths, values, right, color=colour, slope=None)
     right.set(title=r"softmax, $V = W^\top W$", ylabel="")
     return lab.Picture(
         figure,
@@ -375,13 +327,16 @@ def draw_decay(runs, falls, parameters: Parameters) -> lab.Picture:
 
 def draw_planar(planar: list[mf.flows.GaussianTrajectory]) -> lab.Picture:
     """Covariances of the plane in their cone."""
+    words = ("tends to zero", "limit of rank one", "limit of rank two")
+    outcomes = [
+        words[mf.gaussian.growth_along(path).rank]
+        if path.blow_up is None
+        else "blows up"
+        for path in planar
+    ]
     figure, axes = style.canvas(panel=(5.8, 4.6), subplot_kw={"projection": "3d"})
-    draw_cone(
-        [path.covariances for path in planar],
-        axes,
-        outcomes=[outcome_in_words(path) for path in planar],
-        height=3.0,
-    )
+    covariances = [path.covariances for path in planar]
+    draw_cone(covariances, axes, outcomes=outcomes, height=3.0)
     return lab.Picture(
         figure,
         "Covariances of the plane under softmax attention with $V = I$, from the same "
