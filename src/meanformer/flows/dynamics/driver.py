@@ -125,8 +125,7 @@ def _adopted(dynamics: AbstractDynamics, state: State, kept: AbstractTrajectory)
 
 def _row(dynamics: AbstractDynamics, state: State) -> AbstractTrajectory:
     """Return a trajectory of one depth."""
-    row = jax.tree.map(lambda leaf: leaf[None], (state, _rates(dynamics, state)))
-    return dynamics.trajectory(*row)
+    return dynamics.trajectory(*_snapshot(dynamics, state))
 
 
 @eqx.filter_jit
@@ -135,5 +134,5 @@ def _advance(dynamics, state, target):
 
 
 @eqx.filter_jit
-def _rates(dynamics, state):
-    return dynamics.rates(state)
+def _snapshot(dynamics, state):
+    return jax.tree.map(lambda leaf: leaf[None], (state, dynamics.rates(state)))
