@@ -22,7 +22,6 @@ from meanformer.experiments.helpers.circle_atoms import (
     map_of,
     pull,
     search_of,
-    table_of,
     turned,
 )
 from meanformer.experiments.helpers.many_starts import last_points
@@ -119,11 +118,12 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
     betas = (2.0, 1.0, 0.5, 3.0, 4.0)[: parameters.branches]
     folds = [fold_by_newton(beta) for beta in progress.over(betas, 0.3)]
     labels, ends = basins(parameters)
+    split = np.sort(ends[labels == 2], axis=1) - angles_of(states[2].cloud)
+    wrong = np.abs(split).max(axis=1, initial=0) > 1e-3
+    solved = "Newton's method for the states, solves for the flows"
     return lab.Outcome(
         findings=[
-            states_finding(states, skewed),
-            rates_finding(states[2]),
-            localised_finding(states),
+            *state_findings(states, skewed),
             *extreme_findings(states[2], search),
             FOLD.close_to(
                 folds,
@@ -131,13 +131,14 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
                 tolerance=2e-3,
                 source=lab.closed_form("the branch as a function of one angle"),
             ),
-            basins_finding(labels, ends, states[2]),
+            BASINS.close_to(
+                ((labels >= 0).sum() - wrong.sum()) / labels.size,
+                1.0,
+                tolerance=0.0,
+                source=lab.other_method(solved),
+            ),
         ],
-        pictures=[
-            draw_folds(),
-            draw_basin_picture(labels),
-        ],
-        tables=[table_of(search)],
+        pictures=[draw_folds(), draw_basin_picture(labels)],
     )
 
 
@@ -187,45 +188,37 @@ def energy_by_hand(angles, beta: float, masses) -> float:
     return float(pairs + np.dot(masses, heights))
 
 
-def states_finding(states, skewed: CriticalPoint):
-    """Angles and energies against a root finder and the tabulated digits."""
+def state_findings(states, skewed: CriticalPoint):
+    """Angles, energies, rates and places against a root finder, digits and formulas."""
+    state, cold = states[2], (1, 2, 3, 4)
     found = [angles_of(state.cloud)[0] for state in states.values()]
-    other = [angles_by_scipy(beta)[0] for beta in states]
-    energies = [states[2].energy, skewed.energy]
+    other = {beta: angles_by_scipy(beta)[0] for beta in states}
+    energies = [state.energy, skewed.energy]
     by_hand = [
         energy_by_hand(angles_by_scipy(2.0, masses), 2.0, masses)
         for masses in ((0.5, 0.5), (0.7, 0.3))
     ]
-    return STATES.close_to(
-        [*found, *energies, *found, *energies],
-        [*ANGLES.values(), ENERGY, SKEWED, *other, *by_hand],
-        tolerance=2e-10,
-        source=lab.tabulated("and SciPy's root finder in the angles, in this run"),
-    )
-
-
-def rates_finding(state: CriticalPoint):
-    """Rates against the closed form of the symmetric branch."""
     _, bend, both = branch(angles_of(state.cloud)[0], 2.0)
-    return STABLE.close_to(
-        [*np.asarray(state.eigenvalues), *np.asarray(state.eigenvalues)],
-        [both, bend, *RATES],
-        tolerance=5e-10,
-        source=lab.closed_form("the Jacobian in the angles, and tabulated digits"),
-    )
-
-
-def localised_finding(states):
-    """Distances from the peaks, by climbing the potential."""
-    radii = [
-        localisation(block_flow(beta), states[beta].cloud).radius
-        for beta in (1, 2, 3, 4)
-    ]
-    return LOCALISED.close_to(
-        radii,
-        [angles_by_scipy(beta)[0] for beta in (1, 2, 3, 4)],
-        tolerance=1e-6,
-        source=lab.other_method("SciPy's root finder; the peaks are at the units"),
+    places = [localisation(block_flow(beta), states[beta].cloud) for beta in cold]
+    return (
+        STATES.close_to(
+            [*found, *energies, *found, *energies],
+            [*ANGLES.values(), ENERGY, SKEWED, *other.values(), *by_hand],
+            tolerance=2e-10,
+            source=lab.tabulated("and SciPy's root finder in the angles, in this run"),
+        ),
+        STABLE.close_to(
+            [*np.asarray(state.eigenvalues), *np.asarray(state.eigenvalues)],
+            [both, bend, *RATES],
+            tolerance=5e-10,
+            source=lab.closed_form("the Jacobian in the angles, and tabulated digits"),
+        ),
+        LOCALISED.close_to(
+            [place.radius for place in places],
+            [other[beta] for beta in cold],
+            tolerance=1e-6,
+            source=lab.other_method("SciPy's root finder; the peaks are at the units"),
+        ),
     )
 
 
@@ -312,7 +305,7 @@ def fold_by_newton(beta: float) -> float:
 
 
 def basins(parameters: Parameters) -> tuple[np.ndarray, np.ndarray]:
-    """Where two tokens end from all pairs of starts: labels, and angles."""
+    """Where two tokens end from all pairs of starts: places in the limits, angles."""
     # Not symmetric: tokens on both sides of the valley would meet in it, and stay.
     first, second = (
         2 * np.pi * (np.arange(parameters.grid) + shift) / parameters.grid
@@ -325,29 +318,11 @@ def basins(parameters: Parameters) -> tuple[np.ndarray, np.ndarray]:
     ends = last_points(block_flow(2.0), rows, weights, parameters.depth, tolerances)
     lasts = ends.reshape(starts.shape)
     ends = np.arctan2(lasts[..., 1], lasts[..., 0]) % (2 * np.pi)
-    return labels_of(ends), ends
-
-
-def labels_of(ends: np.ndarray) -> np.ndarray:
-    """The limit of each pair of tokens, as a place in the list of limits."""
     apart = turned(ends[..., 0] - ends[..., 1], 0.0)
     near = [turned(ends, unit).max(axis=-1) < 1e-2 for unit in (0.0, UNIT)]
     flat = np.max(np.abs(lift(ends)), axis=-1) < 1e-6
     choices = [near[0], near[1], flat & (apart < 1e-2), apart > 1.0]
-    return np.select(choices, [0, 1, 3, 2], -1)
-
-
-def basins_finding(labels: np.ndarray, ends: np.ndarray, state: CriticalPoint):
-    """The share of starts that end at a known state, two atoms at theirs."""
-    split = np.sort(ends[labels == 2], axis=1)
-    wrong = np.abs(split - angles_of(state.cloud)).max(axis=1, initial=0) > 1e-3
-    known = (labels >= 0).sum() - wrong.sum()
-    return BASINS.close_to(
-        known / labels.size,
-        1.0,
-        tolerance=0.0,
-        source=lab.other_method("Newton's method for the states, solves for the flows"),
-    )
+    return np.select(choices, [0, 1, 3, 2], -1), ends
 
 
 def draw_folds() -> lab.Picture:

@@ -18,12 +18,11 @@ from scipy.spatial import ConvexHull, HalfspaceIntersection
 import meanformer as mf
 import meanformer.experiments as lab
 from meanformer.flows import HardmaxRun, run_hardmax
-from meanformer.geometry import Cells, Polytope
+from meanformer.geometry import Cells
 from meanformer.plotting import (
     PlaneFrames,
     draw_cells,
     draw_leaders,
-    mark_values,
     style,
 )
 
@@ -144,16 +143,15 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
     collapsing = run_hardmax(square, 40, step=STEP, score=-np.eye(2))
     line = mf.TokenCloud([[-1.0], [2.0]])
     missing = run_hardmax(line, 100, step=STEP, score=-np.eye(1))
+    areas = [area_of_hull(points) for points in (SHRINKING, shrinking.limits)]
+    leads = "after two steps the first token is at 0.26 and leads"
     return lab.Outcome(
         findings=[
             *area_findings(chosen, progress),
             voronoi_finding(generator, parameters.tokens),
             *path_findings(paths),
             SHRINKS.close_to(
-                [
-                    *shrinking.limits[3],
-                    *map(area_of_hull, (SHRINKING, shrinking.limits)),
-                ],
+                [*shrinking.limits[3], *areas],
                 [2.0, 0.9, 7.9, 7.8],
                 tolerance=1e-12,
                 source=lab.closed_form("areas of triangles"),
@@ -168,16 +166,13 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
                 missing.points[-1],
                 0.26,
                 tolerance=1e-12,
-                source=lab.closed_form(
-                    "after two steps the first token is at 0.26 and leads"
-                ),
+                source=lab.closed_form(leads),
             ),
             cone_finding(),
         ],
         pictures=[
             picture_of_settings(chosen),
-            picture_of_paths(paths),
-            picture_of_moving_hulls(shrinking, collapsing, missing),
+            picture_of_paths(paths, shrinking, collapsing),
         ],
         movies=[cells_movie(*paths[-1])] if paths else [],
     )
@@ -233,14 +228,18 @@ def walk(cells: Cells, generator, count: int) -> tuple[Cells, HardmaxRun]:
 
 
 def area_findings(chosen, progress):
-    """Areas against the table, against the hull, and against Qhull."""
+    """Areas against the table, against the hull, and against Qhull by duality."""
     six = [cells_of(6, "var", "bij", scores) for scores in AREAS]
     solid = Cells(np.random.default_rng(SEED).normal(size=(12, 3)))
     spaces = [*chosen.values(), solid]
-    clipped, met = [], []
+    met = []
     for cells in progress.over(chosen.values(), 0.5):
-        clipped.extend(cells.volumes)
-        met.extend(area_by_qhull(cells.cell(index)) for index in range(len(cells)))
+        for cell in (cells.cell(index) for index in range(len(cells))):
+            met.append(0.0)
+            if len(cell.corners) > 0:
+                inner = cell.corners.mean(axis=0)
+                meets = HalfspaceIntersection(cell.halfspaces, inner)
+                met[-1] = area_of_hull(meets.intersections)
     return (
         TABULATED.close_to(
             np.concatenate([cells.volumes for cells in six]),
@@ -255,7 +254,10 @@ def area_findings(chosen, progress):
             source=lab.other_method("the hull, by Qhull"),
         ),
         QHULL.close_to(
-            clipped, met, tolerance=1e-12, source=lab.other_method("Qhull, by duality")
+            np.concatenate([cells.volumes for cells in chosen.values()]),
+            met,
+            tolerance=1e-12,
+            source=lab.other_method("Qhull, by duality"),
         ),
     )
 
@@ -263,15 +265,6 @@ def area_findings(chosen, progress):
 def area_of_hull(points) -> float:
     """Volume of a convex hull, by Qhull."""
     return ConvexHull(points).volume
-
-
-def area_by_qhull(polytope: Polytope) -> float:
-    """Area from the list of half-planes by duality, seen from an inner point."""
-    if len(polytope.corners) == 0:
-        return 0.0
-    centre = polytope.corners.mean(axis=0)
-    meets = HalfspaceIntersection(polytope.halfspaces, centre)
-    return area_of_hull(meets.intersections)
 
 
 def voronoi_finding(generator, count: int):
@@ -307,25 +300,23 @@ def path_findings(paths):
 
 def cone_finding():
     """Areas of eroded cones of the third vertex against the formula of erosion."""
-    frames = [Cells(draw_vertices(k, "eq", "bij")).hull.frame for k in (5, 7)]
-    cones = [Cells(frame).cone(TARGET, MARGIN) for frame in frames]
+    eroded, exact = [], []
+    for k in (5, 7):
+        frame = Cells(draw_vertices(k, "eq", "bij")).hull.frame
+        cone = Cells(frame).cone(TARGET, MARGIN)
+        eroded.append(cone.eroded(EROSION).volume)
+        sides = np.roll(cone.corners, -1, axis=0) - cone.corners
+        headings = np.arctan2(*sides.T[::-1])
+        turns = (headings - np.roll(headings, 1)) % (2 * np.pi)
+        rim = EROSION * np.linalg.norm(sides, axis=1).sum()
+        rim -= EROSION**2 * np.tan(turns / 2).sum()
+        exact.append(area_of_hull(cone.corners) - rim)
     return CONE.close_to(
-        [cone.eroded(EROSION).volume for cone in cones],
-        [eroded_area(cone.corners, EROSION) for cone in cones],
+        eroded,
+        exact,
         tolerance=1e-13,
         source=lab.closed_form("area of an inner polygon"),
     )
-
-
-def eroded_area(corners: np.ndarray, distance: float) -> float:
-    """Area of a convex polygon without a rim that takes no edge away."""
-    sides = np.roll(corners, -1, axis=0) - corners
-    lengths = np.linalg.norm(sides, axis=1)
-    headings = np.arctan2(*sides.T[::-1])
-    turns = (headings - np.roll(headings, 1)) % (2 * np.pi)
-    rim = distance * lengths.sum() - distance**2 * np.tan(turns / 2).sum()
-    x, y = corners.T
-    return float((x * np.roll(y, -1) - y * np.roll(x, -1)).sum() / 2 - rim)
 
 
 def picture_of_settings(chosen) -> lab.Picture:
@@ -350,43 +341,26 @@ def picture_of_settings(chosen) -> lab.Picture:
     )
 
 
-def picture_of_paths(paths) -> lab.Picture:
-    """Tokens over the cells."""
-    shown = paths[:3]
-    figure, axes = style.canvas(len(shown), panel=(3.4, 3.4), squeeze=False)
-    for panel, (cells, path) in zip(axes[0], shown, strict=True):
-        draw_cells(cells, panel)
-        for token in path.points[:, len(cells) :].swapaxes(0, 1)[:40]:
-            panel.plot(*token.T, color=style.INK, linewidth=0.7)
-            panel.plot(*token.T, ".", color=style.INK, markersize=2.2)
-            panel.plot(*token[0], "o", color=style.INK, markersize=3.2)
+def picture_of_paths(paths, shrinking: HardmaxRun, collapsing: HardmaxRun):
+    """Tokens over cells that stay, a hull that loses a vertex, and a collapse."""
+    figure, (left, middle, right) = style.canvas(3, panel=(3.4, 3.4))
+    for cells, path in paths[:1]:
+        draw_cells(cells, left)
+        x, y = np.moveaxis(path.points[:, len(cells) :][:, :40], 2, 0)
+        left.plot(x, y, ".-", color=style.INK, linewidth=0.7, markersize=2.2)
+    left.set_title("tokens stay in their cells")
+    draw_cells(Cells(SHRINKING), middle)
+    draw_leaders(shrinking, middle, color=style.INK)
+    middle.set_title("$B = I$: a vertex leaves")
+    draw_leaders(collapsing, right, color=style.BLUE, step=12)
+    right.plot(*collapsing.points[0].T, "o", color=style.GREY, markersize=3)
+    right.set_title("$B = -I$: collapse to 0")
     return lab.Picture(
         figure,
-        rf"Tokens over the cells, steps of $\gamma = {STEP}$: each starts at a disc, "
-        "stays in its cell and goes straight to the vertex of it. All vertices lie in "
-        "their own cells here.",
-    )
-
-
-def picture_of_moving_hulls(shrinking, collapsing, missing) -> lab.Picture:
-    """A hull that loses a vertex, a collapse to zero, and one to another point."""
-    figure, (left, middle, right) = style.canvas(3, panel=(3.5, 3.3))
-    draw_cells(Cells(SHRINKING), left)
-    draw_leaders(shrinking, left, color=style.INK)
-    left.set_title("$B = I$: a vertex leaves")
-    draw_leaders(collapsing, middle, color=style.BLUE, step=12)
-    middle.plot(*collapsing.points[0].T, "o", color=style.GREY, markersize=3)
-    middle.set_title("$B = -I$: collapse to 0")
-    right.plot(missing.points[:15, :, 0], "o-", markersize=3.5)
-    mark_values(0.26, right, axis="y")
-    right.annotate("0.26", (12, 0.26), (0, -12), textcoords="offset points")
-    right.set(xlabel="step $k$", ylabel="$z_i$", title="$B = -1$: collapse, not to 0")
-    return lab.Picture(
-        figure,
-        "When vertices are not in their own cells. Left: the crossed vertex goes to "
-        "$v_1$ and the hull shrinks to a triangle. Middle: for a negative form a "
-        "symmetric cloud (grey: at the start) collapses to the origin, by $0.4$ in "
-        "each step. Right: the tokens $-1$ and $2$ of the line tend to $0.26$.",
+        rf"Steps of $\gamma = {STEP}$. Left: all vertices lie in their own cells, and "
+        "each token goes straight to the vertex of its cell. Middle: the crossed "
+        "vertex goes to $v_1$ and the hull shrinks to a triangle. Right: for a "
+        "negative form a symmetric cloud (grey: at the start) collapses to the origin.",
     )
 
 

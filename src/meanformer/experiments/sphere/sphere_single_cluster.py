@@ -26,7 +26,7 @@ from meanformer.observables import (
     order_parameter,
     stationary_report,
 )
-from meanformer.plotting import SphereFrames, draw_sphere, mark_values, style
+from meanformer.plotting import SphereFrames, draw_sphere, style
 
 KINDS = {"SA": mf.Softmax, "USA": mf.Unnormalised}
 BETAS = (0.5, 1.0, 2.0)
@@ -106,40 +106,39 @@ SADDLE = lab.observation(
 
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Solve both flows from random starts, and compare with what is proved."""
-    ends = {
-        name: last_gaps(name, parameters) for name in progress.over(KINDS, share=0.4)
-    }
+    keys = jr.split(jr.key(parameters.seed + 1), parameters.starts)
+    law, count = mf.UniformSphere(3), parameters.tokens
+    starts = [law.sample(count, key=key) for key in keys]
+    key, shape = jr.key(parameters.seed + 2), (parameters.starts, count)
+    angles = jr.uniform(key, shape, maxval=2 * jnp.pi)
+    ends = [
+        last_gaps(name, BETAS, starts, LONG[name])
+        for name in progress.over(KINDS, share=0.4)
+    ]
+    circle = last_gaps("SA", CIRCLE, [equator(row) for row in angles], 600.0)
+    start = mf.TokenCloud(law.sample(count, key=jr.key(parameters.seed)))
+    upper = start.points.at[:, 2].set(jnp.abs(start.points[:, 2]))
+    cases = [(name, beta) for name in KINDS for beta in BETAS]
     paths = {
-        (name, beta): half_sphere_path(name, beta, parameters)
-        for name, beta in progress.over(
-            [(name, beta) for name in KINDS for beta in BETAS], share=0.3
-        )
+        case: path_of(*case, mf.TokenCloud(upper), parameters.depth, 1e-10)
+        for case in progress.over(cases, share=0.3)
     }
-    profiles = {
-        (name, beta): energy_profile(flow_of(name, beta), path)
-        for (name, beta), path in paths.items()
-    }
-    circle = circle_gaps(parameters)
     whole = {
-        beta: path_of("SA", beta, sphere_start(parameters), parameters.depth)
+        beta: path_of("SA", beta, start, parameters.depth)
         for beta in progress.over((1.0, COLD), share=0.1)
     }
     no_gap = lab.theory("one cluster has no gap")
     return lab.Outcome(
         findings=[
-            SINGLE.at_most(list(ends.values()), 0.0, tolerance=1e-6, source=no_gap),
+            SINGLE.at_most(ends, 0.0, tolerance=1e-6, source=no_gap),
             CIRCLE_SINGLE.at_most(circle, 0.0, tolerance=1e-6, source=no_gap),
             triangle_finding(),
-            *energy_findings(paths, profiles),
+            *energy_findings(paths),
             hemisphere_finding(paths),
             kuramoto_finding(parameters),
             saddle_finding(),
         ],
-        pictures=[
-            draw_snapshots(whole),
-            draw_energies(profiles),
-            draw_collapse(paths),
-        ],
+        pictures=[draw_snapshots(whole), draw_collapse(paths)],
         movies=[
             lab.Movie(
                 path,
@@ -171,37 +170,10 @@ def path_of(name, beta, cloud, depth, rtol=1e-8):
     )
 
 
-def sphere_start(parameters: Parameters) -> mf.TokenCloud:
-    """Uniform tokens on the sphere."""
-    key = jr.key(parameters.seed)
-    return mf.TokenCloud(mf.UniformSphere(3).sample(parameters.tokens, key=key))
-
-
-def half_sphere_path(name, beta, parameters: Parameters) -> mf.Trajectory:
-    """From uniform tokens on a half-sphere."""
-    points = sphere_start(parameters).points
-    upper = points.at[:, 2].set(jnp.abs(points[:, 2]))
-    return path_of(name, beta, mf.TokenCloud(upper), parameters.depth, 1e-10)
-
-
 def gap_of(points) -> jax.Array:
     r"""The largest $1 - \langle x, y\rangle = |x - y|^2/2$, without cancellation."""
     differences = points[:, None, :] - points[None, :, :]
     return jnp.max(jnp.sum(differences**2, axis=2)) / 2
-
-
-def last_gap(name: str, beta: float, points, depth: float) -> float:
-    """The gap of all tokens at the end of a path."""
-    path = path_of(name, beta, mf.TokenCloud(points), depth, 1e-6)
-    return float(gap_of(path.points[-1]))
-
-
-def last_gaps(name: str, parameters: Parameters) -> list[float]:
-    """The gaps of all tokens after a long depth, for each temperature and start."""
-    keys = jr.split(jr.key(parameters.seed + 1), parameters.starts)
-    law, count = mf.UniformSphere(3), parameters.tokens
-    starts = [law.sample(count, key=key) for key in keys]
-    return [last_gap(name, b, points, LONG[name]) for b in BETAS for points in starts]
 
 
 def equator(angles) -> jax.Array:
@@ -209,11 +181,14 @@ def equator(angles) -> jax.Array:
     return jnp.stack([jnp.cos(angles), jnp.sin(angles), 0 * angles], axis=1)
 
 
-def circle_gaps(parameters: Parameters) -> list[float]:
-    """Gaps after a long depth on the circle."""
-    shape = parameters.starts, parameters.tokens
-    angles = jr.uniform(jr.key(parameters.seed + 2), shape, maxval=2 * jnp.pi)
-    return [last_gap("SA", b, equator(row), 600.0) for b in CIRCLE for row in angles]
+def last_gaps(name: str, betas, starts, depth: float) -> list[float]:
+    """The gaps of all tokens after a long depth, for each temperature and start."""
+    ends = [
+        path_of(name, beta, mf.TokenCloud(points), depth, 1e-6).points[-1]
+        for beta in betas
+        for points in starts
+    ]
+    return [float(gap_of(points)) for points in ends]
 
 
 def triangle_finding():
@@ -236,8 +211,11 @@ def triangle_finding():
     )
 
 
-def energy_findings(paths, profiles):
+def energy_findings(paths):
     """Monotone energies, their bound, and the identity against finite differences."""
+    profiles = {
+        case: energy_profile(flow_of(*case), path) for case, path in paths.items()
+    }
     bounds = np.array([np.exp(beta) / (2 * beta) for _, beta in paths])
     falls = [float(profile.worst_violation) for profile in profiles.values()]
     slopes = [energy_slope(path, 2, beta) for (_, beta), path in paths.items()]
@@ -340,27 +318,6 @@ def draw_snapshots(paths: dict[float, mf.Trajectory]) -> lab.Picture:
         "tails of their last steps; those behind the sphere are pale. Clusters are "
         r"counted at the angle $1/6$. At $\beta = 1$ all tokens meet; at $\beta = 9$ "
         "they gather in groups first, which stay apart for long.",
-    )
-
-
-def draw_energies(profiles) -> lab.Picture:
-    """Energies over their bound."""
-    figure, axes = style.canvas(2, panel=(4.4, 3.2), sharey=True)
-    for panel, name in zip(axes, KINDS, strict=True):
-        for beta in BETAS:
-            profile = profiles[name, beta]
-            share = np.asarray(profile.energies) * 2 * beta / np.exp(beta)
-            depths = np.asarray(profile.depths) / unit_of(name, beta)
-            panel.plot(depths, share, label=rf"$\beta = {beta:g}$")
-        mark_values(1, panel, axis="y")
-        unit = r", in units of $e^{-\beta}$" if name == "USA" else ""
-        panel.set(xlabel="depth" + unit, title=name, xlim=(0, 10))
-    axes[0].set_ylabel(r"energy over its bound $e^\beta/2\beta$")
-    axes[0].legend()
-    return lab.Picture(
-        figure,
-        r"The energy of tokens that start on a half-sphere, divided by that of one "
-        r"cluster (dotted): it only grows, and reaches it.",
     )
 
 
