@@ -18,31 +18,22 @@ import scipy.special
 
 import meanformer as mf
 import meanformer.experiments as lab
+from meanformer.experiments.helpers.circle_rates import BETA, RATES, SIXTH, THIRD
 from meanformer.flows import DensityTrajectory, FixedStep, Spectral
+from meanformer.geometry.circle import angles_of
 from meanformer.mean_field import Evolution, evolve
 from meanformer.measures import FourierDensity, circle_moments
+from meanformer.numerics.special.trigonometric import on_grid
 from meanformer.observables import count_modes, energy
 from meanformer.plotting import style
 
-BETA = 5.0
 MODES = 256
 TIGHT = {"rtol": 1e-12, "atol": 1e-13}
-THIRD, SIXTH = 0.3660580605, 0.0978164714  # cosine moments at depth 3, tabulated
 KURAMOTO = 0.6497905376
-RATES = {
-    "softmax": (0.1786766274, 0.5141173961, 0.6826783336, 0.6000891395, 0.3961058557),
-    "unnormalised": (
-        4.8671284285,
-        14.0044919733,
-        18.5960703045,
-        16.3463512437,
-        10.7898727366,
-    ),
-}
 SMALL = 1e-6  # of a perturbation whose growth is measured
 SHOWN_AT = (0.0, 1.8, 3.0)  # depths of the snapshots
 SHOWN = 8  # moments that are compared with tokens
-BINS = 192  # arcs of the picture
+GRID = 2 * MODES + 2  # angles of pictures and checks
 
 
 @dataclass(frozen=True)
@@ -126,23 +117,27 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Solve for densities, each against something else."""
     path = solved("softmax", ripple(0.1))
     smallest = np.asarray(path.statistics["smallest"])
-    highest = np.asarray(path.on_grid(2 * MODES + 2)).max(axis=1)
-    for _ in progress.over(range(1), 0.2):
-        errors = np.array([mode_error(path, modes) for modes in (8, 16, 24)])
-    clouds = sampled(parameters, progress)
+    highest = np.asarray(path.on_grid(GRID)).max(axis=1)
+    third, flow = float(path.moments[-1, 2, 0]), flow_of("softmax")
+    errors = []
+    for modes in progress.over((8, 16, 24), 0.2):
+        start, solver = ripple(0.1).resized(modes), Spectral(most_modes=modes, tail=1.0)
+        coarse = mf.solve(flow, start, 3.0, save=2, solver=solver, **TIGHT)
+        errors.append(abs(float(coarse.moments[-1, 2, 0]) - third))
+    carried = mf.solve(flow, mf.quadrature(ripple(0.1), 96), 3.0, save=2, **TIGHT)
+    carried_third = float(circle_moments(carried.cloud(-1), 3)[2, 0])
+    clouds = []
+    for batch in progress.over(range(parameters.batches), 0.4):
+        key = jr.fold_in(jr.key(parameters.seed), batch)
+        points = ripple(0.1).resized(3).sample(parameters.tokens, key=key)
+        # The error of such steps, 2e-4, is far below that of the sample.
+        options = {"save": SHOWN_AT, "solver": FixedStep(0.6)}
+        clouds.append(mf.solve(flow, mf.TokenCloud(points), 3.0, **options))
     for _ in progress.over(range(1), 0.3):
-        evolution = evolve(flow_of("softmax"), seeds(BETA), 14.0, save=57)
+        evolution = evolve(flow, seeds(BETA), 14.0, save=57)
         # It is only looked at.
-        steep = evolve(
-            flow_of("softmax", parameters.steep),
-            seeds(parameters.steep),
-            12.0,
-            save=49,
-            rtol=1e-6,
-            atol=1e-8,
-        )
-    # Modes, since a few light tokens are still on their way between the clusters.
-    modes = count_modes(evolution.measure(-1), BETA, space=mf.Sphere())
+        loose, beta = {"save": 49, "rtol": 1e-6, "atol": 1e-8}, parameters.steep
+        steep = evolve(flow_of("softmax", beta), seeds(beta), 12.0, **loose)
     return lab.Outcome(
         findings=[
             order_finding(),
@@ -154,13 +149,13 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
             ),
             POSITIVE.at_least((smallest / highest).min(), 0.0, source=lab.theory()),
             SPECTRAL.at_least(
-                (errors[:-1] / errors[1:]).min(),
+                np.divide(errors[:-1], errors[1:]),
                 100.0,
                 source=lab.theory("a smooth solution"),
             ),
             growth_finding(),
             NODES.at_most(
-                node_error(path, 96),
+                abs(carried_third - third),
                 1e-9,
                 source=lab.other_method("the density, by its modes"),
             ),
@@ -168,7 +163,8 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
             energy_finding(),
             take_over_finding(evolution),
             CLUSTERS.close_to(
-                modes.count,
+                # Modes, since a few light tokens are still between the clusters.
+                count_modes(evolution.measure(-1), BETA, space=mf.Sphere()).count,
                 fastest(BETA),
                 tolerance=0,
                 source=lab.theory("fastest mode"),
@@ -234,59 +230,26 @@ def order_finding():
     )
 
 
-def mode_error(path: DensityTrajectory, modes: int) -> float:
-    """The error of the third moment with few modes."""
-    start, solver = ripple(0.1).resized(modes), Spectral(most_modes=modes, tail=1.0)
-    coarse = mf.solve(flow_of("softmax"), start, 3.0, save=2, solver=solver, **TIGHT)
-    return abs(float(coarse.moments[-1, 2, 0] - path.moments[-1, 2, 0]))
-
-
-def growth_of(kind: str, degree: int) -> float:
-    """The growth rate of a small mode over a short depth, in the solution."""
-    depth, start = 0.5 if kind == "softmax" else 0.02, ripple(2 * SMALL, degree)
-    options = {"solver": Spectral(most_modes=MODES), "rtol": 1e-12, "atol": 1e-15}
-    path = mf.solve(flow_of(kind), start, depth, save=2, **options)
-    first, last = np.asarray(path.moments[:, degree - 1, 0])
-    return float(np.log(last / first) / depth)
-
-
 def growth_finding():
-    """Measured against the closed form and the table."""
-    found, exact, table, degrees = [], [], [], np.arange(1, 6)
-    for kind, known in RATES.items():
-        scale = max(known)
-        found += [growth_of(kind, degree) / scale for degree in range(1, 6)]
-        rates = degrees**2 * scipy.special.iv(degrees, BETA) / BETA
-        rates /= scipy.special.iv(0, BETA) if kind == "softmax" else 1
-        exact += list(rates / scale)
-        table += [rate / scale for rate in known]
+    """Rates of small modes over a short depth against closed form and table."""
+    found, exact, degrees = np.zeros((2, 5)), np.zeros((2, 5)), np.arange(1, 6)
+    for row, (kind, depth) in enumerate((("softmax", 0.5), ("unnormalised", 0.02))):
+        exact[row] = degrees**2 * scipy.special.iv(degrees, BETA) / BETA
+        exact[row] /= scipy.special.iv(0, BETA) if kind == "softmax" else 1
+        for degree in degrees:
+            start = ripple(2 * SMALL, degree)
+            options = {"save": 2, "solver": Spectral(most_modes=MODES)}
+            tight = {"rtol": 1e-12, "atol": 1e-15}
+            path = mf.solve(flow_of(kind), start, depth, **options, **tight)
+            first, last = np.asarray(path.moments[:, degree - 1, 0])
+            found[row, degree - 1] = np.log(last / first) / depth
+    scale = RATES.max(axis=1, keepdims=True)
     return GROWTH.close_to(
-        [*found, *found],
-        [*exact, *table],
+        found / scale,
+        np.stack([exact, RATES]) / scale,
         tolerance=1e-8,
         source=lab.closed_form("by SciPy's Bessel functions, and tabulated"),
     )
-
-
-def node_error(path: DensityTrajectory, count: int) -> float:
-    """The error of the third moment with weighted tokens in place of the density."""
-    cloud = mf.quadrature(ripple(0.1), count)
-    carried = mf.solve(flow_of("softmax"), cloud, 3.0, save=2, rtol=1e-11, atol=1e-13)
-    moments = circle_moments(carried.cloud(-1), 3)
-    return abs(float(moments[2, 0] - path.moments[-1, 2, 0]))
-
-
-def sampled(parameters: Parameters, progress) -> list[mf.Trajectory]:
-    """The flow of random tokens, one cloud after another."""
-    found = []
-    for batch in progress.over(range(parameters.batches), 0.4):
-        key = jr.fold_in(jr.key(parameters.seed), batch)
-        points = ripple(0.1).resized(3).sample(parameters.tokens, key=key)
-        cloud, flow = mf.TokenCloud(points), flow_of("softmax")
-        # The error of such steps, 2e-4, is far below that of the sample.
-        steps = FixedStep(0.6)
-        found.append(mf.solve(flow, cloud, 3.0, save=SHOWN_AT, solver=steps))
-    return found
 
 
 def tokens_finding(path: DensityTrajectory, clouds: list[mf.Trajectory]):
@@ -308,20 +271,17 @@ def energy_finding():
     layer = mf.identity_attention("unnormalised", 2, BETA)
     path = solved("unnormalised", ripple(0.1), 0.1)
     weights = scipy.special.iv(np.arange(1, MODES + 1), BETA) / BETA
-    found, expected = [], []
+    errors, energies = [], []
     for index in range(len(path)):
-        density, rates = path.density(index), np.asarray(path.rates[index])
-        moments = np.asarray(density.moments)
-        found.append(2 * np.sum(weights[:, None] * moments * rates))
+        density = path.density(index)
+        energies.append(float(energy(layer, density)))
+        growth = 2 * np.sum(weights[:, None] * density.moments * path.rates[index])
         nodes = mf.quadrature(density, 4 * MODES)
-        vectors = np.asarray(layer(density, nodes.points))
-        x = np.asarray(nodes.points)
-        speeds = x[:, 0] * vectors[:, 1] - x[:, 1] * vectors[:, 0]
-        expected.append(np.sum(np.asarray(nodes.weights) * speeds**2))
-    energies = [float(energy(layer, path.density(index))) for index in (0, -1)]
-    rises = energies[1] > energies[0]
+        vectors = layer(density, nodes.points)
+        speeds = np.linalg.det(np.stack([nodes.points, vectors], axis=1))
+        errors.append(abs(growth / np.sum(nodes.weights * speeds**2) - 1))
     return ENERGY.at_most(
-        np.abs(np.array(found) / np.array(expected) - 1).max() if rises else np.inf,
+        errors if energies[-1] > energies[0] else np.inf,
         1e-10,
         source=lab.theory("the two are equal"),
     )
@@ -344,9 +304,14 @@ def take_over_finding(evolution: Evolution):
 def draw_space_time(evolutions: dict[float, Evolution]) -> lab.Picture:
     """Densities over angle and depth, those of the tokens behind the hand-over."""
     figure, panels = style.canvas(2, panel=(4.6, 3.8))
-    angles = (np.arange(BINS) + 0.5) * 2 * np.pi / BINS
+    angles, degrees = 2 * np.pi * np.arange(GRID) / GRID, np.arange(1, MODES + 1)
+    # Both kinds of measure are smoothed alike, over a sixtieth of a radian.
+    blur = np.exp(-((degrees / 60) ** 2) / 2)[:, None]
     for axes, (beta, path) in zip(panels, evolutions.items(), strict=True):
-        logs = np.log10(np.maximum(histograms(path), 1e-9))
+        measures = [path.measure(index) for index in range(len(path.depths))]
+        blurred = [blur * circle_moments(measure, MODES) for measure in measures]
+        densities = [on_grid(moments, GRID) for moments in blurred]
+        logs = np.log10(np.maximum(densities, 1e-9))
         looks = {"cmap": "viridis", "vmin": -2.5, "vmax": 1, "rasterized": True}
         mesh = axes.pcolormesh(angles, path.depths, logs, shading="nearest", **looks)
         if path.hand_over is not None:
@@ -363,37 +328,13 @@ def draw_space_time(evolutions: dict[float, Evolution]) -> lab.Picture:
     )
 
 
-def histograms(path: Evolution) -> np.ndarray:
-    """Mean densities on equal arcs at all depths, of the density or of the tokens."""
-    rows = []
-    for index in range(len(path.depths)):
-        measure = path.measure(index)
-        if isinstance(measure, FourierDensity):
-            fine = np.asarray(measure.on_grid(8 * BINS))
-            rows.append(fine.reshape(BINS, 8).mean(axis=1))
-            continue
-        rows.append(spread_out(measure) * BINS / (2 * np.pi))
-    return np.array(rows)
-
-
-def spread_out(cloud: mf.TokenCloud) -> np.ndarray:
-    """Masses of equal arcs, each token's spread out half-way to its neighbours."""
-    x, masses = np.asarray(cloud.points), np.asarray(cloud.weights)
-    angles = np.arctan2(x[:, 1], x[:, 0]) % (2 * np.pi)
-    order = np.argsort(angles)
-    turns = np.concatenate([angles[order] + 2 * np.pi * k for k in (-1, 0, 1)])
-    below = np.cumsum(np.tile(masses[order], 3))[:-1]
-    ends = np.linspace(0, 2 * np.pi, BINS + 1)
-    return np.diff(np.interp(ends, (turns[1:] + turns[:-1]) / 2, below))
-
-
 def draw_snapshots(path: DensityTrajectory, clouds: list[mf.Trajectory]) -> lab.Picture:
     """The density at three depths with a histogram of random tokens."""
     figure, panels = style.canvas(3, panel=(3.3, 2.8), sharey=True)
     angles = np.linspace(0, 2 * np.pi, 400)
     for index, (axes, depth) in enumerate(zip(panels, SHOWN_AT, strict=True)):
         tokens = np.concatenate([np.asarray(one.points[index]) for one in clouds])
-        turned = np.arctan2(tokens[:, 1], tokens[:, 0]) % (2 * np.pi)
+        turned = angles_of(tokens) % (2 * np.pi)
         axes.hist(turned, 90, density=True, color=style.GREY, alpha=0.5)
         axes.plot(angles, np.asarray(path.at(depth).density(angles)))
         axes.set(title=f"depth {depth:.2g}", xlabel=r"angle $\theta$")
