@@ -1,5 +1,7 @@
 """Runs of Gaussians and of densities: killed, continued, extended, opened."""
 
+from typing import Any, ClassVar
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,8 @@ import pytest
 import xarray
 
 import meanformer as mf
-from meanformer import storage
+from meanformer import flows, storage
+from meanformer.errors import InvalidInput, Unsupported
 from meanformer.flows import DensityTrajectory, GaussianTrajectory, Spectral
 from meanformer.storage.run import TRAJECTORY, RunStore
 
@@ -139,3 +142,88 @@ def test_two_measures_in_one_file_are_refused(tmp_path):
     with pytest.raises(mf.errors.InvalidInput, match=r"\[tokens\] and \[gaussian\]"):
         storage.simulate(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_noise_on_a_gaussian_is_refused_whatever_the_steps(tmp_path):
+    config, _ = written(tmp_path, "gaussian", 2.0)
+    config.write_text(config.read_text() + "[flow]\nnoise = 0.1\nseed = 1\n")
+    with pytest.raises(Unsupported, match="a Gaussian flows without noise"):
+        storage.simulate(config, tmp_path / "run")
+
+
+def test_an_angle_beside_moments_is_refused(tmp_path):
+    config = tmp_path / "density.toml"
+    table = "moments = [[0.1, 0.2]]\nangle = 1.0"
+    text = DENSITY.replace("concentration = 0.5\nangle = 1.0", table)
+    config.write_text(text.format(depth=2.0))
+    with pytest.raises(InvalidInput, match="angle goes with concentration"):
+        storage.simulate(config, tmp_path / "run")
+
+
+class Decay(flows.AbstractTrajectory):
+    """Numbers along depth."""
+
+    AXES: ClassVar = {
+        "depth": ("depth",),
+        "numbers": ("depth", "number"),
+        "accepted_steps": ("depth",),
+        "rejected_steps": ("depth",),
+    }
+    UNMOVED: ClassVar = ()
+
+    depths: Any
+    numbers: Any
+    status: Any
+    accepted_steps: Any
+    rejected_steps: Any
+
+    def columns(self):
+        return {
+            "depth": self.depths,
+            "numbers": self.numbers,
+            "accepted_steps": self.accepted_steps,
+            "rejected_steps": self.rejected_steps,
+        }
+
+    @classmethod
+    def from_columns(cls, columns, status):
+        first = (columns["depth"], columns["numbers"], status)
+        return cls(*first, columns["accepted_steps"], columns["rejected_steps"])
+
+
+class Decaying(flows.AbstractIntegrated):
+    """Numbers that decay."""
+
+    settings: flows.Settings
+
+    def stretch(self, state, end, mode):
+        equation = flows.term(lambda depth, moving: -moving, state, end)
+        return flows.in_depth(state, end, equation, self.settings, mode)
+
+    def rates(self, state):
+        return -state.moving
+
+    def trajectory(self, states, rates):
+        steps = (states.accepted_steps, states.rejected_steps)
+        return Decay(states.depth, states.moving, states.status, *steps)
+
+    def resumed(self, trajectory):
+        return flows.State.at_end_of(trajectory, trajectory.numbers)
+
+    def request(self, start):
+        return {"numbers": start.moving, **self.settings.request()}
+
+
+def test_a_trajectory_of_ones_own_is_continued_and_opened(tmp_path):
+    dynamics, depths = Decaying(flows.Settings(mf.Adaptive())), jnp.linspace(0, 2, 5)
+    start = flows.State.first(depths[0], jnp.array([1.0, 2.0]))
+    whole = flows.drive(dynamics, start, depths)
+    flows.drive(dynamics, start, depths[:3], store=RunStore(tmp_path))
+    longer = flows.drive(dynamics, start, depths, store=RunStore(tmp_path))
+    opened = mf.open_run(tmp_path, kind=Decay)
+    expected = np.exp(-depths)[:, None] * np.array([1.0, 2.0])
+    np.testing.assert_allclose(whole.numbers, expected, atol=2e-6)
+    for other in (longer, opened):
+        np.testing.assert_array_equal(other.numbers, whole.numbers)
+    with pytest.raises(InvalidInput, match="give its class as kind"):
+        mf.open_run(tmp_path)

@@ -131,7 +131,7 @@ def build(config: dict[str, Any], folder: Path) -> Run:
     measure = _measure(config, tables, folder)
     flow, key = _flow(tables, measure)
     depths, options = _solve(tables["solve"], measure)
-    if not isinstance(measure, FourierDensity):
+    if isinstance(measure, TokenCloud):
         check(
             key is None or isinstance(options["solver"], FixedStep),
             'flow.noise needs equal steps; give solve.solver = "fixed" and solve.step.',
@@ -178,12 +178,13 @@ def _density(section: Section) -> FourierDensity:
     """Return a density on the circle: by its moments, or the von Mises law."""
     moments = section.take_numbers("moments")
     sharpness = section.take("concentration", float)
-    angle = section.take("angle", float, 0.0)
+    has_angle, angle = section.has("angle"), section.take("angle", float, 0.0)
     check(
         (moments is None) != (sharpness is None),
         "density needs exactly one of moments and concentration.",
     )
     if moments is not None:
+        check(not has_angle, "density.angle goes with concentration only.")
         return FourierDensity(moments)
 
     def von_mises(angles):

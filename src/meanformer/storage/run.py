@@ -4,7 +4,7 @@ import contextlib
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast, overload
 
 import equinox as eqx
 import jax
@@ -41,6 +41,8 @@ TRAJECTORY = "trajectory.zarr"
 LOCK = ".lock"
 FINGERPRINT = "fingerprint"
 PARAMETERS = "parameters"
+
+Kind = TypeVar("Kind", bound=AbstractTrajectory)
 
 
 class RunStore(AbstractRecorder):
@@ -85,7 +87,8 @@ class RunStore(AbstractRecorder):
         if rows > 0:
             with _reading(self.path):
                 columns = read_columns(folder, metadata, rows)
-                kept = _trajectory(columns, _statuses(columns))
+                kind = _kind_of(dynamics, start)
+                kept = _trajectory(columns, _statuses(columns), kind)
             self._check_depths(depths, kept)
         self._on_begin()
         if rows > 0:
@@ -217,9 +220,19 @@ def _reading(path: Path) -> Iterator[None]:
         raise InvalidInput(f"{path} holds no trajectory: {error}") from error
 
 
+@overload
 def open_run(
     path: str | Path,
-) -> Trajectory | GaussianTrajectory | DensityTrajectory:
+) -> Trajectory | GaussianTrajectory | DensityTrajectory: ...
+
+
+@overload
+def open_run(path: str | Path, *, kind: type[Kind]) -> Kind: ...
+
+
+def open_run(
+    path: str | Path, *, kind: type[AbstractTrajectory] | None = None
+) -> AbstractTrajectory:
     """Read a trajectory from a run's folder, or from what its `save` wrote.
 
     A file that is not as it was written, be it by one byte, is told. The `flow` of a
@@ -227,6 +240,7 @@ def open_run(
 
     Args:
         path: the folder of a run, finished or not, or a zarr folder.
+        kind: the class of the trajectory, for one of your own.
     """
     path = Path(path)
     folder = path / TRAJECTORY if (path / TRAJECTORY).exists() else path
@@ -242,7 +256,8 @@ def open_run(
         rows = None if asked is None else whole_rows(folder, metadata)
         check(rows != 0, f"{path} holds no finished depth yet; resume the run first.")
         columns = read_columns(folder, metadata, rows)
-        trajectory = _trajectory(columns, status_from(int(columns["status"][-1])))
+        status = status_from(int(columns["status"][-1]))
+        trajectory = _trajectory(columns, status, kind or _known_kind(columns))
     if isinstance(trajectory, DensityTrajectory):
         return trajectory.trimmed()
     if not isinstance(trajectory, Trajectory):
@@ -276,8 +291,29 @@ KINDS = {
 }
 
 
-def _trajectory(columns: Mapping[str, np.ndarray], status: PyTree) -> Any:
-    kind = next(kind for name, kind in KINDS.items() if name in columns)
+def _known_kind(columns: Mapping[str, np.ndarray]) -> type[AbstractTrajectory]:
+    for name, kind in KINDS.items():
+        if name in columns:
+            return kind
+    raise LookupError(
+        f"it has {', '.join(sorted(columns))}; for a trajectory of your own give its "
+        "class as kind."
+    )
+
+
+def _kind_of(dynamics: AbstractDynamics, start: State) -> type[AbstractTrajectory]:
+    """Return the class of the trajectories that dynamics make."""
+
+    def row(state: State) -> AbstractTrajectory:
+        both = (state, dynamics.rates(state))
+        return dynamics.trajectory(*jax.tree.map(lambda leaf: leaf[None], both))
+
+    return type(eqx.filter_eval_shape(row, start))
+
+
+def _trajectory(
+    columns: Mapping[str, np.ndarray], status: PyTree, kind: type[AbstractTrajectory]
+) -> Any:
     arrays = {
         name: jnp.asarray(array)
         for name, array in columns.items()

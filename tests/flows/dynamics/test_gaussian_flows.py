@@ -939,3 +939,13 @@ def test_a_flow_given_by_a_factor_is_the_flow_given_by_its_covariance():
     second = mf.run_layers(flow_of("l2"), other, 10, step=0.05)
     np.testing.assert_allclose(second.covariances, first.covariances, atol=1e-13)
     np.testing.assert_allclose(second.factors[0], root, atol=1e-15)
+
+
+def test_a_map_that_overflows_its_type_in_the_long_clock_is_not_returned():
+    identity, zero = jnp.eye(2, dtype=jnp.float32), jnp.zeros(2, jnp.float32)
+    growth = mf.Perceptron.affine(identity)
+    point = mf.Gaussian(zero, 0 * identity)
+    with pytest.warns(StoppedEarly, match="not finite"):
+        path = mf.solve(mf.Flow(growth), point, 200.0, solver=mf.LongDepth(), save=3)
+    assert path.linear.dtype == jnp.float32
+    assert bool(jnp.isfinite(path.linear).all())

@@ -92,7 +92,7 @@ class Clock(eqx.Module):
         return InClock(pace.velocities, log_depth, jnp.sqrt(self.counts @ speeds))
 
     def depth(self, unknown: InClock) -> Float[Array, ""]:
-        """Return the depth of a unknown."""
+        """Return the depth that the unknowns stand for."""
         return self.start + jnp.exp(
             self.log_unit + jnp.log(jnp.expm1(unknown.log_depth))
         )
@@ -174,7 +174,7 @@ class LongPhase(eqx.Module):
     settings: Settings
 
     def advanced(self, state: State, target: Float[Array, ""]) -> State:
-        """InClock to the target, or to the next meeting if that comes first."""
+        """Go to the target, or to the next meeting if that comes first."""
         clock = self._clock(state, target)
         rests = state.is_running & clock.pace(state.moving.tokens).rests
         moved = integrate(self, state, target)

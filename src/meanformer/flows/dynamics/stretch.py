@@ -32,7 +32,7 @@ from meanformer.flows.solvers import (
     Stiff,
     Switching,
 )
-from meanformer.flows.status import AbstractStop, Moment, Status
+from meanformer.flows.status import AbstractStop, Moment, Status, StepBudget
 from meanformer.numerics.arrays import cast
 
 OVERFLOWN = 1e10
@@ -59,9 +59,9 @@ class Settings(eqx.Module):
 
     integrator: AbstractIntegrator
     stops: tuple[AbstractStop, ...] = ()
-    rtol: float | Float[Array, ""] = 1.0
-    atol: float | Float[Array, ""] = 1.0
-    max_steps: int = eqx.field(default=1, static=True)
+    rtol: float | Float[Array, ""] = 1e-6
+    atol: float | Float[Array, ""] = 1e-9
+    max_steps: int = eqx.field(default=StepBudget.count, static=True)
 
     def request(self) -> dict[str, Any]:
         """Return what a solve was asked for, by the words for it."""
@@ -118,7 +118,7 @@ class Stretch(NamedTuple):
 
 
 class AbstractIntegrated(AbstractDynamics):
-    """Base class of dynamics that a stretch of depth at a time is integrated of.
+    """Base class of dynamics that diffrax integrates, a stretch of depth at a time.
 
     Attributes:
         settings: steps, tolerances, and conditions that end it.
@@ -379,8 +379,9 @@ def in_wide(
         target: where to go.
     """
     given = without_derivative((dynamics, state, target), reason)
-    moved = step(*cast(given, jnp.result_type(float)))
-    return cast(moved, state.depth.dtype)
+    moved = cast(step(*cast(given, jnp.result_type(float))), state.depth.dtype)
+    # What is finite in the wide type may not be in that of the state.
+    return kept_if_finite(moved, state, state.is_running)
 
 
 def largest_error(errors: PyTree) -> Float[Array, ""]:
