@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
+import scipy.linalg
 import scipy.special
 
 import meanformer as mf
@@ -142,17 +143,13 @@ def branch_of(dimension: int, beta: float, kind: str = "unnormalised"):
 
 def threshold_finding():
     """Thresholds against Bessel functions of SciPy."""
-    betas = np.array([1.0, 5.0])
-    kappas = [
-        critical_kappa(mf.identity_attention("unnormalised", 2, float(beta)))
-        for beta in betas
-    ]
-    sizes = np.array([2, 3, 8])
+    betas, sizes = np.array([1.0, 5.0]), np.array([2, 3, 8])
+    layers = [mf.identity_attention("unnormalised", 2, float(beta)) for beta in betas]
     roots = np.array([tricritical_beta(int(size)) for size in sizes])
     bessel = scipy.special.ive
     quotients = sizes * bessel(sizes / 2 + 1, roots) / bessel(sizes / 2, roots)
     return THRESHOLDS.close_to(
-        [*kappas, *quotients],
+        [*map(critical_kappa, layers), *quotients],
         [*(betas / scipy.special.iv(1, betas)), 1, 1, 1],
         tolerance=1e-12,
         source=lab.closed_form("modified Bessel functions of SciPy"),
@@ -195,35 +192,30 @@ def bend_finding():
     )
 
 
-def grid_state(beta: float, kappa: float, start: float, sweeps: int = 20_000):
-    """The state that sweeps on equispaced angles lead to, and its excess energy."""
-    angles = 2 * np.pi * np.arange(GRID) / GRID
-    kernel = np.exp(beta * np.cos(angles[:, None] - angles[None, :])) / GRID
-    density = GRID * scipy.special.softmax(start * np.cos(angles))
-    for _ in range(sweeps):
+def grid_state(kappa: float) -> tuple[float, float]:
+    """Order and excess energy of the state that sweeps on equispaced angles lead to."""
+    cosines = np.cos(2 * np.pi * np.arange(GRID) / GRID)
+    kernel = scipy.linalg.circulant(np.exp(STEEP * cosines)) / GRID
+    density = GRID * scipy.special.softmax(3 * cosines)
+    for _ in range(20_000):
         before = density
-        density = GRID * scipy.special.softmax(kappa / beta * (kernel @ before))
+        density = GRID * scipy.special.softmax(kappa / STEEP * (kernel @ before))
         if np.abs(density - before).max() < 1e-13:
             break
-    energy = (density @ kernel @ density) / GRID - scipy.special.iv(0, beta)
+    energy = (density @ kernel @ density) / GRID - scipy.special.iv(0, STEEP)
     entropy = scipy.special.xlogy(density, density).mean()
-    return density, entropy / kappa - energy / (2 * beta)
+    return float(np.mean(density * cosines)), entropy / kappa - energy / (2 * STEEP)
 
 
 def grid_findings(branch):
     """Fold and Maxwell point against another discretisation and method."""
     (fold,), maxwell = branch.folds, branch.maxwell
-    cosines = np.cos(2 * np.pi * np.arange(GRID) / GRID)
-    found = [
-        float(np.mean(grid_state(STEEP, factor * fold.kappa, 3.0)[0] * cosines))
-        for factor in (0.999, 1.001)
-    ]
+    found = [grid_state(factor * fold.kappa)[0] for factor in (0.999, 1.001)]
     attention = mf.identity_attention("unnormalised", 2, STEEP)
     above = stationary_state(attention, 1.001 * fold.kappa).order
     source = lab.other_method(
         "sweeps on equispaced angles, which descend the free energy"
     )
-    excess = grid_state(STEEP, maxwell.kappa, 3.0)[1]
     return (
         FOLD.close_to(
             [*found, round(fold.kappa, 5), round(branch.critical, 5)],
@@ -232,7 +224,7 @@ def grid_findings(branch):
             source=source,
         ),
         MAXWELL.close_to(
-            [excess, round(maxwell.kappa, 5)],
+            [grid_state(maxwell.kappa)[1], round(maxwell.kappa, 5)],
             [0.0, 0.18798],
             tolerance=1e-9,
             source=source,
