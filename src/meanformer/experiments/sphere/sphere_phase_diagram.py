@@ -168,6 +168,7 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
 
 def measured(betas, depths, starts, parameters: Parameters, **options) -> PhaseDiagram:
     """A diagram of thirty-two tokens, in single precision."""
+    starts = starts if isinstance(starts, int) else np.asarray(starts, np.float32)
     options |= {"level": LEVEL, "dtype": "float32", "key": jr.key(parameters.seed)}
     return phase_diagram(betas=betas, depths=depths, starts=starts, **options)
 
@@ -176,24 +177,21 @@ def diagram(dimension: int, parameters: Parameters, kind="softmax") -> PhaseDiag
     """One diagram of uniform starts."""
     is_softmax = kind == "softmax"
     top = parameters.largest if is_softmax else parameters.largest_unnormalised
+    # In high dimension just their number: they would take much memory.
+    starts = parameters.starts
+    if dimension <= SPAN:
+        starts = uniform(starts, dimension, parameters.seed)
     # The ends of the comparisons belong to the grid.
     ends = [0.0, STEEPEST] if is_softmax else [5.0, 6.0]
     return measured(
         np.unique(np.append(np.linspace(0.1, top, parameters.betas), ends)),
         np.linspace(0, LAST if is_softmax else LAST_UNNORMALISED, parameters.depths),
-        starts_in(dimension, parameters),
+        starts,
         parameters,
         dimension=dimension,
         count=COUNT,
         kind=kind,
     )
-
-
-def starts_in(dimension: int, parameters: Parameters) -> int | np.ndarray:
-    """Uniform starts, or just their number where they would take much memory."""
-    if dimension > SPAN:
-        return parameters.starts
-    return uniform(parameters.starts, dimension, parameters.seed).astype(np.float32)
 
 
 def uniform(starts: int, dimension: int, seed: int) -> np.ndarray:
@@ -209,7 +207,7 @@ def parts_finding(diagrams, parameters: Parameters):
     differences = []
     for dimension in (d for d in diagrams if d <= SPAN):
         whole = diagrams[dimension]
-        starts = np.asarray(starts_in(dimension, parameters))
+        starts = uniform(number, dimension, parameters.seed)
         rows = np.array([0, len(whole.betas) // 4, len(whole.betas) - 1])
         mean = np.zeros((len(rows), len(whole.depths)))
         for first in range(0, number, part):
@@ -304,7 +302,7 @@ def few_starts_findings(parameters: Parameters, beta: float = 3.0) -> list:
 
     tokens = uniform(min(parameters.starts, 32), 8, 0)
     depths = EULER_STEP * np.arange(parameters.depths)
-    ours = measured([beta], depths, tokens.astype(np.float32), parameters).mean[0]
+    ours = measured([beta], depths, tokens, parameters).mean[0]
     exact = fractions(lab.by_scipy(velocity, tokens, depths, rtol=1e-9, atol=1e-11))
     steps = [tokens]
     for _ in depths[1:]:
