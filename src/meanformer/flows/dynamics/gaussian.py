@@ -138,7 +138,9 @@ class GaussianFlow(AbstractIntegrated):
 
     def request(self, start: State) -> dict[str, Any]:
         """Return what a run of a Gaussian was asked for."""
-        gaussian = (self.start.mean(), self.root)
+        factor = self.start.factor
+        spread = self.start.covariance() if factor is None else factor
+        gaussian = (self.start.mean(), spread)
         return {"flow": self.flow, "Gaussian": gaussian, **self.settings.request()}
 
     def _in_clock(self, state: State, end: Float[Array, ""]) -> Stretch:
