@@ -76,7 +76,7 @@ step_budget = 50
     assert [type(head) for head in masked.attention.heads] == [mf.L2, mf.Sigmoid]
     assert masked.attention.heads[0].half
     assert perceptron.activation is jnp.tanh
-    assert run.cloud.positions is not None
+    assert run.measure.positions is not None
     assert isinstance(run.options["solver"], mf.FixedStep)
     assert [type(stop) for stop in run.options["stop"]] == [
         mf.flows.EscapeRadius,
@@ -88,7 +88,7 @@ step_budget = 50
 def test_tokens_can_come_from_a_file(tmp_path):
     np.save(tmp_path / "x.npy", np.ones((3, 2)))
     text = '[tokens]\nfile = "x.npy"\n[solve]\ndepth = 1.0\n'
-    assert run_of(text, tmp_path).cloud.count == 3
+    assert run_of(text, tmp_path).measure.count == 3
 
 
 def test_a_longer_grid_of_depths_begins_with_the_shorter_one():
