@@ -204,18 +204,27 @@ def published_scheme(beta: float, count: int) -> tuple[np.ndarray, np.ndarray]:
     """
     angles, energies = SPACED.copy(), []
     for _ in range(count):
-        gaps = angles[:, None] - angles[None, :]
-        kernel = np.exp(beta * (np.cos(gaps) - 1))
-        velocity = -(np.sin(gaps) * kernel).sum(axis=1) / len(angles) ** 2
-        speed = np.linalg.norm(velocity)
-        if speed == 0:
+        energy, following = published_step(angles, beta)
+        if following is None:
             break
-        energies.append(kernel.mean())
-        angles = angles + STEP * np.log(beta) * velocity / speed
-        for first in range(len(angles) if speed < SMALL else 0):
-            later = angles[first:]
-            later[np.abs(later - later[0]) < NEAR] = later[0]
+        energies.append(energy)
+        angles = following
     return STEP * np.arange(len(energies)), np.array(energies)
+
+
+def published_step(angles: np.ndarray, beta: float) -> tuple[float, np.ndarray | None]:
+    """The energy, and the angles after one step; nothing where the velocity is zero."""
+    gaps = angles[:, None] - angles[None, :]
+    kernel = np.exp(beta * (np.cos(gaps) - 1))
+    velocity = -(np.sin(gaps) * kernel).sum(axis=1) / len(angles) ** 2
+    speed = np.linalg.norm(velocity)
+    if speed == 0:
+        return kernel.mean(), None
+    angles = angles + STEP * np.log(beta) * velocity / speed
+    for first in range(len(angles) if speed < SMALL else 0):
+        later = angles[first:]
+        later[np.abs(later - later[0]) < NEAR] = later[0]
+    return kernel.mean(), angles
 
 
 def rule_findings(paths, scheme):
