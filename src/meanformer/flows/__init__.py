@@ -17,6 +17,7 @@ from meanformer.flows.dynamics.recorder import ProgressBar as ProgressBar
 from meanformer.flows.dynamics.stretch import AbstractIntegrated as AbstractIntegrated
 from meanformer.flows.dynamics.stretch import Settings as Settings
 from meanformer.flows.dynamics.stretch import Stretch as Stretch
+from meanformer.flows.dynamics.stretch import in_clock as in_clock
 from meanformer.flows.dynamics.stretch import in_depth as in_depth
 from meanformer.flows.dynamics.stretch import term as term
 from meanformer.flows.flow import Flow as Flow

@@ -1,6 +1,7 @@
 """A run on disk: the trajectory while it is computed, and all it takes to redo it."""
 
 import contextlib
+import dataclasses
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -14,13 +15,11 @@ from jaxtyping import Array, Float, PyTree
 
 from meanformer.errors import InvalidInput, check
 from meanformer.flows import (
-    AbstractDynamics,
     AbstractRecorder,
     AbstractTrajectory,
     DensityTrajectory,
     Flow,
     GaussianTrajectory,
-    State,
     Status,
     Trajectory,
 )
@@ -70,11 +69,10 @@ class RunStore(AbstractRecorder):
         self._arrays: GrowingArrays | None = None
 
     def begin(
-        self, depths: Float[Array, " t"], dynamics: AbstractDynamics, start: State
+        self, depths: Float[Array, " t"], request: dict[str, Any], empty: Any
     ) -> AbstractTrajectory | None:
         """Prepare the folder; return what it holds already of these depths."""
         self._acquire()
-        request = dynamics.request(start)
         self._attributes = {
             FINGERPRINT: fingerprint(request),
             PARAMETERS: parameters(request),
@@ -87,8 +85,8 @@ class RunStore(AbstractRecorder):
         if rows > 0:
             with _reading(self.path):
                 columns = read_columns(folder, metadata, rows)
-                kind = _kind_of(dynamics, start)
-                kept = _trajectory(columns, _statuses(columns), kind)
+                found = _trajectory(columns, _statuses(columns), type(empty))
+                kept = dataclasses.replace(empty, **found.along_depth())
             self._check_depths(depths, kept)
         self._on_begin()
         if rows > 0:
@@ -299,16 +297,6 @@ def _known_kind(columns: Mapping[str, np.ndarray]) -> type[AbstractTrajectory]:
         f"it has {', '.join(sorted(columns))}; for a trajectory of your own give its "
         "class as kind."
     )
-
-
-def _kind_of(dynamics: AbstractDynamics, start: State) -> type[AbstractTrajectory]:
-    """Return the class of the trajectories that dynamics make."""
-
-    def row(state: State) -> AbstractTrajectory:
-        both = (state, dynamics.rates(state))
-        return dynamics.trajectory(*jax.tree.map(lambda leaf: leaf[None], both))
-
-    return type(eqx.filter_eval_shape(row, start))
 
 
 def _trajectory(

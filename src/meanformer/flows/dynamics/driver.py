@@ -1,6 +1,5 @@
 """Going from one saved depth to the next: in one compiled loop, or one by one."""
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -81,14 +80,13 @@ def _visit_each(
 ) -> AbstractTrajectory:
     # A mistake that only tracing shows must be told before the store is touched.
     eqx.filter_eval_shape(_advance, dynamics, state, depths[-1])
-    kept = None
+    rows, done = [], 0
     try:
         if store is not None:
-            kept = store.begin(depths, dynamics, state)
-        rows, done = [], 0
-        if kept is not None:
-            rows, done = [_adopted(dynamics, state, kept)], len(kept)
-            state = dynamics.resumed(kept)
+            request, empty = dynamics.request(state), _empty_row(dynamics, state)
+            kept = store.begin(depths, request, empty)
+            if kept is not None:
+                rows, done, state = [kept], len(kept), dynamics.resumed(kept)
         with progress:
             for index in range(done, len(depths)):
                 if not bool(state.is_running):
@@ -115,12 +113,12 @@ def _refining(dynamics, state: State, target: Float[Array, ""], refine) -> State
         state = finer
 
 
-def _adopted(dynamics: AbstractDynamics, state: State, kept: AbstractTrajectory) -> Any:
-    """Return a trajectory from a file with what these dynamics know beside it."""
+def _empty_row(dynamics: AbstractDynamics, state: State) -> AbstractTrajectory:
+    """Return a trajectory of one depth whose rates are zero, without computing any."""
     shapes = eqx.filter_eval_shape(dynamics.rates, state)
     nothing = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
     row = jax.tree.map(lambda leaf: leaf[None], (state, nothing))
-    return dataclasses.replace(dynamics.trajectory(*row), **kept.along_depth())
+    return dynamics.trajectory(*row)
 
 
 def _row(dynamics: AbstractDynamics, state: State) -> AbstractTrajectory:

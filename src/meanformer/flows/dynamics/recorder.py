@@ -5,7 +5,6 @@ from typing import Any
 
 from jaxtyping import Array, Float
 
-from meanformer.flows.dynamics.abstract import AbstractDynamics, State
 from meanformer.flows.trajectories.abstract import AbstractTrajectory
 
 
@@ -14,12 +13,20 @@ class AbstractRecorder(abc.ABC):
 
     @abc.abstractmethod
     def begin(
-        self, depths: Float[Array, " t"], dynamics: AbstractDynamics, start: State
-    ) -> Any:
+        self,
+        depths: Float[Array, " t"],
+        request: dict[str, Any],
+        empty: AbstractTrajectory,
+    ) -> AbstractTrajectory | None:
         """Prepare for these depths; return the trajectory that is there, or `None`.
 
-        Raise if it belongs to other dynamics or another start. Its `status` has one
-        entry for each depth.
+        Args:
+            depths: the depths to come.
+            request: what tells one run from another, by the words for it; raise if what
+                is there answers another one.
+            empty: a trajectory of one depth, of the kind to return, with all that does
+                not change along depth. In it and in what is returned `status` has one
+                entry for each depth.
         """
 
     @abc.abstractmethod
