@@ -26,6 +26,7 @@ class Parameters:
 SLOPE = lab.observation(
     "slope",
     r"The derivative of $\Gamma[\mu](x)$ in $\beta$ at $0$ is $\mathrm{Cov}(\mu)\,x$.",
+    source=lab.closed_form(r"$\mathrm{Cov}(\mu)\,x$"),
 )
 
 
@@ -45,18 +46,10 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
     figure, axes = style.canvas()
     axes.loglog(betas, errors, "o-")
     axes.set(xlabel=r"$\beta$", ylabel="error of the difference quotient")
-    source = lab.closed_form(r"$\mathrm{Cov}(\mu)\,x$")
     return lab.Outcome(
-        findings=[SLOPE.close_to(slope(1e-5), expected, source=source, tolerance=1e-3)],
+        findings=[SLOPE.close_to(slope(1e-5), expected, tolerance=1e-3)],
         pictures=[lab.Picture(figure, r"The error vanishes linearly in $\beta$.")],
     )
 
 
-experiment = lab.Experiment(
-    name="weak-attention",
-    title="Weak attention averages",
-    room="attention",
-    parameters=Parameters,
-    run=run,
-    seconds=2,
-)
+experiment = lab.experiment(run, "Weak attention averages", room="attention", seconds=2)

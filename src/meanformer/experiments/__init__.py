@@ -22,6 +22,7 @@ from meanformer.experiments.framework.experiment import Movie as Movie
 from meanformer.experiments.framework.experiment import Outcome as Outcome
 from meanformer.experiments.framework.experiment import Picture as Picture
 from meanformer.experiments.framework.experiment import Table as Table
+from meanformer.experiments.framework.experiment import experiment as experiment
 from meanformer.experiments.framework.progress import Progress as Progress
 from meanformer.experiments.framework.records import Record as Record
 from meanformer.experiments.framework.records import run as run

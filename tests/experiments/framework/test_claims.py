@@ -157,3 +157,14 @@ def test_a_claim_is_declared_by_its_status():
     assert theorem("a", "b", "CACP25") == Claim("a", "b", "theorem", "CACP25")
     assert observation("a", "b") == Claim("a", "b", "observation")
     assert conjecture("a", "b", "CACP25") == Claim("a", "b", "conjecture", "CACP25")
+
+
+def test_a_claim_says_where_its_expected_values_come_from():
+    formula = closed_form("$e^x$")
+    declared = observation("one", "One is one.", source=formula)
+    other = other_method("by hand")
+    assert declared.close_to(1.0, 1.0, tolerance=0.0).source == formula
+    assert declared.close_to(1.0, 1.0, tolerance=0.0, source=other).source == other
+    silent = observation("two", "Two is two.")
+    with pytest.raises(InvalidExperiment, match="where its expected value comes"):
+        silent.at_most(2.0, 2.0)

@@ -114,11 +114,13 @@ COLD = lab.observation(
 HOT = lab.observation(
     "beta-infinity",
     r"At large $\beta$ softmax attention is hardmax attention.",
+    source=lab.other_method("the token of largest score"),
 )
 ONE_PASS = lab.theorem(
     "one-half-step",
     "One half-step of Sinkhorn attention is L2 attention.",
     "SABP22, definition of the Sinkformer",
+    source=lab.other_method("L2 attention"),
 )
 
 
@@ -176,18 +178,8 @@ def limits(cloud: mf.TokenCloud, hot: float):
     mean = lab.closed_form(r"$V m$ with $m = (0.25, 0.3)$")
     return (
         COLD.close_to(cold, value @ [0.25, 0.3], tolerance=1e-10, source=mean),
-        HOT.close_to(
-            np.asarray(hottest),
-            np.asarray(hard),
-            tolerance=1e-12,
-            source=lab.other_method("the token of largest score"),
-        ),
-        ONE_PASS.close_to(
-            np.asarray(single),
-            np.asarray(distance),
-            tolerance=1e-13,
-            source=lab.other_method("L2 attention"),
-        ),
+        HOT.close_to(np.asarray(hottest), np.asarray(hard), tolerance=1e-12),
+        ONE_PASS.close_to(np.asarray(single), np.asarray(distance), tolerance=1e-13),
     )
 
 

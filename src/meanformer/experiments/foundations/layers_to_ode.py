@@ -34,10 +34,12 @@ LAYERS = lab.observation(
     "layers",
     r"The residual layers $x + \tfrac1T\,\Gamma[\mu](x)$ of the four reference tokens "
     "are computed exactly.",
+    source=lab.other_method("ten layers of the dense formula in NumPy"),
 )
 FLOW = lab.observation(
     "flow",
     r"Their limit is the flow $\dot x_i = \Gamma[\mu_t](x_i)$ at depth $1$.",
+    source=lab.other_method("the dense formula, solved by SciPy's DOP853"),
 )
 FIRST_ORDER = lab.theorem(
     "first-order",
@@ -79,14 +81,8 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
                 np.asarray(layers[10].points[-1]),
                 independent_layers(attention, 10),
                 tolerance=1e-12,
-                source=lab.other_method("ten layers of the dense formula in NumPy"),
             ),
-            FLOW.close_to(
-                np.asarray(flow.points[-1]),
-                exact,
-                tolerance=1e-9,
-                source=lab.other_method("the dense formula, solved by SciPy's DOP853"),
-            ),
+            FLOW.close_to(np.asarray(flow.points[-1]), exact, tolerance=1e-9),
             order_finding(FIRST_ORDER, counts, errors, 1),
             order_finding(LIE, coarse, split["Lie splitting"], 1),
             order_finding(STRANG, coarse, split["Strang splitting"], 2),
@@ -176,11 +172,6 @@ def draw_both(flow: mf.Trajectory, layers: mf.Trajectory) -> lab.Picture:
     )
 
 
-experiment = lab.Experiment(
-    name="layers-to-ode",
-    title="Residual layers converge to a flow",
-    room="flows",
-    parameters=Parameters,
-    run=run,
-    seconds=12,
+experiment = lab.experiment(
+    run, "Residual layers converge to a flow", room="flows", seconds=12
 )

@@ -49,11 +49,13 @@ UPPER = lab.theorem(
     "most $1$.",
     "CAP24, bounds for self-attention on a ball (with n + 1 instead of 4n + 1: "
     "theory page on attention)",
+    source=lab.theory("over all clouds measured"),
 )
 LOWER = lab.theorem(
     "lower-bound",
     r"The adversarial cloud reaches $\sqrt{n-1}\,/\,(1 + (n-1)e^{-2\beta R^2\gamma})$.",
     "CAP24, lower bound",
+    source=lab.closed_form("the lower bound"),
 )
 ROOT = lab.theorem(
     "square-root",
@@ -64,6 +66,7 @@ MAXIMISED = lab.observation(
     "maximised",
     "Ascending from the adversarial cloud of $16$ tokens finds a larger constant, "
     "still below the upper bound.",
+    source=lab.theory("from the start of the ascent to the bound"),
 )
 
 DENSE = lab.other_method("singular values of the Jacobian of the dense formula")
@@ -85,24 +88,12 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
         findings=[
             tabulated(),
             exactness(parameters),
-            UPPER.at_most(
-                ratios / upper[:, None],
-                1.0,
-                source=lab.theory("over all clouds measured"),
-            ),
+            UPPER.at_most(ratios / upper[:, None], 1.0),
             LOWER.at_least(
-                adversarial,
-                [float(bound.lower) for bound in bounds],
-                tolerance=1e-9,
-                source=lab.closed_form("the lower bound"),
+                adversarial, [float(bound.lower) for bound in bounds], tolerance=1e-9
             ),
             root_finding(),
-            MAXIMISED.inside(
-                float(maximised.value),
-                adversarial[1],
-                upper[1],
-                source=lab.theory("from the start of the ascent to the bound"),
-            ),
+            MAXIMISED.inside(float(maximised.value), adversarial[1], upper[1]),
         ],
         pictures=[draw(counts, adversarial, random, bounds, maximised)],
     )
@@ -215,11 +206,9 @@ def draw(counts, adversarial, random, bounds, maximised) -> lab.Picture:
     )
 
 
-experiment = lab.Experiment(
-    name="lipschitz-growth",
-    title="The Lipschitz constant grows like the root of the number of tokens",
+experiment = lab.experiment(
+    run,
+    "The Lipschitz constant grows like the root of the number of tokens",
     room="attention",
-    parameters=Parameters,
-    run=run,
     seconds=30,
 )

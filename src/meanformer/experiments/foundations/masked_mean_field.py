@@ -43,21 +43,25 @@ PREFIX = lab.theorem(
     "prefix",
     "Dropping the last token leaves the paths of all others unchanged.",
     "CACP25, masked attention",
+    source=lab.other_method("the flow of the shorter sequence"),
 )
 FIRST = lab.theorem(
     "first-token",
     "The first token sees only itself and follows $e^{tV}x_1$.",
     "CACP25, masked attention",
+    source=lab.closed_form(r"$e^{tV}x_1$ by SciPy's matrix exponential"),
 )
 ORDER = lab.observation(
     "order-only",
     "Places enter through their order alone: relabelling them increasingly changes "
     "nothing.",
+    source=lab.other_method("the map at the places 1/4, 1/2, 3/4, 1"),
 )
 TIES = lab.observation(
     "ties",
     "Tokens that share one place see each other: with all places equal the masked "
     "map is the unmasked one.",
+    source=lab.other_method("the map without a mask"),
 )
 HARDY = lab.theorem(
     "hardy",
@@ -66,21 +70,25 @@ HARDY = lab.theorem(
     r"aR^2}]$, $a = \|A\|_2$; measured over bound is at most $1$.",
     "CACP25, masked attention (the constant with Hardy's factor: theory page on "
     "attention)",
+    source=lab.theory("distance of the outputs over bound times distance"),
 )
 HARMONIC = lab.observation(
     "p-one",
     "At $p = 1$ there is no such bound: with $A = 0$, $V = I$, moving the first of "
     r"$n$ tokens is amplified by $1 + \tfrac12 + \dots + \tfrac1n$.",
+    source=lab.closed_form("the harmonic numbers"),
 )
 BOUNDED = lab.observation(
     "p-two",
     "The same move at $p = 2$ is amplified by "
     r"$(\sum_{i \le n} i^{-2})^{1/2} < \pi/\sqrt6$.",
+    source=lab.closed_form(r"$(\sum_i i^{-2})^{1/2}$"),
 )
 HARDY_TWO = lab.theorem(
     "hardy-two",
     "No move of the tokens is amplified by more than Hardy's $2$ in $d_2$.",
     "CACP25, masked attention (Hardy's inequality: theory page on attention)",
+    source=lab.theory("the local Lipschitz constant at every size"),
 )
 
 
@@ -100,28 +108,18 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
             prefix_finding(path),
             first_finding(path),
             *structure_findings(),
-            HARDY.at_most(
-                np.concatenate(list(ratios.values())),
-                1.0,
-                source=lab.theory("distance of the outputs over bound times distance"),
-            ),
+            HARDY.at_most(np.concatenate(list(ratios.values())), 1.0),
             HARMONIC.close_to(
                 growth[1],
                 [np.sum(1 / np.arange(1, n + 1)) for n in counts],
                 relative_tolerance=1e-6,
-                source=lab.closed_form("the harmonic numbers"),
             ),
             BOUNDED.close_to(
                 growth[2],
                 [np.sum(1.0 / np.arange(1, n + 1) ** 2) ** 0.5 for n in counts],
                 relative_tolerance=1e-6,
-                source=lab.closed_form(r"$(\sum_i i^{-2})^{1/2}$"),
             ),
-            HARDY_TWO.at_most(
-                [worst_move(int(n)) for n in counts],
-                2.0,
-                source=lab.theory("the local Lipschitz constant at every size"),
-            ),
+            HARDY_TWO.at_most([worst_move(int(n)) for n in counts], 2.0),
         ],
         pictures=[draw_growth(counts, growth, ratios)],
     )
@@ -146,10 +144,7 @@ def prefix_finding(path: mf.Trajectory):
     )
     alone = mf.solve(masked_flow(), short, 2.0, save=41, solver=mf.FixedStep(0.025))
     return PREFIX.close_to(
-        np.asarray(path.points[:, :3]),
-        np.asarray(alone.points),
-        tolerance=1e-12,
-        source=lab.other_method("the flow of the shorter sequence"),
+        np.asarray(path.points[:, :3]), np.asarray(alone.points), tolerance=1e-12
     )
 
 
@@ -157,12 +152,7 @@ def first_finding(path: mf.Trajectory):
     """The first token against the exponential of the value matrix."""
     value, start = np.asarray(lab.reference_attention().value), path.points[0, 0]
     exact = [scipy.linalg.expm(float(t) * value) @ start for t in path.depths]
-    return FIRST.close_to(
-        np.asarray(path.points[:, 0]),
-        exact,
-        tolerance=1e-8,
-        source=lab.closed_form(r"$e^{tV}x_1$ by SciPy's matrix exponential"),
-    )
+    return FIRST.close_to(np.asarray(path.points[:, 0]), exact, tolerance=1e-8)
 
 
 def structure_findings():
@@ -177,17 +167,9 @@ def structure_findings():
     unmasked = np.asarray(lab.reference_attention()(cloud, cloud.points))
     return (
         ORDER.close_to(
-            output((0.01, 0.02, 0.9, 0.95)),
-            output(PLACES),
-            tolerance=1e-14,
-            source=lab.other_method("the map at the places 1/4, 1/2, 3/4, 1"),
+            output((0.01, 0.02, 0.9, 0.95)), output(PLACES), tolerance=1e-14
         ),
-        TIES.close_to(
-            output((0.5,) * 4),
-            unmasked,
-            tolerance=1e-13,
-            source=lab.other_method("the map without a mask"),
-        ),
+        TIES.close_to(output((0.5,) * 4), unmasked, tolerance=1e-13),
     )
 
 
@@ -275,11 +257,9 @@ def draw_growth(counts, growth, ratios) -> lab.Picture:
     )
 
 
-experiment = lab.Experiment(
-    name="masked-mean-field",
-    title="Causal attention is a map of measures with places",
+experiment = lab.experiment(
+    run,
+    "Causal attention is a map of measures with places",
     room="attention",
-    parameters=Parameters,
-    run=run,
     seconds=15,
 )

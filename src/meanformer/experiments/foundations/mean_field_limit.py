@@ -58,11 +58,13 @@ FLOW = lab.observation(
 VARIANCE = lab.observation(
     "variance",
     r"Its covariance, times $n$, is $e^{q}\,V(S + uu^\top)V^\top$.",
+    source=lab.closed_form(r"$e^{q}V(S + uu^\top)V^\top$; five standard errors"),
 )
 CONSTANT = lab.observation(
     "constant",
     r"For $\beta = 0.5, 1, 2$ the observed errors have the constants that the central "
     "limit theorem predicts.",
+    source=lab.closed_form("the trace of the limit covariance"),
 )
 
 
@@ -93,9 +95,6 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
                 covariance,
                 exact,
                 tolerance=5 * np.abs(exact).max() * np.sqrt(2 / parameters.samples),
-                source=lab.closed_form(
-                    r"$e^{q}V(S + uu^\top)V^\top$; five standard errors"
-                ),
             ),
             CONSTANT.close_to(
                 [
@@ -104,7 +103,6 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
                 ],
                 1.0,
                 tolerance=0.15,
-                source=lab.closed_form("the trace of the limit covariance"),
             ),
         ],
         pictures=[draw(rates, others, parameters)],
@@ -194,11 +192,9 @@ def draw(rates, others, parameters: Parameters) -> lab.Picture:
     )
 
 
-experiment = lab.Experiment(
-    name="mean-field-limit",
-    title="Attention on many tokens tends to attention on their law",
+experiment = lab.experiment(
+    run,
+    "Attention on many tokens tends to attention on their law",
     room="observables",
-    parameters=Parameters,
-    run=run,
     seconds=25,
 )

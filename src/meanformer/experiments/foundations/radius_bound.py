@@ -55,16 +55,19 @@ SHARP = lab.observation(
 REFERENCE_RADIUS = lab.observation(
     "reference-radius",
     "The four reference tokens under softmax reach $R(1) = 1.5681$.",
+    source=lab.other_method("the dense formula in NumPy, solved by SciPy's DOP853"),
 )
 REFERENCE_BOUND = lab.theorem(
     "reference-bound",
     r"Their radius at depth $1$ is at most $e^{\|V\|_2} R_0 = 2.5517$.",
     "CACP25, well-posedness for compactly supported data",
+    source=lab.closed_form(r"$e^{\|V\|_2} R_0$"),
 )
 BLOW_UP = lab.observation(
     "linear-blows-up",
     "Linear attention has no such bound: a single token under $Q=K=V=I$ follows "
     r"$R(t) = R_0\,(1 - 2 R_0^2 t)^{-1/2}$, infinite at $t = 1/(2R_0^2)$.",
+    source=lab.closed_form("$(1 - 2t)^{-1/2}$, for $R_0 = 1$"),
 )
 LINEAR_ESCAPES = lab.observation(
     "linear-escapes",
@@ -213,25 +216,15 @@ def reference_findings(path: mf.Trajectory):
             [final, round(float(final), 4)],
             [np.linalg.norm(tokens, axis=1).max(), 1.5681],
             tolerance=1e-8,
-            source=lab.other_method(
-                "the dense formula in NumPy, solved by SciPy's DOP853"
-            ),
         ),
-        REFERENCE_BOUND.at_most(
-            final, np.exp(norm) * start, source=lab.closed_form(r"$e^{\|V\|_2} R_0$")
-        ),
+        REFERENCE_BOUND.at_most(final, np.exp(norm) * start),
     )
 
 
 def escape_findings(linear: mf.Trajectory, unnormalised: mf.Trajectory):
     """The two kinds that are no averages, against the blow-up and the bound."""
     exact = (1 - 2 * np.linspace(0, 0.45, 41)) ** -0.5
-    blow_up = BLOW_UP.close_to(
-        radius(linear),
-        exact,
-        relative_tolerance=1e-7,
-        source=lab.closed_form("$(1 - 2t)^{-1/2}$, for $R_0 = 1$"),
-    )
+    blow_up = BLOW_UP.close_to(radius(linear), exact, relative_tolerance=1e-7)
     unit = lab.theory("a growth above 1, in units of the bound, refutes it")
     escapes = [
         claim.above(np.log(radius(path)[-1]) / path.depths[-1], 1.0, source=unit)
@@ -281,11 +274,6 @@ def draw_growth(growth: dict[str, np.ndarray], depth: float, alone) -> lab.Pictu
     return lab.Picture(figure, caption)
 
 
-experiment = lab.Experiment(
-    name="radius-bound",
-    title="The support grows at most exponentially",
-    room="flows",
-    parameters=Parameters,
-    run=run,
-    seconds=15,
+experiment = lab.experiment(
+    run, "The support grows at most exponentially", room="flows", seconds=15
 )

@@ -46,16 +46,19 @@ DOUBLY = lab.theorem(
     "Columns of the plan's density have mean one: "
     r"$\int k(x,y)\,\mathrm{d}\mu(x) = 1$.",
     "SABP22, limit of Sinkhorn's algorithm",
+    source=lab.theory(),
 )
 CONTRACTION = lab.theorem(
     "contraction",
     r"Each round of Sinkhorn's algorithm shrinks the oscillation of $f - f_\infty$ by "
     r"the factor $\kappa^2 = \tanh^2(\eta/4)$ or better.",
     "FL89, contraction in Hilbert's metric",
+    source=lab.closed_form(r"$\tanh^2(\eta/4)$"),
 )
 TRANSLATION = lab.observation(
     "translation",
     "Shifting all tokens by $c$ shifts the output by $Vc$.",
+    source=lab.other_method("the output for the tokens in place, plus $Vc$"),
 )
 ENERGY = lab.observation(
     "energy",
@@ -63,16 +66,19 @@ ENERGY = lab.observation(
     r"$B = \left(\begin{smallmatrix}0.8 & 0.3\\ 0.3 & "
     r"-0.4\end{smallmatrix}\right)$ is $E_B = \max_\pi \int y^\top B x\,\mathrm{d}\pi "
     r"- \mathrm{KL}(\pi|\mu\otimes\mu)$.",
+    source=lab.other_method("the dense plan, scaled by Sinkhorn's algorithm in NumPy"),
 )
 ASCENT = lab.theorem(
     "ascent",
     "With $B$ symmetric and $V = B$ the energy $E_B$ never decreases.",
     "SABP22, gradient flow interpretation",
+    source=lab.theory("largest decrease between two saved depths"),
 )
 DISSIPATION = lab.theorem(
     "dissipation",
     r"It grows at the rate $2\int |\Gamma|^2\,\mathrm{d}\mu$ exactly.",
     "SABP22, gradient flow interpretation",
+    source=lab.other_method("central difference of the energy along the flow"),
 )
 
 
@@ -90,17 +96,10 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
         findings=[
             mean_finding(mean_path),
             doubly_finding(mean_path),
-            CONTRACTION.at_most(
-                ratios, ceiling, source=lab.closed_form(r"$\tanh^2(\eta/4)$")
-            ),
+            CONTRACTION.at_most(ratios, ceiling),
             translation_finding(cloud),
             energy_finding(),
-            ASCENT.at_most(
-                float(profile.worst_violation),
-                0.0,
-                tolerance=1e-10,
-                source=lab.theory("largest decrease between two saved depths"),
-            ),
+            ASCENT.at_most(float(profile.worst_violation), 0.0, tolerance=1e-10),
             dissipation_finding(layer, ascent, profile),
         ],
         pictures=[draw_laws(mean_path, errors, ceiling), draw_ascent(ascent, profile)],
@@ -148,7 +147,7 @@ def doubly_finding(path: mf.Trajectory):
     cloud = path.cloud(-1)
     matrix = mf.attention_matrix(lab.reference_attention(mf.Sinkhorn), cloud)
     columns = np.asarray(cloud.weights @ matrix / cloud.weights)
-    return DOUBLY.close_to(columns, 1.0, tolerance=1e-8, source=lab.theory())
+    return DOUBLY.close_to(columns, 1.0, tolerance=1e-8)
 
 
 def contraction() -> tuple[np.ndarray, float, np.ndarray]:
@@ -173,24 +172,14 @@ def translation_finding(cloud: mf.TokenCloud):
     measured = layer(moved, moved.points)
     expected = layer(cloud, cloud.points) + (layer.value @ shift)[None]
     return TRANSLATION.close_to(
-        np.asarray(measured),
-        np.asarray(expected),
-        tolerance=1e-8,
-        source=lab.other_method("the output for the tokens in place, plus $Vc$"),
+        np.asarray(measured), np.asarray(expected), tolerance=1e-8
     )
 
 
 def energy_finding():
     """The energy against a direct maximisation over plans."""
     energy = mf.observables.energy(ascending_layer(), lab.reference_cloud())
-    return ENERGY.close_to(
-        float(energy),
-        maximised_energy(),
-        tolerance=1e-9,
-        source=lab.other_method(
-            "the dense plan, scaled by Sinkhorn's algorithm in NumPy"
-        ),
-    )
+    return ENERGY.close_to(float(energy), maximised_energy(), tolerance=1e-9)
 
 
 def maximised_energy() -> float:
@@ -214,12 +203,7 @@ def dissipation_finding(layer, path: mf.Trajectory, profile):
     energies = [mf.observables.energy(layer, end.cloud(-1)) for end in (ahead, behind)]
     slope = float(energies[0] - energies[1]) / (2 * step)
     rate = float(profile.rates[len(path) // 2])
-    return DISSIPATION.close_to(
-        rate,
-        slope,
-        relative_tolerance=1e-5,
-        source=lab.other_method("central difference of the energy along the flow"),
-    )
+    return DISSIPATION.close_to(rate, slope, relative_tolerance=1e-5)
 
 
 def draw_laws(path: mf.Trajectory, errors: np.ndarray, ceiling: float) -> lab.Picture:
@@ -259,11 +243,9 @@ def draw_ascent(path: mf.Trajectory, profile) -> lab.Picture:
     )
 
 
-experiment = lab.Experiment(
-    name="sinkhorn-flow",
-    title="Doubly stochastic attention conserves, contracts and ascends",
+experiment = lab.experiment(
+    run,
+    "Doubly stochastic attention conserves, contracts and ascends",
     room="attention",
-    parameters=Parameters,
-    run=run,
     seconds=25,
 )

@@ -40,16 +40,22 @@ OBSERVED = lab.observation(
     "observed-growth",
     "The two reference clouds, $0.0501$ apart, part by the factor $1.488$ up to "
     "depth $1$.",
+    source=lab.other_method(
+        "the dense formula, solved by SciPy's DOP853, and the best matching "
+        "among all permutations"
+    ),
 )
 CONSTANT = lab.observation(
     "a-priori-constant",
     "The bound known beforehand is $e^{242.17}$ for them.",
+    source=lab.other_method(r"$\int_0^1 L(R(s))\,\mathrm{d}s$ by SciPy's quadrature"),
 )
 A_PRIORI = lab.theorem(
     "a-priori",
     r"$W_2(\mu_t,\nu_t) \le e^{\int_0^t L(R(s))\,\mathrm{d}s}\,W_2(\mu_0,\nu_0)$: the "
     "logarithm of the observed growth over that of the bound is at most $1$.",
     "CACP25, stability with respect to the initial measure",
+    source=lab.theory("all depths of all trials"),
 )
 A_POSTERIORI = lab.theorem(
     "a-posteriori",
@@ -57,11 +63,13 @@ A_POSTERIORI = lab.theorem(
     "is at most $1$.",
     "CACP25, stability with respect to the initial measure (the bound along the "
     "path: theory page on flows)",
+    source=lab.theory("maximised over clouds between the two flows"),
 )
 SHARP = lab.observation(
     "sharp",
     r"$\mathrm{Lip}_x \le \beta\|V\|aR^2$ is sharp: half masses at $\pm Ru$ with "
     r"$|A^\top u| = a$ attain it at $x = 0$.",
+    source=lab.closed_form(r"$\beta\|V\|aR^2$"),
 )
 
 
@@ -75,15 +83,8 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
     return lab.Outcome(
         findings=[
             *reference_findings(),
-            A_PRIORI.at_most(
-                a_priori, 1.0, source=lab.theory("all depths of all trials")
-            ),
-            A_POSTERIORI.at_most(
-                a_posteriori,
-                1.0,
-                tolerance=1e-6,
-                source=lab.theory("maximised over clouds between the two flows"),
-            ),
+            A_PRIORI.at_most(a_priori, 1.0),
+            A_POSTERIORI.at_most(a_posteriori, 1.0, tolerance=1e-6),
             sharpness(),
         ],
         pictures=[draw(growth, pair[0], bound_before(flow, pair))],
@@ -123,18 +124,11 @@ def reference_findings():
             [start, observed, round(start, 4), round(observed, 3)],
             [before, after / before, 0.0501, 1.488],
             tolerance=1e-8,
-            source=lab.other_method(
-                "the dense formula, solved by SciPy's DOP853, and the best matching "
-                "among all permutations"
-            ),
         ),
         CONSTANT.close_to(
             [constant, round(constant, 2)],
             [integrated_constant(radius), 242.17],
             relative_tolerance=1e-6,
-            source=lab.other_method(
-                r"$\int_0^1 L(R(s))\,\mathrm{d}s$ by SciPy's quadrature"
-            ),
         ),
     )
 
@@ -206,10 +200,7 @@ def sharpness():
     cloud = mf.TokenCloud(jnp.stack([pole, -pole]))
     slope = jax.jacobian(lambda x: layer(cloud, x[None])[0])(jnp.zeros(2))
     return SHARP.close_to(
-        float(jnp.linalg.norm(slope, 2)),
-        scales[0] * radius**2,
-        tolerance=1e-10,
-        source=lab.closed_form(r"$\beta\|V\|aR^2$"),
+        float(jnp.linalg.norm(slope, 2)), scales[0] * radius**2, tolerance=1e-10
     )
 
 
@@ -234,11 +225,6 @@ def draw(growth, path: mf.Trajectory, a_priori: np.ndarray) -> lab.Picture:
     )
 
 
-experiment = lab.Experiment(
-    name="wasserstein-stability",
-    title="The flow is stable in the Wasserstein distance",
-    room="flows",
-    parameters=Parameters,
-    run=run,
-    seconds=30,
+experiment = lab.experiment(
+    run, "The flow is stable in the Wasserstein distance", room="flows", seconds=30
 )

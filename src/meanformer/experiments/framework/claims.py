@@ -122,12 +122,15 @@ class Claim:
         status: whether it is proved, only observed, or conjectured.
         reference: `"key, place"` with a key of `references.bib`; several are
             separated by semicolons. A theorem must have one.
+        source: where expected values come from; a comparison whose source depends on
+            the run names its own.
     """
 
     id: str
     statement: str
     status: Status
     reference: str = ""
+    source: Source | None = None
 
     def __post_init__(self) -> None:
         _declare(
@@ -156,7 +159,7 @@ class Claim:
         measured: Any,
         expected: Any,
         *,
-        source: Source,
+        source: Source | None = None,
         tolerance: float | None = None,
         relative_tolerance: float | None = None,
     ) -> Finding:
@@ -174,19 +177,29 @@ class Claim:
         return self._find("close to", measured, expected, slack, source)
 
     def at_most(
-        self, measured: Any, expected: Any, *, source: Source, tolerance: float = 0.0
+        self,
+        measured: Any,
+        expected: Any,
+        *,
+        source: Source | None = None,
+        tolerance: float = 0.0,
     ) -> Finding:
         """The measured value does not exceed the expected one."""
         return self._find("at most", measured, expected, tolerance, source)
 
     def at_least(
-        self, measured: Any, expected: Any, *, source: Source, tolerance: float = 0.0
+        self,
+        measured: Any,
+        expected: Any,
+        *,
+        source: Source | None = None,
+        tolerance: float = 0.0,
     ) -> Finding:
         """The measured value is not less than the expected one."""
         return self._find("at least", measured, expected, tolerance, source)
 
     def inside(
-        self, measured: Any, low: float, high: float, *, source: Source
+        self, measured: Any, low: float, high: float, *, source: Source | None = None
     ) -> Finding:
         """The measured value lies in a closed interval."""
         low, high = float(low), float(high)
@@ -200,15 +213,25 @@ class Claim:
         )
         return self._find("inside", measured, (low, high), 0.0, source)
 
-    def above(self, measured: Any, expected: Any, *, source: Source) -> Finding:
+    def above(
+        self, measured: Any, expected: Any, *, source: Source | None = None
+    ) -> Finding:
         """The measured value is strictly larger than the expected one."""
         return self._find("above", measured, expected, 0.0, source)
 
-    def below(self, measured: Any, expected: Any, *, source: Source) -> Finding:
+    def below(
+        self, measured: Any, expected: Any, *, source: Source | None = None
+    ) -> Finding:
         """The measured value is strictly smaller than the expected one."""
         return self._find("below", measured, expected, 0.0, source)
 
     def _find(self, relation, measured, expected, tolerance, source) -> Finding:
+        source = source or self.source
+        _declare(
+            source is not None,
+            f"claim {self.id!r} does not say where its expected value comes from; "
+            "declare it with source=closed_form(...), or another kind",
+        )
         is_interval = relation == "inside"
         wanted = np.zeros(()) if is_interval else _numbers(expected)
         values, wanted, slack = (
@@ -241,19 +264,25 @@ class Claim:
         )
 
 
-def theorem(id: str, statement: str, reference: str) -> Claim:
+def theorem(
+    id: str, statement: str, reference: str, *, source: Source | None = None
+) -> Claim:
     """A claim that is proved; the reference says where."""
-    return Claim(id, statement, "theorem", reference)
+    return Claim(id, statement, "theorem", reference, source)
 
 
-def observation(id: str, statement: str, reference: str = "") -> Claim:
+def observation(
+    id: str, statement: str, reference: str = "", *, source: Source | None = None
+) -> Claim:
     """A claim that has been seen in computations, and is not proved."""
-    return Claim(id, statement, "observation", reference)
+    return Claim(id, statement, "observation", reference, source)
 
 
-def conjecture(id: str, statement: str, reference: str = "") -> Claim:
+def conjecture(
+    id: str, statement: str, reference: str = "", *, source: Source | None = None
+) -> Claim:
     """A claim that somebody conjectured, neither proved nor refuted."""
-    return Claim(id, statement, "conjecture", reference)
+    return Claim(id, statement, "conjecture", reference, source)
 
 
 def _margin(relation, measured, expected, tolerance):

@@ -4,6 +4,7 @@ import dataclasses
 import inspect
 import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from meanformer.experiments.framework.claims import Claim, Finding, InvalidExperiment
@@ -151,3 +152,17 @@ class Experiment:
             if ids:
                 listed = ", ".join(sorted(ids))
                 raise InvalidExperiment(f"{self.name} {complaint} {listed}.")
+
+
+def experiment(
+    run: Callable[..., Outcome], title: str, *, room: str, seconds: float = 5.0
+) -> Experiment:
+    """The experiment of the file in which `run` is written.
+
+    Its name is that of the file with hyphens, its parameters are what `run` says it
+    takes, its claims are those of the file, and the file's docstring is its text.
+    """
+    written = inspect.unwrap(run)
+    name = Path(written.__code__.co_filename).stem.replace("_", "-")
+    parameters = inspect.get_annotations(written)["parameters"]
+    return Experiment(name, title, room, parameters, run, seconds=seconds)

@@ -59,12 +59,14 @@ EXPLICIT = lab.theorem(
     "With $V = I$ softmax attention blows up at "
     r"$t^* = 1/(2\beta\lambda_{\max}(S_0^{1/2}A_sS_0^{1/2}))$.",
     "CACP25, Gaussian data (the explicit law: theory page on Gaussians)",
+    source=lab.closed_form("the generalised eigenvalue, by SciPy"),
 )
 TRACE = lab.theorem(
     "explicit-law",
     r"On the way there $S(t)^{-1} = S_0^{-1} - 2\beta t\,A_s$, until a ten-thousandth "
     "of $t^*$ is left.",
     "CACP25, Gaussian data (the explicit law: theory page on Gaussians)",
+    source=lab.closed_form(r"trace of $(S_0^{-1} - 2\beta tA_s)^{-1}$"),
 )
 LOWER = lab.theorem(
     "lower-bound",
@@ -94,6 +96,7 @@ GROWTH = lab.theorem(
     "In one dimension with $va > 0$ the variance grows like $e^{2v(q/k)t}$ under L2 "
     "and like $e^{2vt}$ under Sinkhorn attention.",
     "CACP25, Gaussian data (one dimension: theory page on Gaussians)",
+    source=lab.closed_form(r"$2vq/k$ and $2v$, against the rate at depth 12"),
 )
 SINGULAR_TIME = lab.theorem(
     "singular-key-time",
@@ -101,6 +104,7 @@ SINGULAR_TIME = lab.theorem(
     r"up at $t^* = (1 + 2\beta S_{11})/(2\beta S_{12}) = 5$.",
     "CACP25, Gaussian data (a counterexample where $K$ is singular: theory page on "
     "Gaussians)",
+    source=lab.closed_form(),
 )
 SINGULAR_LAW = lab.theorem(
     "singular-key-law",
@@ -108,6 +112,7 @@ SINGULAR_LAW = lab.theorem(
     "$S = (1, 0.6, 2.4)$ at depth $2.5$ and $(1, 3, 60)$ at $4.5$.",
     "CACP25, Gaussian data (a counterexample where $K$ is singular: theory page on "
     "Gaussians)",
+    source=lab.closed_form(r"$S_{12}(0)/(1 - t/t^*)$ and $S_{22}(0)/(1 - t/t^*)^2$"),
 )
 SINKHORN = lab.theorem(
     "sinkhorn-global",
@@ -163,16 +168,12 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
     return lab.Outcome(
         findings=[
             EXPLICIT.close_to(
-                float(explicit.depths[-1]),
-                blow_up,
-                relative_tolerance=1e-8,
-                source=lab.closed_form("the generalised eigenvalue, by SciPy"),
+                float(explicit.depths[-1]), blow_up, relative_tolerance=1e-8
             ),
             TRACE.close_to(
                 np.asarray(explicit.statistics["trace"])[: len(LEFT)],
                 np.trace(np.linalg.inv(inverses), axis1=1, axis2=2),
                 relative_tolerance=1e-4,
-                source=lab.closed_form(r"trace of $(S_0^{-1} - 2\beta tA_s)^{-1}$"),
             ),
             LOWER.at_least(times / low, 1.0, source=over_bound),
             UPPER.at_most(times / high, 1.0, source=over_bound),
@@ -181,23 +182,14 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
                 [2 * float(path.slopes[-1, 0, 0]) for path in late],
                 [2 * VALUE * QUERY / KEY, 2 * VALUE],
                 tolerance=1e-4,
-                source=lab.closed_form(
-                    r"$2vq/k$ and $2v$, against the rate at depth 12"
-                ),
             ),
             SINGULAR_TIME.close_to(
-                float(singular.depths[-1]),
-                5.0,
-                relative_tolerance=1e-8,
-                source=lab.closed_form(),
+                float(singular.depths[-1]), 5.0, relative_tolerance=1e-8
             ),
             SINGULAR_LAW.close_to(
                 spreads[:, [0, 0, 1], [0, 1, 1]],
                 [1.0, 0.3, 0.6] / LEFT[:, None] ** np.arange(3),
                 relative_tolerance=1e-4,
-                source=lab.closed_form(
-                    r"$S_{12}(0)/(1 - t/t^*)$ and $S_{22}(0)/(1 - t/t^*)^2$"
-                ),
             ),
             SINKHORN.at_most(ratios[0], 1.0, source=over_exponent),
             L2_BOUND.at_most(ratios[1], 1.0, source=over_exponent),
@@ -341,11 +333,9 @@ def draw_line(line) -> lab.Picture:
     )
 
 
-experiment = lab.Experiment(
-    name="gaussian-blowup",
-    title="When the covariance of a Gaussian becomes infinite",
+experiment = lab.experiment(
+    run,
+    "When the covariance of a Gaussian becomes infinite",
     room="gaussian",
-    parameters=Parameters,
-    run=run,
     seconds=25,
 )

@@ -69,47 +69,56 @@ AFFINE = lab.theorem(
     "On a Gaussian, softmax, L2, Sinkhorn and linear attention are $c + Lx$ with "
     r"$L = \beta VSA$, $2\beta VNSA$, $2\beta VMA$, $\beta V(S + mm^\top)A$.",
     "CACP25, Gaussian data (derivations: theory page on Gaussians)",
+    source=lab.other_method("Gauss-Hermite quadrature of the integrals, in NumPy"),
 )
 FLOW = lab.theorem(
     "flow",
     r"The flow of a Gaussian is $\dot m = Lm + c$, $\dot S = LS + SL^\top$.",
     "CACP25, Gaussian data",
+    source=lab.other_method("the written-out equations, solved by SciPy's DOP853"),
 )
 REFERENCE = lab.observation(
     "reference-values",
     r"Mean and covariance take their tabulated values at depths $\tfrac12$ and $1$ "
     "for the four kinds.",
+    source=lab.tabulated("12 digits"),
 )
 RESIDUAL_LAYERS = lab.theorem(
     "layers",
     r"Ten residual layers of step $\tfrac1{20}$ apply $m + h(Lm + c)$ and "
     r"$(I + hL)S(I + hL)^\top$ ten times, without error.",
     "CACP25, Gaussian data (layers: theory page on Gaussians)",
+    source=lab.other_method("the update, written out in NumPy"),
 )
 TOKENS = lab.observation(
     "tokens",
     "The covariance of $n$ quasi-random tokens under softmax and L2 attention "
     "approaches that of the Gaussian faster than $n^{-1/2}$.",
+    source=lab.theory("fitted exponents; random tokens would have -1/2"),
 )
 NEAR = lab.observation(
     "near",
     "A few hundred tokens have the covariance of the Gaussian within 2%, under each "
     "of the four kinds.",
+    source=lab.other_method("the Gaussian flow, distance relative to its size"),
 )
 MOMENTS = lab.theorem(
     "moments",
     "Linear attention sees first and second moments only: four tokens have mean and "
     "covariance of the Gaussian flow at all depths.",
     "CACP25, Gaussian data (any measure: theory page on Gaussians)",
+    source=lab.theory("distances along the flow, the covariance's relative"),
 )
 BEND = lab.observation(
     "bent",
     "Sigmoid and unnormalised attention are not affine on a Gaussian: the best "
     r"affine fit in $L^2(\mu)$ leaves more than 1% of the velocity.",
+    source=lab.theory("root mean square of what is left, relative"),
 )
 FIT = lab.observation(
     "fit",
     "What the best affine fit leaves of the velocity is measured right.",
+    source=lab.other_method("least squares in NumPy on other nodes"),
 )
 
 
@@ -150,41 +159,25 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
                 [constant + QUERIES @ slope.T for slope, constant in affine],
                 [integrated_velocity(name, QUERIES, order) for name in KINDS],
                 tolerance=1e-10,
-                source=lab.other_method(
-                    "Gauss-Hermite quadrature of the integrals, in NumPy"
-                ),
             ),
             *flow_findings(flows, paths),
             TOKENS.at_most(
                 [np.polyfit(np.log(counts), np.log(e), 1)[0] for e in errors.values()],
                 -0.5,
-                source=lab.theory("fitted exponents; random tokens would have -1/2"),
             ),
             NEAR.at_most(
-                [float(pair.covariance_errors[-1]) for pair in pairs.values()],
-                0.02,
-                source=lab.other_method(
-                    "the Gaussian flow, distance relative to its size"
-                ),
+                [float(pair.covariance_errors[-1]) for pair in pairs.values()], 0.02
             ),
             MOMENTS.at_most(
                 np.stack([four.mean_errors, four.covariance_errors]),
                 0.0,
                 tolerance=1e-8,
-                source=lab.theory(
-                    "distances along the flow, the covariance's relative"
-                ),
             ),
-            BEND.above(
-                left,
-                0.01,
-                source=lab.theory("root mean square of what is left, relative"),
-            ),
+            BEND.above(left, 0.01),
             FIT.close_to(
                 left,
                 [least_squares_residual(name, order) for name in BENT],
                 relative_tolerance=1e-6,
-                source=lab.other_method("least squares in NumPy on other nodes"),
             ),
         ],
         pictures=[draw_flows(paths, pairs), draw_errors(counts, errors)],
@@ -293,26 +286,13 @@ def flow_findings(flows: dict[str, mf.Flow], paths):
             updated.append(np.concatenate([mean, spread.ravel()]))
     found = [flattened(path) for path in paths.values()]
     return (
-        FLOW.close_to(
-            found,
-            solved,
-            tolerance=1e-9,
-            source=lab.other_method(
-                "the written-out equations, solved by SciPy's DOP853"
-            ),
-        ),
+        FLOW.close_to(found, solved, tolerance=1e-9),
         REFERENCE.close_to(
             [row[[len(row) // 2, -1]][:, [0, 1, 2, 3, 5]] for row in found],
             TABLE.reshape(4, 2, 5),
             tolerance=1e-9,
-            source=lab.tabulated("12 digits"),
         ),
-        RESIDUAL_LAYERS.close_to(
-            layered,
-            updated,
-            tolerance=1e-12,
-            source=lab.other_method("the update, written out in NumPy"),
-        ),
+        RESIDUAL_LAYERS.close_to(layered, updated, tolerance=1e-12),
     )
 
 
@@ -370,11 +350,6 @@ def draw_errors(counts, errors) -> lab.Picture:
     )
 
 
-experiment = lab.Experiment(
-    name="gaussian-closure",
-    title="Gaussians stay Gaussian, and obey two equations",
-    room="gaussian",
-    parameters=Parameters,
-    run=run,
-    seconds=35,
+experiment = lab.experiment(
+    run, "Gaussians stay Gaussian, and obey two equations", room="gaussian", seconds=35
 )

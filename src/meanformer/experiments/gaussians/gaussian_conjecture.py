@@ -101,29 +101,34 @@ NEAREST = lab.observation(
     "nearest",
     "Generic $Q$ and $V$ of the plane have to be changed until a covariance of rank "
     "$2$ is stationary.",
+    source=lab.theory("relative change, by the nearest that a search finds"),
 )
 ISOTROPIC = lab.conjecture(
     "isotropic",
     "The range of a limit that is not zero is isotropic for the score: "
     r"$u^\top Au = 0$.",
     "CACP25, low-rank conjecture (generic form: theory page on Gaussians)",
+    source=lab.theory("$u^\\top Au/|A|$ at the last depth"),
 )
 LITERAL = lab.theorem(
     "literal",
     "The literal statement is false: for $A = I$ and a quarter turn $V$ the "
     "covariance $cI$, of rank $2$, is stationary.",
     "CACP25, low-rank conjecture (counterexample: theory page on Gaussians)",
+    source=lab.closed_form("$VSAS = c^2V$ is antisymmetric: $|LS + SL^\\top|$"),
 )
 PERIOD = lab.theorem(
     "period",
     "All other covariances turn for ever, with the period "
     r"$\pi/(\beta\operatorname{tr}S_0)$.",
     "CACP25, low-rank conjecture (counterexample: theory page on Gaussians)",
+    source=lab.closed_form(r"$\pi/(\beta\operatorname{tr}S_0)$"),
 )
 CONSERVED = lab.theorem(
     "conserved",
     "Trace and determinant are conserved while they turn.",
     "CACP25, low-rank conjecture (counterexample: theory page on Gaussians)",
+    source=lab.closed_form("their values at depth 0, over ten periods"),
 )
 DECAY = lab.observation(
     "decay",
@@ -142,6 +147,7 @@ FOUND = lab.observation(
     "found",
     "The explorer tells the known cases for what they are, exceptions as exceptions, "
     "and a second look confirms them.",
+    source=lab.theory("all the known cases"),
 )
 
 
@@ -193,12 +199,7 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
             *plane_findings(paths),
             *rotation_findings(),
             *decay_findings(parameters),
-            FOUND.close_to(
-                sum(told),
-                len(KNOWN),
-                tolerance=0,
-                source=lab.theory("all the known cases"),
-            ),
+            FOUND.close_to(sum(told), len(KNOWN), tolerance=0),
         ]
     return lab.Outcome(
         findings=findings,
@@ -251,17 +252,8 @@ def plane_findings(paths):
             score, leading = key.T @ query, path.vectors[:, 0]
             scores.append(leading @ score @ leading / np.linalg.norm(score, 2))
     return (
-        NEAREST.at_least(
-            distances,
-            1e-3,
-            source=lab.theory("relative change, by the nearest that a search finds"),
-        ),
-        ISOTROPIC.close_to(
-            scores,
-            0,
-            tolerance=1e-3,
-            source=lab.theory("$u^\\top Au/|A|$ at the last depth"),
-        ),
+        NEAREST.at_least(distances, 1e-3),
+        ISOTROPIC.close_to(scores, 0, tolerance=1e-3),
     )
 
 
@@ -281,19 +273,12 @@ def rotation_findings():
             np.abs(change_of(still.gamma(), still.covariance)).max(),
             0.0,
             tolerance=1e-15,
-            source=lab.closed_form("$VSAS = c^2V$ is antisymmetric: $|LS + SL^\\top|$"),
         ),
         PERIOD.close_to(
-            np.nan if found is None else found,
-            period,
-            relative_tolerance=1e-8,
-            source=lab.closed_form(r"$\pi/(\beta\operatorname{tr}S_0)$"),
+            np.nan if found is None else found, period, relative_tolerance=1e-8
         ),
         CONSERVED.close_to(
-            np.array(conserved),
-            np.array(expected)[:, None],
-            relative_tolerance=1e-9,
-            source=lab.closed_form("their values at depth 0, over ten periods"),
+            np.array(conserved), np.array(expected)[:, None], relative_tolerance=1e-9
         ),
     )
 
@@ -409,11 +394,6 @@ def draw_collapse(paths) -> lab.Picture:
     )
 
 
-experiment = lab.Experiment(
-    name="gaussian-conjecture",
-    title="Covariances lose rank, but not all of them",
-    room="gaussian",
-    parameters=Parameters,
-    run=run,
-    seconds=90,
+experiment = lab.experiment(
+    run, "Covariances lose rank, but not all of them", room="gaussian", seconds=90
 )

@@ -68,10 +68,12 @@ GRADIENT = lab.theorem(
     r"$L = 2P\,\nabla F$, in that of Fisher and Rao $\dot S = 2S\,\nabla F\,S$.",
     "CACP25, Gaussian data; SABP22, gradient flow interpretation (all rows: theory "
     "page on Gaussians)",
+    source=lab.other_method("the written energies by differences, in $\\dot S$"),
 )
 ENERGY = lab.observation(
     "energy",
     "The energies of the seven layers are those of their formulas.",
+    source=lab.closed_form("the formulas, in NumPy"),
 )
 ASCENT = lab.theorem(
     "ascent",
@@ -84,6 +86,7 @@ DISSIPATION = lab.theorem(
     r"$\operatorname{tr}(P^{-1}LSL^\top)$, in that of Fisher and Rao "
     r"$\tfrac12\operatorname{tr}((S^{-1}\dot S)^2)$.",
     "CACP25, Gaussian data (energies: theory page on Gaussians)",
+    source=lab.other_method("differences of the energy along the flow"),
 )
 MOTION = lab.theorem(
     "motion",
@@ -96,6 +99,7 @@ REWARD_VALUE = lab.observation(
     r"The entropic reward of $\mathcal{N}(0, S)$ under "
     r"$B = \left(\begin{smallmatrix}0.8 & 0.3\\ 0.3 & "
     r"-0.4\end{smallmatrix}\right)$ is $E_B = 0.375126721371$.",
+    source=lab.tabulated("by the eigenvalues of $H$"),
 )
 REWARD_CLOUD = lab.observation(
     "reward-of-tokens",
@@ -105,11 +109,13 @@ TOLD = lab.observation(
     "told",
     "The library tells gradients from others: seven layers of one sort, five of the "
     "other.",
+    source=lab.theory("all of them"),
 )
 FALL = lab.observation(
     "fall",
     "With an indefinite matrix in front of $V = A$ the energy of $V = A$ falls first "
     "and rises later.",
+    source=lab.theory("smallest increase, and minus the largest"),
 )
 
 
@@ -159,15 +165,11 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
                 [change_of(row.layer, COVARIANCE) for row in seven],
                 [climbing_velocity(row) for row in seven],
                 tolerance=1e-9,
-                source=lab.other_method(
-                    "the written energies by differences, in $\\dot S$"
-                ),
             ),
             ENERGY.close_to(
                 [float(mf.gaussian.energy(row.layer, mu)) for row in seven],
                 [row.energy(COVARIANCE) for row in seven],
                 tolerance=1e-12,
-                source=lab.closed_form("the formulas, in NumPy"),
             ),
             ASCENT.at_most(
                 [float(profile.worst_violation) for profile in profiles.values()],
@@ -182,7 +184,6 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
                 ],
                 slopes,
                 tolerance=1e-8,
-                source=lab.other_method("differences of the energy along the flow"),
             ),
             MOTION.close_to(
                 [
@@ -203,20 +204,9 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
                     f"Sinkhorn's algorithm on {cloud.count} tokens"
                 ),
             ),
-            REWARD_VALUE.close_to(
-                reward,
-                REWARD,
-                tolerance=1e-11,
-                source=lab.tabulated("by the eigenvalues of $H$"),
-            ),
-            TOLD.close_to(
-                sum(told), len(told), tolerance=0, source=lab.theory("all of them")
-            ),
-            FALL.below(
-                [np.diff(falling).min(), -np.diff(falling).max()],
-                0.0,
-                source=lab.theory("smallest increase, and minus the largest"),
-            ),
+            REWARD_VALUE.close_to(reward, REWARD, tolerance=1e-11),
+            TOLD.close_to(sum(told), len(told), tolerance=0),
+            FALL.below([np.diff(falling).min(), -np.diff(falling).max()], 0.0),
         ],
         pictures=[draw_energies(profiles, fall.depths, falling), draw_landscape(flows)],
     )
@@ -335,11 +325,6 @@ def draw_landscape(flows: list[np.ndarray]) -> lab.Picture:
     )
 
 
-experiment = lab.Experiment(
-    name="gaussian-gradient-flow",
-    title="Some flows of Gaussians are gradient flows",
-    room="gaussian",
-    parameters=Parameters,
-    run=run,
-    seconds=30,
+experiment = lab.experiment(
+    run, "Some flows of Gaussians are gradient flows", room="gaussian", seconds=30
 )

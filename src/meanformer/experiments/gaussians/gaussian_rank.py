@@ -57,50 +57,59 @@ LIMIT = lab.theorem(
     r"With $V = I$ and $A \le 0$ the covariance tends to $(\Pi S_0^{-1}\Pi)^+$ under "
     "softmax, L2 and Sinkhorn attention alike.",
     "CACP25, Gaussian data (the limit: theory page on Gaussians)",
+    source=lab.closed_form(r"$(\Pi S_0^{-1}\Pi)^+$, relative to $|S_0|$"),
 )
 RANK = lab.theorem(
     "rank",
     r"The rank of the limit is $\dim\ker A_s$ exactly.",
     "CACP25, Gaussian data (the limit: theory page on Gaussians)",
+    source=lab.theory(r"$\dim\ker A_s$ for each of the draws"),
 )
 DECAY = lab.theorem(
     "decay",
     "The other eigenvalues decay like $t^{-1}$.",
     "CACP25, Gaussian data (the rate: theory page on Gaussians)",
+    source=lab.theory("exponents over the last decade of depth"),
 )
 CONSTANT = lab.theorem(
     "decay-constant",
     r"Times depth they tend to the inverses of $2\beta$ (softmax) or $4\beta$ (L2, "
     "Sinkhorn) times the eigenvalues of $-A_s$.",
     "CACP25, Gaussian data (the rate: theory page on Gaussians)",
+    source=lab.closed_form(r"$1/(2\beta a_i)$ and $1/(4\beta a_i)$"),
 )
 ISOTROPIC = lab.theorem(
     "stationary-rank",
     "With $V = I$ the highest rank of a stationary covariance of softmax attention "
     r"is $n_0 + \min(n_+, n_-)$.",
     "CACP25, Gaussian data (in the corrected form of the theory page on Gaussians)",
+    source=lab.theory("highest rank found, for five signatures"),
 )
 SHARP = lab.theorem(
     "isotropic",
     "Covariances whose range is isotropic for $A_s$, built from eigenvectors, do not "
     "move.",
     "CACP25, Gaussian data (in the corrected form of the theory page on Gaussians)",
+    source=lab.theory(r"$|LS + SL^\top|/(|A||S|^2)$"),
 )
 DEFINITE = lab.theorem(
     "definite-values",
     r"With $V = W^\top W$ and $A = -Q^\top Q$ of rank 2 in dimension 4, $AS(t)$ tends "
     "to zero under softmax attention.",
     "CACP25, Gaussian data (definite values: theory page on Gaussians)",
+    source=lab.theory(r"$|AS|/(|A||S_0|)$ at the last depth"),
 )
 DEFINITE_RANK = lab.theorem(
     "definite-values-rank",
     r"There at most $\dim\ker A_s = 2$ eigenvalues of $S(t)$ do not tend to zero.",
     "CACP25, Gaussian data (definite values: theory page on Gaussians)",
+    source=lab.theory(r"$\dim\ker A_s$"),
 )
 FALLING = lab.theorem(
     "falling",
     r"On the way $\mathrm{tr}(V^{-1}S)$ never grows.",
     "CACP25, Gaussian data (definite values: theory page on Gaussians)",
+    source=lab.theory("largest growth between saved depths, relative"),
 )
 
 
@@ -130,18 +139,8 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
     return lab.Outcome(
         findings=[
             *decay_findings(cases, runs),
-            ISOTROPIC.close_to(
-                highest,
-                expected,
-                tolerance=0,
-                source=lab.theory("highest rank found, for five signatures"),
-            ),
-            SHARP.at_most(
-                motions,
-                0.0,
-                tolerance=1e-13,
-                source=lab.theory(r"$|LS + SL^\top|/(|A||S|^2)$"),
-            ),
+            ISOTROPIC.close_to(highest, expected, tolerance=0),
+            SHARP.at_most(motions, 0.0, tolerance=1e-13),
             *definite_findings(definite, falls),
         ],
         pictures=[draw_decay(runs, falls, parameters), draw_planar(planar)],
@@ -195,30 +194,10 @@ def decay_findings(cases, runs):
             rates = np.linalg.eigvalsh(case.root.T @ case.root)[kernel:]
             constants.extend(1 / (INVERSE_RATES[name] * rates))
     return (
-        LIMIT.close_to(
-            ends,
-            limits,
-            tolerance=1e-4,
-            source=lab.closed_form(r"$(\Pi S_0^{-1}\Pi)^+$, relative to $|S_0|$"),
-        ),
-        RANK.close_to(
-            ranks,
-            kernels,
-            tolerance=0,
-            source=lab.theory(r"$\dim\ker A_s$ for each of the draws"),
-        ),
-        DECAY.close_to(
-            exponents,
-            -1.0,
-            tolerance=1e-3,
-            source=lab.theory("exponents over the last decade of depth"),
-        ),
-        CONSTANT.close_to(
-            scaled,
-            constants,
-            relative_tolerance=1e-3,
-            source=lab.closed_form(r"$1/(2\beta a_i)$ and $1/(4\beta a_i)$"),
-        ),
+        LIMIT.close_to(ends, limits, tolerance=1e-4),
+        RANK.close_to(ranks, kernels, tolerance=0),
+        DECAY.close_to(exponents, -1.0, tolerance=1e-3),
+        CONSTANT.close_to(scaled, constants, relative_tolerance=1e-3),
     )
 
 
@@ -232,23 +211,11 @@ def definite_findings(cases, falls):
         levels = np.einsum("ij,tji->t", np.linalg.inv(case.value), spreads)
         growth.append(np.diff(levels).max() / levels[0])
     return (
-        DEFINITE.at_most(
-            left,
-            0.0,
-            tolerance=1e-4,
-            source=lab.theory(r"$|AS|/(|A||S_0|)$ at the last depth"),
-        ),
+        DEFINITE.at_most(left, 0.0, tolerance=1e-4),
         DEFINITE_RANK.at_most(
-            [mf.gaussian.growth_along(path).rank for path in falls],
-            2,
-            source=lab.theory(r"$\dim\ker A_s$"),
+            [mf.gaussian.growth_along(path).rank for path in falls], 2
         ),
-        FALLING.at_most(
-            growth,
-            0.0,
-            tolerance=1e-8,
-            source=lab.theory("largest growth between saved depths, relative"),
-        ),
+        FALLING.at_most(growth, 0.0, tolerance=1e-8),
     )
 
 
@@ -347,11 +314,9 @@ def draw_planar(planar: list[mf.flows.GaussianTrajectory]) -> lab.Picture:
     )
 
 
-experiment = lab.Experiment(
-    name="gaussian-rank",
-    title="Attention lowers the rank of a covariance to that of a kernel",
+experiment = lab.experiment(
+    run,
+    "Attention lowers the rank of a covariance to that of a kernel",
     room="gaussian",
-    parameters=Parameters,
-    run=run,
     seconds=30,
 )

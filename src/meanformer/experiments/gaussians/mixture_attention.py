@@ -70,16 +70,19 @@ VELOCITY = lab.observation(
     r"In the context half $\mathcal{N}(0, 1)$, half $\mathcal{N}(1, \tfrac14)$, with "
     r"$A = V = 1$, the velocity at $x = -2, \dots, 3$ is $-1.92672$, $-0.64683$, "
     "$0.5$, $1.16284$, $1.68877$, $2.49083$.",
+    source=lab.other_method("tabulated, by quadrature"),
 )
 INTEGRAL = lab.theorem(
     "integral",
     r"It is $\int ye^{xy}\,\mathrm{d}\mu(y)\big/\int e^{xy}\,\mathrm{d}\mu(y)$ for "
     "the density of the mixture.",
     "CACP25, masked attention (mixtures: theory page on measures)",
+    source=lab.other_method("SciPy's quad over the density"),
 )
 BENT = lab.observation(
     "bent",
     "It is not affine: second differences are not zero.",
+    source=lab.theory("smallest second difference; 0 for an affine map"),
 )
 RESIDUAL = lab.observation(
     "residual",
@@ -91,17 +94,20 @@ EQUAL = lab.theorem(
     "Where the components coincide, nothing is left and the moments of tokens are "
     "those of the Gaussian at all depths.",
     "CACP25, Gaussian data",
+    source=lab.theory("relative residual, relative distances of the moments"),
 )
 DEPART = lab.observation(
     "depart",
     "The farther apart the components, the farther are mean and covariance of the "
     "tokens from those of the Gaussian that had the same at depth $0$.",
+    source=lab.theory("change with the separation of the distance at the end"),
 )
 LINEAR = lab.theorem(
     "linear",
     "Linear attention sees two moments only: the mixture keeps those of its Gaussian "
     "at all depths, whatever the separation.",
     "CACP25, Gaussian data (linear attention: theory page on Gaussians)",
+    source=lab.theory("relative Wasserstein distance of the moments"),
 )
 
 
@@ -120,45 +126,19 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
     departures = [float(comparisons[gap].distances[-1]) for gap in gaps]
     return lab.Outcome(
         findings=[
-            VELOCITY.close_to(
-                found,
-                VELOCITIES,
-                tolerance=1e-9,
-                source=lab.other_method("tabulated, by quadrature"),
-            ),
+            VELOCITY.close_to(found, VELOCITIES, tolerance=1e-9),
             INTEGRAL.close_to(
-                found,
-                [integrated(query) for query in QUERIES],
-                tolerance=1e-9,
-                source=lab.other_method("SciPy's quad over the density"),
+                found, [integrated(query) for query in QUERIES], tolerance=1e-9
             ),
-            BENT.at_least(
-                float(np.abs(np.diff(found, 2)).min()),
-                0.1,
-                source=lab.theory("smallest second difference; 0 for an affine map"),
-            ),
+            BENT.at_least(float(np.abs(np.diff(found, 2)).min()), 0.1),
             residual_finding(residuals),
             EQUAL.close_to(
                 [residuals[0.0], *np.asarray(comparisons[0.0].distances)],
                 0.0,
                 tolerance=1e-7,
-                source=lab.theory(
-                    "relative residual, relative distances of the moments"
-                ),
             ),
-            DEPART.above(
-                np.diff(departures),
-                0.0,
-                source=lab.theory(
-                    "change with the separation of the distance at the end"
-                ),
-            ),
-            LINEAR.close_to(
-                np.asarray(linear.distances),
-                0.0,
-                tolerance=1e-7,
-                source=lab.theory("relative Wasserstein distance of the moments"),
-            ),
+            DEPART.above(np.diff(departures), 0.0),
+            LINEAR.close_to(np.asarray(linear.distances), 0.0, tolerance=1e-7),
         ],
         pictures=[
             draw_velocity(line),
@@ -320,11 +300,6 @@ def draw_departures(residuals, comparisons, linear, parameters) -> lab.Picture:
     )
 
 
-experiment = lab.Experiment(
-    name="mixture-attention",
-    title="A mixture of Gaussians is not closed",
-    room="gaussian",
-    parameters=Parameters,
-    run=run,
-    seconds=15,
+experiment = lab.experiment(
+    run, "A mixture of Gaussians is not closed", room="gaussian", seconds=15
 )

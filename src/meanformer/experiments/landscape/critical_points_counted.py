@@ -63,17 +63,20 @@ EULER = lab.theorem(
     r"sigmoid units have indices $k$ with $\sum(-1)^k = 0$, the Euler characteristic "
     "of the torus: none has been missed that this sum would tell.",
     "Mil63, Theorem 5.2",
+    source=lab.theory("Morse theory"),
 )
 SCANNED = lab.observation(
     "all-found",
     "The search finds as many critical points of each index $0, 1, 2$ as there are "
     "zeros of both slopes in a scan of the whole torus, and all of them where the "
     "scan does.",
+    source=lab.other_method("sign changes on a grid of the torus and SciPy's roots"),
 )
 AXES = lab.observation(
     "matrix-axes",
     "With the matrix $D = $ diag$(1.5, 1, 0.5)$ single atoms on the sphere rest at "
     r"the axes only, at energies $\frac12e^{\lambda_k}$ with index $k - 1$.",
+    source=lab.closed_form(r"rates $(\lambda_j - \lambda_k)e^{\lambda_k}$"),
 )
 
 
@@ -91,10 +94,7 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
     return lab.Outcome(
         findings=[
             EULER.close_to(
-                sum((-1.0) ** full_index(point) for point in found),
-                0.0,
-                tolerance=0.0,
-                source=lab.theory("Morse theory"),
+                sum((-1.0) ** full_index(point) for point in found), 0.0, tolerance=0.0
             ),
             scan_finding(found, scanned),
             axes_finding(axes),
@@ -198,9 +198,6 @@ def scan_finding(found, scanned):
         [*(indices.count(k) for k in range(3)), max(apart, default=np.pi)],
         [*(others.count(k) for k in range(3)), 0.0],
         tolerance=1e-8,
-        source=lab.other_method(
-            "sign changes on a grid of the torus and SciPy's roots"
-        ),
     )
 
 
@@ -212,10 +209,7 @@ def axes_finding(found):
     extra = [(np.nan, -1)] * (len(measured) - len(LEVELS))
     exact = [(np.exp(level), k) for k, level in enumerate(LEVELS)]
     return AXES.close_to(
-        np.ravel([*measured, *missing]),
-        np.ravel([*exact, *extra]),
-        tolerance=1e-9,
-        source=lab.closed_form(r"rates $(\lambda_j - \lambda_k)e^{\lambda_k}$"),
+        np.ravel([*measured, *missing]), np.ravel([*exact, *extra]), tolerance=1e-9
     )
 
 
@@ -243,11 +237,6 @@ def draw_landscape(scanned) -> lab.Picture:
     )
 
 
-experiment = lab.Experiment(
-    name="critical-points-counted",
-    title="No critical point of two atoms is missed",
-    room="observables",
-    parameters=Parameters,
-    run=run,
-    seconds=12,
+experiment = lab.experiment(
+    run, "No critical point of two atoms is missed", room="observables", seconds=12
 )

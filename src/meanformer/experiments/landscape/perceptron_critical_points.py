@@ -65,17 +65,20 @@ STATES = lab.observation(
     "With $c = 4$ two atoms of mass $1/2$ rest near the units: first angle for "
     r"$\beta = 0, 1, 2, 3, 4$, and both energies at $\beta = 2$ (masses $1/2, 1/2$ "
     "and $0.7, 0.3$).",
+    source=lab.tabulated("and SciPy's root finder in the angles, in this run"),
 )
 STABLE = lab.observation(
     "two-atom-rates",
     r"The two-atom state at $\beta = 2$ is stable: small motions decay at the rates "
     "$-3.0678405218$ and $-3.9798427505$.",
+    source=lab.closed_form("the Jacobian in the angles, and tabulated digits"),
 )
 LOCALISED = lab.observation(
     "localised",
     r"Its atoms sit near the peaks of $\Phi$, the nearer the lower the temperature: "
     r"the distance from the peak, $\beta = 1, 2, 3, 4$.",
     "AGR26, atomic and localised critical points",
+    source=lab.other_method("SciPy's root finder; the peaks are at the units"),
 )
 MAXIMUM = lab.theorem(
     "maximum",
@@ -83,23 +86,27 @@ MAXIMUM = lab.theorem(
     r"$\frac{e^\beta}{2\beta} + \max\Phi = 3.8472640247$, that of one atom; found by "
     "bisection with bounds, and reached by no other state of the search.",
     "BKKRW25, convexity for positive definite kernels",
+    source=lab.closed_form(r"$e^2/4 + 2$"),
 )
 NO_CERTIFICATE = lab.observation(
     "no-certificate",
     "The first variation is no certificate of a maximum: its gap is $0$ at the "
     "two-atom state, which is $0.87$ below the maximum.",
+    source=lab.closed_form(r"$e^2/4 + 2$ less the tabulated energy"),
 )
 MINIMUM = lab.theorem(
     "minimum",
     "Conditional gradients find the least energy over all measures, up to $10^{-6}$: "
     "masses on a grid lie above it, by no more than their certificate.",
     "BKKRW25, convexity for positive definite kernels",
+    source=lab.other_method("exponentiated gradients on 360 nodes: difference"),
 )
 FOLD = lab.observation(
     "fold",
     r"The stable two-atom state exists above a strength $c^*(\beta)$, the smallest on "
     r"the stable part of the branch $c = e^{\beta\cos\varphi}\sin\varphi/\sin 2s$ of "
     r"atoms at $s$ and $2\pi/3 - s$, $\varphi = 2\pi/3 - 2s$.",
+    source=lab.closed_form("the branch as a function of one angle"),
 )
 BASINS = lab.observation(
     "basins",
@@ -126,10 +133,7 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
             *state_findings(states, skewed),
             *extreme_findings(states[2], search),
             FOLD.close_to(
-                folds,
-                [fold_by_formula(beta) for beta in betas],
-                tolerance=2e-3,
-                source=lab.closed_form("the branch as a function of one angle"),
+                folds, [fold_by_formula(beta) for beta in betas], tolerance=2e-3
             ),
             BASINS.close_to(
                 ((labels >= 0).sum() - wrong.sum()) / labels.size,
@@ -205,19 +209,16 @@ def state_findings(states, skewed: CriticalPoint):
             [*found, *energies, *found, *energies],
             [*ANGLES.values(), ENERGY, SKEWED, *other.values(), *by_hand],
             tolerance=2e-10,
-            source=lab.tabulated("and SciPy's root finder in the angles, in this run"),
         ),
         STABLE.close_to(
             [*np.asarray(state.eigenvalues), *np.asarray(state.eigenvalues)],
             [both, bend, *RATES],
             tolerance=5e-10,
-            source=lab.closed_form("the Jacobian in the angles, and tabulated digits"),
         ),
         LOCALISED.close_to(
             [place.radius for place in places],
             [other[beta] for beta in cold],
             tolerance=1e-6,
-            source=lab.other_method("SciPy's root finder; the peaks are at the units"),
         ),
     )
 
@@ -239,20 +240,13 @@ def extreme_findings(state: CriticalPoint, search):
             [best.energy, max(highest, exact), exact + best.gap],
             [exact, exact, exact],
             tolerance=1e-9,
-            source=lab.closed_form(r"$e^2/4 + 2$"),
         ),
         NO_CERTIFICATE.close_to(
             [gap, best.energy - cast(float, state.energy)],
             [0.0, exact - ENERGY],
             tolerance=1e-6,
-            source=lab.closed_form(r"$e^2/4 + 2$ less the tabulated energy"),
         ),
-        MINIMUM.inside(
-            on_nodes - least.energy,
-            -1e-6,
-            allowed,
-            source=lab.other_method("exponentiated gradients on 360 nodes: difference"),
-        ),
+        MINIMUM.inside(on_nodes - least.energy, -1e-6, allowed),
     )
 
 
@@ -364,11 +358,6 @@ def draw_basin_picture(labels: np.ndarray) -> lab.Picture:
     )
 
 
-experiment = lab.Experiment(
-    name="perceptron-critical-points",
-    title="A perceptron block keeps atoms apart",
-    room="observables",
-    parameters=Parameters,
-    run=run,
-    seconds=15,
+experiment = lab.experiment(
+    run, "A perceptron block keeps atoms apart", room="observables", seconds=15
 )

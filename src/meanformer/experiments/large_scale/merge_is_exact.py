@@ -45,6 +45,7 @@ FIRST_ORDER = lab.observation(
     "first-order",
     "The largest distance of the merged from the true flow along depth is of first "
     "order in the distance $r$ of a join.",
+    source=lab.theory("fitted to the three smallest distances"),
 )
 LASTING = lab.observation(
     "second-order",
@@ -55,21 +56,25 @@ BOUND = lab.observation(
     "bound",
     "The distance stays below the jumps carried along the path, at all depths and "
     "all $r$: the largest ratio.",
+    source=lab.theory("linearised: it holds for small distances"),
 )
 JUMPS = lab.observation(
     "jumps",
     "The two closest pairs, joined at the prescribed distance $r$, move the measure "
     r"by $\sqrt{w_1w_2/(w_1+w_2)}\,r$ each.",
+    source=lab.closed_form("two points joined at their mean, located as an event"),
 )
 EVENT = lab.observation(
     "event",
     "The first join happens at the depth where an ordinary integrator sees the gap "
     "fall below $r$.",
+    source=lab.other_method("event of SciPy's DOP853, in angles"),
 )
 ENERGY = lab.observation(
     "energy",
     "The energy at the last depth is that of the true flow, up to an error of second "
     "order in $r$ or higher.",
+    source=lab.theory("fitted to distances down to $0.01$"),
 )
 
 
@@ -86,10 +91,7 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
     return lab.Outcome(
         findings=[
             FIRST_ORDER.close_to(
-                fitted_order(distances, errors.max(axis=1)),
-                1,
-                tolerance=0.1,
-                source=lab.theory("fitted to the three smallest distances"),
+                fitted_order(distances, errors.max(axis=1)), 1, tolerance=0.1
             ),
             LASTING.at_least(
                 # Below $0.01$ the true tokens are not yet closer than what is left.
@@ -98,12 +100,7 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
                 tolerance=0.1,
                 source=lab.theory("fitted to distances down to $0.01$"),
             ),
-            BOUND.at_most(
-                errors[joined] / bounds[joined],
-                1.0,
-                tolerance=1e-3,
-                source=lab.theory("linearised: it holds for small distances"),
-            ),
+            BOUND.at_most(errors[joined] / bounds[joined], 1.0, tolerance=1e-3),
             jump_finding(distances, paths),
             event_finding(parameters, distances, paths),
             energy_finding(parameters.beta, distances, paths, exact),
@@ -152,7 +149,6 @@ def jump_finding(distances, paths):
         np.diff(sums, axis=1) / distances[:, None],
         np.tile(shares, (len(paths), 1)),
         relative_tolerance=1e-6,
-        source=lab.closed_form("two points joined at their mean, located as an event"),
     )
 
 
@@ -165,7 +161,6 @@ def event_finding(parameters: Parameters, distances, paths):
         [float(path.merges.depths[0]) for path in paths],
         [depths[0] for depths in found.t_events],
         tolerance=1e-6,
-        source=lab.other_method("event of SciPy's DOP853, in angles"),
     )
 
 
@@ -178,10 +173,7 @@ def energy_finding(beta: float, distances, paths, exact):
     true = energy(on_circle(exact[-1]))
     errors = [abs(energy(np.asarray(path.points[-1])) - true) for path in paths]
     return ENERGY.at_least(
-        fitted_order(distances[:4], np.array(errors[:4])),
-        2,
-        tolerance=0.1,
-        source=lab.theory("fitted to distances down to $0.01$"),
+        fitted_order(distances[:4], np.array(errors[:4])), 2, tolerance=0.1
     )
 
 
@@ -210,11 +202,9 @@ def draw(depths, distances, errors, bounds) -> lab.Picture:
     )
 
 
-experiment = lab.Experiment(
-    name="merge-is-exact",
-    title="Joining tokens that have met costs no more than their distance",
+experiment = lab.experiment(
+    run,
+    "Joining tokens that have met costs no more than their distance",
     room="flows",
-    parameters=Parameters,
-    run=run,
     seconds=12,
 )

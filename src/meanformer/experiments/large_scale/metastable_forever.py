@@ -46,12 +46,14 @@ BEYOND = lab.observation(
     "beyond-rounding",
     "Depths beyond $10^{20}$, where velocities are far below rounding, agree with "
     "the two-group law as well.",
+    source=lab.other_method("the integral of the two-group law; ratio of depths"),
 )
 STEPS = lab.observation(
     "steps",
     "The number of steps to a meeting grows at most like the logarithm of its depth: "
     r"steps at the largest $\beta$ over steps at $\beta = 10$, against the ratio of "
     "the logarithms.",
+    source=lab.theory("no faster than the logarithm"),
 )
 FIVE_DEPTHS = lab.observation(
     "five-tokens",
@@ -59,6 +61,7 @@ FIVE_DEPTHS = lab.observation(
     "each other at the depths $2.78$, $4.09$, $6.70$ and $329.87$, where an ordinary "
     "integrator finds it.",
     "GKPR24, five tokens on the circle",
+    source=lab.tabulated("and by SciPy's DOP853 in this run"),
 )
 FIVE_ENERGY = lab.observation(
     "five-energies",
@@ -69,6 +72,7 @@ RISES = lab.theorem(
     "energy-rises",
     "The energy never decreases along the flow.",
     "GLPR23, the energy is a Lyapunov function of both sphere flows",
+    source=lab.theory(),
 )
 
 
@@ -117,14 +121,9 @@ def dwell_findings(betas, dwells):
     ratio = (steps[-1] / steps[0]) / (logs[-1] / logs[0])
     return (
         BEYOND.close_to(
-            np.exp(logs - exact)[1:],
-            np.ones(len(betas) - 1),
-            tolerance=1e-6,
-            source=lab.other_method(
-                "the integral of the two-group law; ratio of depths"
-            ),
+            np.exp(logs - exact)[1:], np.ones(len(betas) - 1), tolerance=1e-6
         ),
-        STEPS.at_most(ratio, 1.0, source=lab.theory("no faster than the logarithm")),
+        STEPS.at_most(ratio, 1.0),
     )
 
 
@@ -145,15 +144,12 @@ def five_findings(five: mf.Trajectory):
     source = lab.other_method("angles, solved by SciPy's DOP853")
     return (
         FIVE_DEPTHS.close_to(
-            [*meetings, *meetings],
-            [*CLOSE, *first_depths_within(1e-2)],
-            tolerance=2e-2,
-            source=lab.tabulated("and by SciPy's DOP853 in this run"),
+            [*meetings, *meetings], [*CLOSE, *first_depths_within(1e-2)], tolerance=2e-2
         ),
         FIVE_ENERGY.close_to(
             energies, np.exp(4 * (gram - 1)).mean((1, 2)), tolerance=1e-7, source=source
         ),
-        RISES.at_least(np.diff(energies), 0.0, tolerance=1e-12, source=lab.theory()),
+        RISES.at_least(np.diff(energies), 0.0, tolerance=1e-12),
     )
 
 
@@ -228,11 +224,6 @@ def draw_five(five: mf.Trajectory) -> lab.Picture:
     )
 
 
-experiment = lab.Experiment(
-    name="metastable-forever",
-    title="Metastable phases are walked through, however long",
-    room="flows",
-    parameters=Parameters,
-    run=run,
-    seconds=15,
+experiment = lab.experiment(
+    run, "Metastable phases are walked through, however long", room="flows", seconds=15
 )

@@ -44,6 +44,7 @@ UNIFORM = lab.observation(
     "uniform-law",
     "On $n$ tokens in a quadrature of the uniform law on $S^2$, softmax attention is "
     r"$x \mapsto (\coth\beta - 1/\beta)\,x$ at every token, $\beta = 4, 25$.",
+    source=lab.closed_form(r"largest error over all tokens"),
 )
 SAMPLE = lab.observation(
     "spot-check",
@@ -53,15 +54,18 @@ SAMPLE = lab.observation(
 FAST = lab.observation(
     "fast",
     "None of these sums had to be computed exactly.",
+    source=lab.theory("amplification of order $\\beta$ on the sphere"),
 )
 GROWTH = lab.observation(
     "growth",
     "The time of a velocity grows nearly linearly in $n$, not as $n^2$.",
+    source=lab.theory("fitted exponent; exact sums have 2"),
 )
 ENERGY = lab.theorem(
     "energy",
     r"Along the flow of all $n$ tokens the energy $E_\beta$ never falls.",
     "GLPR23, section 3",
+    source=lab.theory("smallest increase between saved depths, relative"),
 )
 
 
@@ -89,12 +93,7 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
         energies = energies_along(layer, cloud, trajectory)
     return lab.Outcome(
         findings=[
-            UNIFORM.close_to(
-                uniform,
-                0.0,
-                tolerance=parameters.tolerance,
-                source=lab.closed_form(r"largest error over all tokens"),
-            ),
+            UNIFORM.close_to(uniform, 0.0, tolerance=parameters.tolerance),
             SAMPLE.close_to(
                 sample,
                 0.0,
@@ -102,22 +101,13 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
                 source=lab.other_method(f"NumPy at {parameters.checks} random tokens"),
             ),
             FAST.close_to(
-                np.asarray(trajectory.statistics["exact_sums"]),
-                0,
-                tolerance=0,
-                source=lab.theory("amplification of order $\\beta$ on the sphere"),
+                np.asarray(trajectory.statistics["exact_sums"]), 0, tolerance=0
             ),
-            GROWTH.inside(
-                exponent,
-                0.2,
-                1.2,
-                source=lab.theory("fitted exponent; exact sums have 2"),
-            ),
+            GROWTH.inside(exponent, 0.2, 1.2),
             ENERGY.at_least(
                 float(np.diff(energies).min() / energies[-1]),
                 0.0,
                 tolerance=parameters.tolerance,
-                source=lab.theory("smallest increase between saved depths, relative"),
             ),
         ],
         pictures=[
@@ -236,11 +226,6 @@ def draw_times(counts, seconds, exact, parameters: Parameters) -> lab.Picture:
     )
 
 
-experiment = lab.Experiment(
-    name="million-tokens",
-    title="A million tokens on the sphere",
-    room="numerics",
-    parameters=Parameters,
-    run=run,
-    seconds=25,
+experiment = lab.experiment(
+    run, "A million tokens on the sphere", room="numerics", seconds=25
 )

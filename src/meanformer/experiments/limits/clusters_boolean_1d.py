@@ -41,35 +41,42 @@ ROWS = lab.observation(
     "The tokens $(-1, -0.3, 0.1, 0.4, 1.2)$ end with the rows "
     "$e_1, e_1, e_5, e_5, e_5$; $(0.2, 0.5, 0.9)$ all with $e_3$; "
     "$(-0.8, -0.5, 0.05, 0.07)$ all with $e_1$, though two of them are positive.",
+    source=lab.tabulated("tokens counted from zero"),
 )
 POSITIONS = lab.observation(
     "positions",
     "At depth $8$ the five tokens are, rescaled, at "
     "$-0.7020423162, -0.7014797633, 0.9828397078, 0.9831251823, 0.9835792313$.",
+    source=lab.tabulated(),
 )
 DENSE = lab.observation(
     "dense",
     "They are where a dense program with SciPy's integrator finds them.",
+    source=lab.other_method("SciPy's DOP853"),
 )
 RANK = lab.theorem(
     "rank",
     "From random starts the attention matrix tends to rank one or two.",
     "GLPR23b, Theorem on the line: limit of the attention matrix",
+    source=lab.theory("one for each leader"),
 )
 EXTREMES = lab.theorem(
     "extremes",
     "The leaders are the leftmost or the rightmost token, never another: share of "
     "random starts.",
     "GLPR23b, Theorem on the line: limit of the attention matrix",
+    source=lab.theory("all of them"),
 )
 TIPS = lab.observation(
     "tipping-point",
     "A token between $-1$ and $1.2$ goes left or right according to which side of "
     "$a = -0.05837211652778$ it starts on.",
+    source=lab.tabulated("by bisection in arithmetic of thirty digits"),
 )
 EXCEPTIONAL = lab.observation(
     "exceptional-row",
     "Started there its row at depth $2$ is still mixed, about $(0.375, 0.335, 0.290)$.",
+    source=lab.other_method("SciPy's DOP853"),
 )
 
 
@@ -87,15 +94,8 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
         findings=[
             *named_findings(reports),
             *random_findings(randoms),
-            TIPS.close_to(
-                tipping,
-                TIPPING,
-                tolerance=1e-11,
-                source=lab.tabulated("by bisection in arithmetic of thirty digits"),
-            ),
-            EXCEPTIONAL.close_to(
-                row, expected, tolerance=1e-3, source=lab.other_method("SciPy's DOP853")
-            ),
+            TIPS.close_to(tipping, TIPPING, tolerance=1e-11),
+            EXCEPTIONAL.close_to(row, expected, tolerance=1e-3),
         ],
         pictures=[draw_lines(reports[0], hesitating), draw_matrices(reports[0])],
     )
@@ -127,15 +127,10 @@ def named_findings(reports):
     dense = lab.dense_rescaled_flow(layer, padded(FIVE, 5), 8.0)[:, 0]
     return (
         ROWS.close_to(
-            np.concatenate(follows),
-            [0, 0, 4, 4, 4, 2, 2, 2, 0, 0, 0, 0],
-            tolerance=0,
-            source=lab.tabulated("tokens counted from zero"),
+            np.concatenate(follows), [0, 0, 4, 4, 4, 2, 2, 2, 0, 0, 0, 0], tolerance=0
         ),
-        POSITIONS.close_to(late, FIVE_AT_8, tolerance=1e-9, source=lab.tabulated()),
-        DENSE.close_to(
-            late, dense, tolerance=1e-8, source=lab.other_method("SciPy's DOP853")
-        ),
+        POSITIONS.close_to(late, FIVE_AT_8, tolerance=1e-9),
+        DENSE.close_to(late, dense, tolerance=1e-8),
     )
 
 
@@ -148,15 +143,8 @@ def random_findings(reports):
         ends = {int(first.argmin()), int(first.argmax())}
         extremes.append(set(report.detection.leaders.tolist()) <= ends)
     return (
-        RANK.inside(
-            [report.detection.following.rank for report in reached],
-            1,
-            2,
-            source=lab.theory("one for each leader"),
-        ),
-        EXTREMES.close_to(
-            np.mean(extremes), 1.0, tolerance=0, source=lab.theory("all of them")
-        ),
+        RANK.inside([report.detection.following.rank for report in reached], 1, 2),
+        EXTREMES.close_to(np.mean(extremes), 1.0, tolerance=0),
     )
 
 
@@ -232,11 +220,6 @@ def draw_matrices(report) -> lab.Picture:
     )
 
 
-experiment = lab.Experiment(
-    name="clusters-boolean-1d",
-    title="On the line attention becomes Boolean",
-    room="observables",
-    parameters=Parameters,
-    run=run,
-    seconds=8,
+experiment = lab.experiment(
+    run, "On the line attention becomes Boolean", room="observables", seconds=8
 )

@@ -86,6 +86,7 @@ THREE = lab.theorem(
     "at-most-three",
     "Under all four published matrices there are at most three hyperplanes.",
     "GLPR23b, Theorem on hyperplanes",
+    source=lab.theory(),
 )
 AGREES = lab.theorem(
     "agrees",
@@ -98,11 +99,13 @@ CODIM = lab.conjecture(
     "two coordinates: followers come closer to their leader in the second one like "
     r"$e^{-\lambda_2t}$.",
     "GLPR23b, conjecture on several leading eigenvalues",
+    source=lab.theory("the second eigenvalue; measured on a dense program"),
 )
 EULER = lab.observation(
     "published-step",
     "A classical Runge-Kutta step whose stages move all tokens by the same vector, "
     "as in a published script, is Euler's: largest difference of the two.",
+    source=lab.theory("only differences enter"),
 )
 
 
@@ -120,7 +123,7 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
     return lab.Outcome(
         findings=[
             *six_findings(six),
-            THREE.inside(counts, 1, 3, source=lab.theory()),
+            THREE.inside(counts, 1, 3),
             agreement_finding(AGREES, reports, share=1.0),
             codimension_finding(shown["codimension two"]),
             euler_finding(),
@@ -160,12 +163,7 @@ def codimension_finding(report):
     others = found.follows != np.arange(len(found.follows))
     direct = (found.phase.follows == found.follows) & others
     rates = np.log(np.abs(gaps[0][direct] / gaps[1][direct]))
-    return CODIM.close_to(
-        rates / np.diff(depths),
-        values[1],
-        tolerance=1e-4,
-        source=lab.theory("the second eigenvalue; measured on a dense program"),
-    )
+    return CODIM.close_to(rates / np.diff(depths), values[1], tolerance=1e-4)
 
 
 def euler_finding():
@@ -177,7 +175,7 @@ def euler_finding():
         ours = ours + step * dense_rescaled_velocity(attention, ours, ours)
         theirs = published_step(attention, theirs, step)
         largest = max(largest, np.abs(ours - theirs).max())
-    return EULER.at_most(largest, 1e-13, source=lab.theory("only differences enter"))
+    return EULER.at_most(largest, 1e-13)
 
 
 def dense_rescaled_velocity(attention, tokens, frozen) -> np.ndarray:
@@ -272,11 +270,9 @@ def movies_of(shown) -> list[lab.Movie]:
     ]
 
 
-experiment = lab.Experiment(
-    name="clusters-hyperplanes",
-    title="The leading eigenvector of V sorts tokens onto hyperplanes",
+experiment = lab.experiment(
+    run,
+    "The leading eigenvector of V sorts tokens onto hyperplanes",
     room="observables",
-    parameters=Parameters,
-    run=run,
     seconds=15,
 )

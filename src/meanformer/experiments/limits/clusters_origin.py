@@ -50,31 +50,37 @@ SLOPE = lab.observation(
     "slope",
     "The variance of every cloud falls like $1/t$: fitted exponents over the last "
     "decade of depth.",
+    source=lab.theory(r"$\dot C \approx -2\beta C^2$"),
 )
 CONSTANT = lab.observation(
     "constant",
     r"Random clouds of the plane and of space, $\beta = \tfrac12, 1, 2$, tend to the "
     r"same $2\beta tC \to I$: largest entry of the difference at the last depth.",
+    source=lab.theory(r"$C(t) \approx I/(2\beta t)$, for small $C$"),
 )
 MEAN = lab.observation(
     "mean",
     "The mean of the six tokens at depth $1000$ is "
     r"$-\tfrac12\sum_{jk}\kappa_{ijk}C_{jk}$, with their third central moment "
     r"$\kappa$.",
+    source=lab.theory("quasi-static mean; both over the norm of the mean"),
 )
 MEAN_SLOPE = lab.observation(
     "mean-slope",
     "So the mean of a cloud without symmetry falls like $t^{-5/2}$, not "
     "exponentially: fitted exponents over the last decade of depth.",
+    source=lab.theory(r"$\kappa_3 \sim t^{-3/2}$ times $C \sim t^{-1}$"),
 )
 SCALAR = lab.observation(
     "two-tokens",
     r"Two tokens $\pm a$ follow $\dot a = -a\tanh(a^2)$; from $a = 1$ they are at "
     "$0.2198477216$, $0.0705915953$, $0.0223569138$ at depths $10$, $100$, $1000$.",
+    source=lab.closed_form("the scalar law, by SciPy; and tabulated beforehand"),
 )
 DENSE = lab.observation(
     "dense",
     "The six tokens at depth $20$ are where a dense program finds them.",
+    source=lab.other_method("SciPy's DOP853"),
 )
 AGREES = lab.theorem(
     "agrees",
@@ -146,13 +152,9 @@ def six_findings(six):
             np.asarray(last.mean()) / np.linalg.norm(last.mean()),
             slaved_mean(last) / np.linalg.norm(last.mean()),
             tolerance=0.02,
-            source=lab.theory("quasi-static mean; both over the norm of the mean"),
         ),
         DENSE.close_to(
-            near.points[-1],
-            lab.dense_flow(inwards(2), start, 20.0),
-            tolerance=1e-8,
-            source=lab.other_method("SciPy's DOP853"),
+            near.points[-1], lab.dense_flow(inwards(2), start, 20.0), tolerance=1e-8
         ),
     )
 
@@ -182,22 +184,14 @@ def cloud_findings(six, clouds):
     ]
     return (
         SLOPE.close_to(
-            [report.detection.exponent for report in reports],
-            -1.0,
-            tolerance=0.02,
-            source=lab.theory(r"$\dot C \approx -2\beta C^2$"),
+            [report.detection.exponent for report in reports], -1.0, tolerance=0.02
         ),
         MEAN_SLOPE.close_to(
             [mean_exponent(report.trajectory) for report in reports],
             -2.5,
             tolerance=0.05,
-            source=lab.theory(r"$\kappa_3 \sim t^{-3/2}$ times $C \sim t^{-1}$"),
         ),
-        CONSTANT.at_most(
-            errors,
-            0.03,
-            source=lab.theory(r"$C(t) \approx I/(2\beta t)$, for small $C$"),
-        ),
+        CONSTANT.at_most(errors, 0.03),
         agreement_finding(AGREES, reports, share=1.0),
     )
 
@@ -210,10 +204,7 @@ def scalar_finding():
     found = np.asarray(pair.points)[1:, 0, 0]
     law = lab.by_scipy(lambda _, a: -a * np.tanh(a**2), np.ones(1), depths, atol=1e-14)
     return SCALAR.close_to(
-        [*found, *found],
-        [*law[1:, 0], *PAIR.values()],
-        tolerance=1e-9,
-        source=lab.closed_form("the scalar law, by SciPy; and tabulated beforehand"),
+        [*found, *found], [*law[1:, 0], *PAIR.values()], tolerance=1e-9
     )
 
 
@@ -262,11 +253,9 @@ def draw_clouds(six) -> lab.Picture:
     )
 
 
-experiment = lab.Experiment(
-    name="clusters-origin",
-    title="Drawn inwards, tokens collapse slowly and become round",
+experiment = lab.experiment(
+    run,
+    "Drawn inwards, tokens collapse slowly and become round",
     room="observables",
-    parameters=Parameters,
-    run=run,
     seconds=12,
 )

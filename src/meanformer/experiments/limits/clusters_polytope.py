@@ -68,23 +68,27 @@ HULL = lab.theorem(
     "The hull of the rescaled tokens never grows: its support function in 256 "
     "directions does not increase along depth.",
     "GLPR23b, convex hull of the rescaled tokens",
+    source=lab.theory(),
 )
 MAXIMUM = lab.theorem(
     "maximum",
     "At every vertex $p$ found from random starts and layers, "
     r"$\langle Qp, Kp\rangle = \max_v\langle Qp, Kv\rangle$ over all vertices $v$.",
     "GLPR23b, Theorem on V = I: the possible limits",
+    source=lab.theory(),
 )
 RATE = lab.observation(
     "rate",
     "Followers come closer to their leader like $e^{-t}$: the exponent between "
     "depths $5$ and $10$.",
+    source=lab.theory("the eigenvalue of $V$; measured on the dense program"),
 )
 RANK = lab.theorem(
     "rank",
     "The rank of the attention matrix is the number of leaders, in every dimension "
     "that was tried.",
     "GLPR23b, Theorem on V = I",
+    source=lab.theory("one for each leader"),
 )
 AGREES = lab.theorem(
     "agrees",
@@ -116,14 +120,11 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
     return lab.Outcome(
         findings=[
             *six_findings(six),
-            MAXIMUM.close_to(
-                max(map(excess, reports)), 0.0, tolerance=1e-9, source=lab.theory()
-            ),
+            MAXIMUM.close_to(max(map(excess, reports)), 0.0, tolerance=1e-9),
             RANK.close_to(
                 [report.detection.following.rank for report in reports],
                 [len(report.detection.leaders) for report in reports],
                 tolerance=0,
-                source=lab.theory("one for each leader"),
             ),
             agreement_finding(AGREES, random, share=0.95),
         ],
@@ -177,15 +178,8 @@ def six_findings(six):
         LEADERS.close_to(found.follows, FOLLOWS, tolerance=0, source=source),
         POINTS.close_to(found.vertices, VERTICES, tolerance=1e-8, source=source),
         dense_finding(DENSE, six, 15.0, 1e-8),
-        HULL.at_most(
-            np.diff(support, axis=0), 0.0, tolerance=1e-9, source=lab.theory()
-        ),
-        RATE.close_to(
-            np.log(early / late) / 5,
-            1.0,
-            tolerance=2e-3,
-            source=lab.theory("the eigenvalue of $V$; measured on the dense program"),
-        ),
+        HULL.at_most(np.diff(support, axis=0), 0.0, tolerance=1e-9),
+        RATE.close_to(np.log(early / late) / 5, 1.0, tolerance=2e-3),
     )
 
 
@@ -224,11 +218,9 @@ def draw_space(space) -> lab.Picture:
     )
 
 
-experiment = lab.Experiment(
-    name="clusters-polytope",
-    title="With V = I tokens tend to the vertices of a polytope",
+experiment = lab.experiment(
+    run,
+    "With V = I tokens tend to the vertices of a polytope",
     room="observables",
-    parameters=Parameters,
-    run=run,
     seconds=12,
 )

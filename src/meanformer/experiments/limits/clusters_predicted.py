@@ -51,11 +51,13 @@ DENSE = lab.observation(
     "from their limits one growth time after the hand-over, and the distance that "
     "the closed form leaves there, in the coordinates that settle, relative to the "
     "diameter at first; the difference of the two.",
+    source=lab.other_method("SciPy's DOP853, from the first tokens on"),
 )
 DECIDED = lab.observation(
     "decided",
     "Most are decided: share of the layers with a known limit that are predicted and "
     "found.",
+    source=lab.theory("generically all of them"),
 )
 
 
@@ -84,13 +86,8 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
                 [against_scipy(kind, parameters.seed) for kind in SETTLING],
                 0.0,
                 tolerance=1e-4,
-                source=lab.other_method("SciPy's DOP853, from the first tokens on"),
             ),
-            DECIDED.at_least(
-                np.mean([result.agrees for result in known]),
-                0.9,
-                source=lab.theory("generically all of them"),
-            ),
+            DECIDED.at_least(np.mean([result.agrees for result in known]), 0.9),
         ],
         pictures=[draw(results)],
     )
@@ -284,11 +281,9 @@ def draw(results) -> lab.Picture:
     )
 
 
-experiment = lab.Experiment(
-    name="clusters-predicted",
-    title="The matrices of a layer tell the limit of its tokens",
+experiment = lab.experiment(
+    run,
+    "The matrices of a layer tell the limit of its tokens",
     room="observables",
-    parameters=Parameters,
-    run=run,
     seconds=15,
 )

@@ -42,22 +42,26 @@ LEADERS = lab.theorem(
     "Under a random positive definite $V$ of the plane and random positive definite "
     "scores tokens follow one leader or two.",
     "GLPR23b, Theorem on hyperplanes",
+    source=lab.theory("at most one on each side"),
 )
 ONE_EACH = lab.theorem(
     "rank-of-leaders",
     "Attention between them has, at last, as much rank as there are leaders.",
     "GLPR23b, Theorem on hyperplanes",
+    source=lab.theory("one for each"),
 )
 FALLS = lab.observation(
     "rank-falls",
     "In high dimension attention loses rank along depth: rank at depth "
     r"$11/\lambda_1$ over that at depth 0, singular values above $10^{-2}$ counted.",
+    source=lab.theory("at most two at last"),
 )
 COORDINATES = lab.observation(
     "coordinates",
     "In high dimension the distance of the median token to the mean that it attends "
     "to shrinks along eigenvectors with positive eigenvalues and grows along the "
     r"others, like $e^{-\lambda t}$: exponents over the last third of depth.",
+    source=lab.theory("minus the eigenvalues"),
 )
 
 
@@ -156,18 +160,9 @@ def rank_findings(graph, heat: Sharpening):
     leaders = len(graph.detection.leaders)
     last = attention_at(graph.trajectory, -1)
     return (
-        LEADERS.inside(leaders, 1, 2, source=lab.theory("at most one on each side")),
-        ONE_EACH.close_to(
-            attention_rank(last),
-            leaders,
-            tolerance=0,
-            source=lab.theory("one for each"),
-        ),
-        FALLS.at_most(
-            heat.ranks[-1] / heat.ranks[0],
-            0.5,
-            source=lab.theory("at most two at last"),
-        ),
+        LEADERS.inside(leaders, 1, 2),
+        ONE_EACH.close_to(attention_rank(last), leaders, tolerance=0),
+        FALLS.at_most(heat.ranks[-1] / heat.ranks[0], 0.5),
     )
 
 
@@ -177,9 +172,7 @@ def coordinates_finding(wide):
     first, last = 2 * COORDINATE_DEPTHS // 3, COORDINATE_DEPTHS - 1
     between = float(wide.depths[last] - wide.depths[first])
     exponents = np.log(distances[last] / distances[first]) / between
-    return COORDINATES.close_to(
-        exponents, -values, tolerance=0.2, source=lab.theory("minus the eigenvalues")
-    )
+    return COORDINATES.close_to(exponents, -values, tolerance=0.2)
 
 
 def draw_ranks(graph, heat: Sharpening) -> lab.Picture:
@@ -238,11 +231,6 @@ def draw_coordinates(wide) -> lab.Picture:
     )
 
 
-experiment = lab.Experiment(
-    name="clusters-rank",
-    title="Attention loses its rank along depth",
-    room="observables",
-    parameters=Parameters,
-    run=run,
-    seconds=10,
+experiment = lab.experiment(
+    run, "Attention loses its rank along depth", room="observables", seconds=10
 )

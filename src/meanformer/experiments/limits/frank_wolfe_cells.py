@@ -72,46 +72,54 @@ TABULATED = lab.observation(
     "areas",
     r"The cells of the six vertices of seed 42 have the areas $0.28031875, \dots$ for "
     r"unit directions and $0.24492750, \dots$ for raw scores.",
+    source=lab.tabulated(),
 )
 PARTITION = lab.theorem(
     "partition",
     "The cells cover the hull without overlap: their areas, or volumes in three "
     "dimensions, add up to that of the hull.",
     "AGR25, cells of the hull",
+    source=lab.other_method("the hull, by Qhull"),
 )
 QHULL = lab.observation(
     "other-areas",
     "Areas by clipping are those that Qhull finds from the lists of half-planes, in "
     "all settings.",
+    source=lab.other_method("Qhull, by duality"),
 )
 VORONOI = lab.theorem(
     "voronoi",
     r"Where all $\lvert v_i\rvert$ are equal, the cell of a point is that of its "
     "nearest vertex.",
     "AGR25, cells are a Voronoi diagram for equal norms",
+    source=lab.other_method("distances to the vertices"),
 )
 STAYS = lab.theorem(
     "stay-in-cells",
     "If every vertex lies in its own cell, tokens never leave the cell that they "
     "start in: the largest number of cells that a token sees is one.",
     "AGR25, invariance of the cells",
+    source=lab.theory(),
 )
 STRAIGHT = lab.theorem(
     "straight",
     r"They go straight to their vertex, $z(k) = v + (1-\gamma)^k(z(0) - v)$.",
     "AGR25, invariance of the cells",
+    source=lab.closed_form("the segment"),
 )
 SHRINKS = lab.observation(
     "hull-shrinks",
     "The vertex $(0.2, 0.95)$ of the hull of $(2, 0.9)$, $(-2, 0.9)$, $(0, -3)$ and "
     "itself is not in its own cell: it goes to $(2, 0.9)$, and the area of the hull "
     "falls from $7.9$ to $7.8$.",
+    source=lab.closed_form("areas of triangles"),
 )
 CONTRACTION = lab.observation(
     "contraction",
     "For $B = -I$ and the symmetric square the largest norm is $0.5656854249$ after "
     r"one step of $\gamma = 0.3$, and then falls by the factor "
     r"$\lvert 1 - 2\gamma\rvert = 0.4$ in each of $40$ steps.",
+    source=lab.closed_form(r"$\sqrt 2\,\lvert 1-2\gamma\rvert^k$"),
 )
 NOT_ZERO = lab.observation(
     "not-to-zero",
@@ -125,6 +133,7 @@ CONE = lab.observation(
     r"$\varepsilon = 0.03$, has the area "
     r"$\lvert P\rvert - \varepsilon\ell + \varepsilon^2\sum_i\cot(\theta_i/2)$, with "
     r"the perimeter $\ell$ and the angles $\theta_i$ of $P$.",
+    source=lab.closed_form("area of an inner polygon"),
 )
 
 
@@ -151,16 +160,12 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
             voronoi_finding(generator, parameters.tokens),
             *path_findings(paths),
             SHRINKS.close_to(
-                [*shrinking.limits[3], *areas],
-                [2.0, 0.9, 7.9, 7.8],
-                tolerance=1e-12,
-                source=lab.closed_form("areas of triangles"),
+                [*shrinking.limits[3], *areas], [2.0, 0.9, 7.9, 7.8], tolerance=1e-12
             ),
             CONTRACTION.close_to(
                 np.linalg.norm(collapsing.points, axis=2).max(axis=1)[1:],
                 np.sqrt(2) * abs(1 - 2 * STEP) ** np.arange(1, 41),
                 relative_tolerance=1e-12,
-                source=lab.closed_form(r"$\sqrt 2\,\lvert 1-2\gamma\rvert^k$"),
             ),
             NOT_ZERO.close_to(
                 missing.points[-1],
@@ -245,19 +250,16 @@ def area_findings(chosen, progress):
             np.concatenate([cells.volumes for cells in six]),
             np.concatenate(list(AREAS.values())),
             tolerance=1e-7,
-            source=lab.tabulated(),
         ),
         PARTITION.close_to(
             [cells.volumes.sum() for cells in spaces],
             [area_of_hull(cells.vertices) for cells in spaces],
             relative_tolerance=1e-12,
-            source=lab.other_method("the hull, by Qhull"),
         ),
         QHULL.close_to(
             np.concatenate([cells.volumes for cells in chosen.values()]),
             met,
             tolerance=1e-12,
-            source=lab.other_method("Qhull, by duality"),
         ),
     )
 
@@ -275,9 +277,7 @@ def voronoi_finding(generator, count: int):
         points = uniform_in(cells, generator, 20 * count)
         gaps = np.linalg.norm(points[:, None] - cells.vertices[None], axis=2)
         wrong.append(np.mean(cells.owner(points) != gaps.argmin(axis=1)))
-    return VORONOI.close_to(
-        wrong, 0.0, tolerance=0.0, source=lab.other_method("distances to the vertices")
-    )
+    return VORONOI.close_to(wrong, 0.0, tolerance=0.0)
 
 
 def path_findings(paths):
@@ -291,10 +291,8 @@ def path_findings(paths):
         shrunk = (1 - STEP) ** np.arange(len(path))[:, None, None]
         distances.append(np.abs(tokens - goals - shrunk * (tokens[0] - goals)).max())
     return (
-        STAYS.close_to(visited, 1, tolerance=0, source=lab.theory()),
-        STRAIGHT.close_to(
-            distances, 0.0, tolerance=1e-14, source=lab.closed_form("the segment")
-        ),
+        STAYS.close_to(visited, 1, tolerance=0),
+        STRAIGHT.close_to(distances, 0.0, tolerance=1e-14),
     )
 
 
@@ -311,12 +309,7 @@ def cone_finding():
         rim = EROSION * np.linalg.norm(sides, axis=1).sum()
         rim -= EROSION**2 * np.tan(turns / 2).sum()
         exact.append(area_of_hull(cone.corners) - rim)
-    return CONE.close_to(
-        eroded,
-        exact,
-        tolerance=1e-13,
-        source=lab.closed_form("area of an inner polygon"),
-    )
+    return CONE.close_to(eroded, exact, tolerance=1e-13)
 
 
 def picture_of_settings(chosen) -> lab.Picture:
@@ -364,11 +357,9 @@ def picture_of_paths(paths, shrinking: HardmaxRun, collapsing: HardmaxRun):
     )
 
 
-experiment = lab.Experiment(
-    name="frank-wolfe-cells",
-    title="Hardmax attention moves tokens straight through the cells of their hull",
+experiment = lab.experiment(
+    run,
+    "Hardmax attention moves tokens straight through the cells of their hull",
     room="geometry",
-    parameters=Parameters,
-    run=run,
     seconds=6,
 )

@@ -53,57 +53,67 @@ EMERGES = lab.observation(
     "In the published example tokens $1$ and $3$ lead at the start, and tokens $1$, "
     "$2$ and $3$ from step $1$ on.",
     "AFZ24, emerging leaders",
+    source=lab.tabulated(),
 )
 EXACT = lab.observation(
     "rational",
     "In the four published cases, ties included, tokens and leaders of all $30$ "
     "steps are those of exact rational arithmetic.",
     "AFZ24, dynamics of tokens in the plane",
+    source=lab.other_method("rational arithmetic"),
 )
 LIMITS = lab.observation(
     "limits",
     "Token $2$ stays at $(-1/18, 5/36)$, the others go to $(1, 1/3)$ or to "
     "$(-1, -1)$; tokens in a square go to its corners.",
+    source=lab.closed_form("points of leaders"),
 )
 TIED = lab.observation(
     "ties",
     r"The tokens $(\pm\frac12, 0)$ in the square, tied between two corners, tend to "
     r"$(\pm1, 0)$ for every step $\gamma = 0.2, \frac13, 0.5, 0.7, 1$.",
     "AFZ24, limits in faces of the polytope",
+    source=lab.closed_form("midpoints of edges"),
 )
 CRITICAL = lab.observation(
     "critical-step",
     "Token $2$ of the example becomes a leader only if the step is large enough: "
     r"from $\gamma = (7 - \sqrt{13})/18 = 0.18858$ on.",
+    source=lab.closed_form(r"smaller root of $9\gamma^2 - 7\gamma + 1$"),
 )
 CONTINUOUS = lab.observation(
     "continuous",
     r"In continuous depth, $\dot z_i = z_{j(i)} - z_i$, it does not: it ends at "
     "$(1, 1/3)$ with the others, and in the square $z(t) = v + e^{-t}(z(0) - v)$ for "
     "the corner $v$ of a token.",
+    source=lab.closed_form(r"$v + e^{-t}(z(0) - v)$"),
 )
 STAY = lab.theorem(
     "leaders-stay",
     "Leaders stay leaders, for random clouds and positive definite $A$: the smallest "
     "change of the set of leaders over all steps is not negative.",
     "AFZ24, properties of leaders",
+    source=lab.theory("leaders stay"),
 )
 CONVERGE = lab.observation(
     "converge",
     "Every token of a random cloud follows one leader after $60$ steps: the share of "
     "tokens that do is one.",
     "AFZ24, convergence to leaders and to the faces between them",
+    source=lab.theory("generic tokens go to leaders"),
 )
 SOFT = lab.observation(
     "low-temperature",
     r"At $\beta = 10^5$ the softmax flow of random tokens in the square is that of "
     "hardmax, at depth $2$, up to $10^{-3}$.",
     "ABRR26, low temperature in finite depth",
+    source=lab.theory("the limit is zero"),
 )
 CHANGES = lab.observation(
     "changed-leaders",
     "Where no token has changed its leader, the two flows are closer than $0.05$ for "
     r"all $\beta \ge 100$; the larger distances are due to such changes.",
+    source=lab.theory("softmax tends to hardmax"),
 )
 
 
@@ -127,17 +137,9 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
         findings=[
             *case_findings(cases),
             TIED.close_to(
-                ends,
-                np.broadcast_to([[1, 0], [-1, 0]], (5, 2, 2)),
-                tolerance=1e-14,
-                source=lab.closed_form("midpoints of edges"),
+                ends, np.broadcast_to([[1, 0], [-1, 0]], (5, 2, 2)), tolerance=1e-14
             ),
-            CRITICAL.close_to(
-                critical,
-                THRESHOLD,
-                tolerance=1e-9,
-                source=lab.closed_form(r"smaller root of $9\gamma^2 - 7\gamma + 1$"),
-            ),
+            CRITICAL.close_to(critical, THRESHOLD, tolerance=1e-9),
             continuous_finding(),
             *random_findings(randoms),
             *soft_findings(soft),
@@ -214,18 +216,13 @@ def case_findings(cases):
     near, far = (1, 1 / 3), (-1, -1)
     square = as_run([*SQUARE, *EXTRA])
     return (
-        EMERGES.close_to(
-            emerging.is_leader, expected, tolerance=0.0, source=lab.tabulated()
-        ),
-        EXACT.close_to(
-            errors, 0.0, tolerance=1e-12, source=lab.other_method("rational arithmetic")
-        ),
+        EMERGES.close_to(emerging.is_leader, expected, tolerance=0.0),
+        EXACT.close_to(errors, 0.0, tolerance=1e-12),
         LIMITS.close_to(
             np.concatenate([emerging.limits, square.limits[4:]]),
             [near, (-1 / 18, 5 / 36), far, near, far, far, near, near]
             + [(1, 1), (-1, 1), (1, -1), (-1, -1)],
             tolerance=1e-15,
-            source=lab.closed_form("points of leaders"),
         ),
     )
 
@@ -250,7 +247,6 @@ def continuous_finding():
         [*example[1], *flow_end("hardmax", square, DEPTH).ravel()],
         [1, 1 / 3, *exact.ravel()],
         tolerance=1e-7,
-        source=lab.closed_form(r"$v + e^{-t}(z(0) - v)$"),
     )
 
 
@@ -269,13 +265,8 @@ def random_findings(randoms):
     changes = [np.diff(path.is_leader.astype(int), axis=0).min() for path in randoms]
     shares = [np.mean(path.leader_of >= 0) for path in randoms]
     return (
-        STAY.at_least(changes, 0, source=lab.theory("leaders stay")),
-        CONVERGE.close_to(
-            shares,
-            1.0,
-            tolerance=0.0,
-            source=lab.theory("generic tokens go to leaders"),
-        ),
+        STAY.at_least(changes, 0),
+        CONVERGE.close_to(shares, 1.0, tolerance=0.0),
     )
 
 
@@ -297,10 +288,8 @@ def soft_findings(soft):
     distances = np.array([distance for distance, _ in soft])
     is_same = np.array([changes == 0 for _, changes in soft]) & (BETAS >= 100)
     return (
-        SOFT.at_most(distances[:, -1], 1e-3, source=lab.theory("the limit is zero")),
-        CHANGES.at_most(
-            distances[is_same], 0.05, source=lab.theory("softmax tends to hardmax")
-        ),
+        SOFT.at_most(distances[:, -1], 1e-3),
+        CHANGES.at_most(distances[is_same], 0.05),
     )
 
 
@@ -346,11 +335,6 @@ def picture_of_critical_step(near) -> lab.Picture:
     )
 
 
-experiment = lab.Experiment(
-    name="hardmax-leaders",
-    title="Hardmax attention gathers tokens at leaders",
-    room="flows",
-    parameters=Parameters,
-    run=run,
-    seconds=12,
+experiment = lab.experiment(
+    run, "Hardmax attention gathers tokens at leaders", room="flows", seconds=12
 )

@@ -66,22 +66,26 @@ OTHERS = lab.observation(
     r"Where a token follows another leader than under hardmax, $\beta$ times the "
     "distance at depth $2$ is much larger than where none does: the medians over "
     r"clouds and $\beta \ge 100$ differ by a factor of $30$ or more.",
+    source=lab.theory("a change of cell is no small one"),
 )
 ALGEBRAIC = lab.observation(
     "algebraic",
     "In clouds where tokens change their leader before depth $2$ the distance there "
     r"falls like $1/\beta$ from $10^4$ to $10^5$ (median exponent).",
+    source=lab.theory("a change of leaders is smeared over a depth of 1/beta"),
 )
 EXPONENTIAL = lab.observation(
     "exponential",
     "In clouds where nobody changes its leader it is below $10^{-9}$ at "
     r"$\beta = 10^5$ (median).",
+    source=lab.theory("margins stay positive"),
 )
 SECOND = lab.observation(
     "first-order-shift",
     "The softmax flow is the hardmax flow plus the shift "
     r"$\delta = -\int\sum_k p_k y_k\,\mathrm du$ of each cluster, with an error that "
     r"falls like $\beta^{-2}$, at depth $12$.",
+    source=lab.theory("expansion in 1/beta"),
 )
 LAPLACE = lab.observation(
     "log-laplace",
@@ -89,6 +93,7 @@ LAPLACE = lab.observation(
     r"$\langle v, \delta\rangle = \frac1\beta\Lambda(\beta v) - \lvert "
     r"v\rvert^2$, with $\Lambda$ the log-Laplace transform of their cluster at the "
     r"start, for $\beta = 1280$.",
+    source=lab.closed_form(r"$\frac1\beta\Lambda(\beta v) - \lvert v\rvert^2$"),
 )
 LOG_BETA = lab.observation(
     "log-beta",
@@ -101,12 +106,14 @@ PAIR = lab.observation(
     r"Two opposite tokens $\pm a$, $s = \lvert a\rvert^2$, reach $s$ at depth "
     r"$t = \frac14(\log\frac{s_0}s + \mathrm{Ei}(2\beta s_0) - \mathrm{Ei}(2\beta "
     r"s))$: their clusters last for $e^{2\beta s_0}/(8\beta s_0)$.",
+    source=lab.closed_form("an exponential integral"),
 )
 TERMINAL = lab.observation(
     "terminal-phase",
     r"At $\beta = 1$ and $V = \mathrm{diag}(1, 0.3)$ tokens collapse at the rates $1$ "
     "and $0.3$ along the two axes.",
     "ABRR26, terminal phase",
+    source=lab.theory("linearised at one point"),
 )
 
 
@@ -185,20 +192,9 @@ def leader_findings(randoms, betas):
     before = np.argmin(np.abs(betas - 1e4))
     slopes = np.log10(coupled[:, -1] / coupled[:, before])
     return (
-        OTHERS.at_least(
-            ratio, 30.0, source=lab.theory("a change of cell is no small one")
-        ),
-        ALGEBRAIC.close_to(
-            np.median(slopes[turns]),
-            -1.0,
-            tolerance=0.1,
-            source=lab.theory("a change of leaders is smeared over a depth of 1/beta"),
-        ),
-        EXPONENTIAL.at_most(
-            np.median(coupled[~turns, -1]),
-            1e-9,
-            source=lab.theory("margins stay positive"),
-        ),
+        OTHERS.at_least(ratio, 30.0),
+        ALGEBRAIC.close_to(np.median(slopes[turns]), -1.0, tolerance=0.1),
+        EXPONENTIAL.at_most(np.median(coupled[~turns, -1]), 1e-9),
     )
 
 
@@ -216,14 +212,9 @@ def shift_findings(known: LowTemperature):
         tilted = cluster.log_laplace(jnp.asarray(beta * corner)[None])
         drops.append(float(tilted[0]) - beta * corner @ corner)
     return (
-        SECOND.close_to(
-            slopes[2:], -2.0, tolerance=0.1, source=lab.theory("expansion in 1/beta")
-        ),
+        SECOND.close_to(slopes[2:], -2.0, tolerance=0.1),
         LAPLACE.close_to(
-            beta * np.einsum("kd,kd->k", CORNERS, ends - CORNERS),
-            drops,
-            tolerance=0.01,
-            source=lab.closed_form(r"$\frac1\beta\Lambda(\beta v) - \lvert v\rvert^2$"),
+            beta * np.einsum("kd,kd->k", CORNERS, ends - CORNERS), drops, tolerance=0.01
         ),
     )
 
@@ -247,10 +238,7 @@ def pair_finding():
     twice = 2 * betas[:, None]
     depths = (expi(twice) - np.log(squares) - expi(twice * squares)) / 4
     return PAIR.close_to(
-        depths,
-        np.broadcast_to(DEPTHS[1:], depths.shape),
-        tolerance=1e-6,
-        source=lab.closed_form("an exponential integral"),
+        depths, np.broadcast_to(DEPTHS[1:], depths.shape), tolerance=1e-6
     )
 
 
@@ -260,9 +248,7 @@ def terminal_finding():
     path = compared(known_cloud(), TERMINAL_BETAS, 2 * DEPTHS, value, **SHARP)
     late = np.ptp(path.points[0, [-6, -1]], axis=1)
     rates = np.log(late[0] / late[1]) / np.diff(path.depths[[-6, -1]])
-    return TERMINAL.close_to(
-        rates, RATES, tolerance=1e-3, source=lab.theory("linearised at one point")
-    )
+    return TERMINAL.close_to(rates, RATES, tolerance=1e-3)
 
 
 def picture_of_betas(randoms, betas) -> lab.Picture:
@@ -315,11 +301,9 @@ def picture_of_phases(phases: LowTemperature) -> lab.Picture:
     )
 
 
-experiment = lab.Experiment(
-    name="low-temperature",
-    title="Low temperature keeps to hardmax up to depths of order log beta",
+experiment = lab.experiment(
+    run,
+    "Low temperature keeps to hardmax up to depths of order log beta",
     room="observables",
-    parameters=Parameters,
-    run=run,
     seconds=12,
 )

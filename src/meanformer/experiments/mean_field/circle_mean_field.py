@@ -57,12 +57,14 @@ ORDER = lab.theorem(
     r"At $\beta = 0$ (Kuramoto's model) a Poisson kernel stays one, with "
     "$R(t)^2 = R_0^2e^t/(1 + R_0^2(e^t - 1))$.",
     "OA08, the manifold of Poisson kernels is invariant",
+    source=lab.closed_form("and the tabulated value at depth 2"),
 )
 NONLINEAR = lab.observation(
     "nonlinear",
     r"For $\beta = 5$ and $\varrho_0 = (1 + 0.1\cos3\theta)/2\pi$ the moments at "
     r"depth $3$ are $\int\cos3\theta = 0.3660580605$ and "
     r"$\int\cos6\theta = 0.0978164714$.",
+    source=lab.tabulated(),
 )
 GROWTH = lab.theorem(
     "growth",
@@ -70,21 +72,25 @@ GROWTH = lab.theorem(
     r"divided by $I_0(\beta)$ for softmax: both flows, $\beta = 5$, "
     r"$k = 1, \dots, 5$, relative to the largest rate.",
     "BPA25, linear stability of the uniform measure",
+    source=lab.closed_form("by SciPy's Bessel functions, and tabulated"),
 )
 POSITIVE = lab.theorem(
     "positive",
     "The density stays positive: its smallest value along depth, over the largest.",
     "GLPR23, continuity equation",
+    source=lab.theory(),
 )
 SPECTRAL = lab.observation(
     "spectral",
     "The error falls exponentially with the number of modes: eight more divide the "
     r"error of $\int\cos3\theta$ at depth $3$ at least by this.",
+    source=lab.theory("a smooth solution"),
 )
 NODES = lab.observation(
     "nodes",
     "Weighted tokens at the midpoints of $96$ equal arcs, carried along, have the "
     "same moments.",
+    source=lab.other_method("the density, by its modes"),
 )
 TOKENS = lab.theorem(
     "tokens",
@@ -92,6 +98,7 @@ TOKENS = lab.theorem(
     "sampling error: largest difference of sixteen moments at depth $3$, in standard "
     "errors.",
     "GLPR23, mean-field limit on the sphere",
+    source=lab.other_method("the density, by its modes; six standard errors"),
 )
 ENERGY = lab.theorem(
     "energy",
@@ -99,11 +106,13 @@ ENERGY = lab.theorem(
     r"$\int|v|^2\varrho\,\mathrm{d}\theta$: largest relative difference from the "
     "derivative of the energy in the moments.",
     "GLPR23, Wasserstein gradient flow",
+    source=lab.theory("the two are equal"),
 )
 TAKE_OVER = lab.observation(
     "take-over",
     "Where $256$ modes no longer resolve the density, tokens take over: a little "
     "later they have the moments of a density with $1024$ modes.",
+    source=lab.other_method("a density with more modes"),
 )
 CLUSTERS = lab.observation(
     "clusters",
@@ -142,23 +151,12 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
         findings=[
             order_finding(),
             NONLINEAR.close_to(
-                np.asarray(path.moments[-1, [2, 5], 0]),
-                [THIRD, SIXTH],
-                tolerance=1e-10,
-                source=lab.tabulated(),
+                np.asarray(path.moments[-1, [2, 5], 0]), [THIRD, SIXTH], tolerance=1e-10
             ),
-            POSITIVE.at_least((smallest / highest).min(), 0.0, source=lab.theory()),
-            SPECTRAL.at_least(
-                np.divide(errors[:-1], errors[1:]),
-                100.0,
-                source=lab.theory("a smooth solution"),
-            ),
+            POSITIVE.at_least((smallest / highest).min(), 0.0),
+            SPECTRAL.at_least(np.divide(errors[:-1], errors[1:]), 100.0),
             growth_finding(),
-            NODES.at_most(
-                abs(carried_third - third),
-                1e-9,
-                source=lab.other_method("the density, by its modes"),
-            ),
+            NODES.at_most(abs(carried_third - third), 1e-9),
             tokens_finding(path, clouds),
             energy_finding(),
             take_over_finding(evolution),
@@ -222,12 +220,7 @@ def order_finding():
     grown = first**2 * np.exp(depths)
     exact = np.sqrt(grown / (1 + grown - first**2))
     found = np.asarray(path.moments[:, 0, 0])
-    return ORDER.close_to(
-        [*found, found[-1]],
-        [*exact, KURAMOTO],
-        tolerance=1e-10,
-        source=lab.closed_form("and the tabulated value at depth 2"),
-    )
+    return ORDER.close_to([*found, found[-1]], [*exact, KURAMOTO], tolerance=1e-10)
 
 
 def growth_finding():
@@ -245,10 +238,7 @@ def growth_finding():
             found[row, degree - 1] = np.log(last / first) / depth
     scale = RATES.max(axis=1, keepdims=True)
     return GROWTH.close_to(
-        found / scale,
-        np.stack([exact, RATES]) / scale,
-        tolerance=1e-8,
-        source=lab.closed_form("by SciPy's Bessel functions, and tabulated"),
+        found / scale, np.stack([exact, RATES]) / scale, tolerance=1e-8
     )
 
 
@@ -259,11 +249,7 @@ def tokens_finding(path: DensityTrajectory, clouds: list[mf.Trajectory]):
         [np.ravel(circle_moments(one.cloud(-1), SHOWN)) for one in clouds]
     )
     error = samples.std(axis=0, ddof=1) / np.sqrt(len(samples))
-    return TOKENS.at_most(
-        np.abs((samples.mean(axis=0) - exact) / error).max(),
-        6.0,
-        source=lab.other_method("the density, by its modes; six standard errors"),
-    )
+    return TOKENS.at_most(np.abs((samples.mean(axis=0) - exact) / error).max(), 6.0)
 
 
 def energy_finding():
@@ -280,11 +266,7 @@ def energy_finding():
         vectors = layer(density, nodes.points)
         speeds = np.linalg.det(np.stack([nodes.points, vectors], axis=1))
         errors.append(abs(growth / np.sum(nodes.weights * speeds**2) - 1))
-    return ENERGY.at_most(
-        errors if energies[-1] > energies[0] else np.inf,
-        1e-10,
-        source=lab.theory("the two are equal"),
-    )
+    return ENERGY.at_most(errors if energies[-1] > energies[0] else np.inf, 1e-10)
 
 
 def take_over_finding(evolution: Evolution):
@@ -297,7 +279,6 @@ def take_over_finding(evolution: Evolution):
         np.ravel(circle_moments(evolution.measure(later), 8)),
         np.ravel(circle_moments(finer, 8)),
         tolerance=1e-6,
-        source=lab.other_method("a density with more modes"),
     )
 
 
@@ -346,11 +327,6 @@ def draw_snapshots(path: DensityTrajectory, clouds: list[mf.Trajectory]) -> lab.
     )
 
 
-experiment = lab.Experiment(
-    name="circle-mean-field",
-    title="The mean field on the circle, mode by mode",
-    room="mean_field",
-    parameters=Parameters,
-    run=run,
-    seconds=25,
+experiment = lab.experiment(
+    run, "The mean field on the circle, mode by mode", room="mean_field", seconds=25
 )

@@ -69,6 +69,7 @@ DIGITS = lab.observation(
     r"At $\beta = 5$ waves of $1$ to $5$ periods on the circle grow at the rates "
     "$0.1787, 0.5141, 0.6827, 0.6001, 0.3961$ under softmax attention and "
     "$4.867, 14.004, 18.596, 16.346, 10.790$ under the unnormalised one.",
+    source=lab.tabulated(),
 )
 INTEGRALS = lab.theorem(
     "funk-hecke",
@@ -76,6 +77,7 @@ INTEGRALS = lab.theorem(
     r"$e^{\beta z}P_l(z)$ over the sphere, for $d = 2, 3, 8, 128$ and "
     r"$\beta = 1, 5, 25$.",
     "BPA25, linearisation around the uniform measure",
+    source=lab.other_method("integrals over the angle, by a Gauss rule"),
 )
 LINEARISED = lab.theorem(
     "linearised",
@@ -94,23 +96,27 @@ TABLE = lab.observation(
     r"The fastest degree is $1, 3, 4, 7, 13$ at $\beta = 1, 5, 9, 25, 81$ on the "
     "circle, $1, 3, 4, 7$ for $d = 3$, $1, 1, 2, 5$ for $d = 8$, and always $1$ for "
     "$d = 128$.",
+    source=lab.tabulated(),
 )
 ROOT = lab.observation(
     "square-root",
     r"The fastest wave of the circle is at most $1$ away from $\sqrt{2\beta}$, for "
     r"$\beta$ from $1$ to $10^6$.",
+    source=lab.theory(r"the maximum of $k^2e^{-k^2/2\beta}$"),
 )
 PARTICLES = lab.observation(
     "particles",
     "In clouds of many random tokens the waves of $1$ to $5$ periods grow at the "
     r"closed rates, to depth $1$ at $\beta = 5$: largest difference, in standard "
     "errors.",
+    source=lab.closed_form("five standard errors of random tokens"),
 )
 NODES_CLAIM = lab.observation(
     "nodes",
     r"From the density $1 + 0.1\cos 3\theta$ at $\beta = 5$, weighted nodes have "
     r"$\int\cos 3\theta$ at depth $3$ with errors of $1.4\cdot10^{-3}$ (24 nodes), "
     r"$3.3\cdot10^{-6}$ (48) and at most $10^{-10}$ (96).",
+    source=lab.tabulated("by a spectral solver of the density, ten digits"),
 )
 CLUSTERS = lab.observation(
     "clusters",
@@ -157,13 +163,11 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
                 [closed(MODES), closed(MODES, kind="unnormalised")],
                 RATES,
                 tolerance=1e-9,
-                source=lab.tabulated(),
             ),
             INTEGRALS.close_to(
                 [closed(range(1, 7), beta=b, dimension=d) for d, b in CASES],
                 integrals,
                 tolerance=1e-9,
-                source=lab.other_method("integrals over the angle, by a Gauss rule"),
             ),
             LINEARISED.close_to(
                 linear,
@@ -176,23 +180,10 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
                 [fastest(float(beta), d) for d, beta in pairs],
                 [FASTEST[d][beta] for d, beta in pairs],
                 tolerance=0,
-                source=lab.tabulated(),
             ),
-            ROOT.at_most(
-                np.abs(tops - np.sqrt(2 * betas)),
-                1.0,
-                source=lab.theory(r"the maximum of $k^2e^{-k^2/2\beta}$"),
-            ),
-            PARTICLES.at_most(
-                np.abs(growth[0] - closed(MODES)) / growth[1],
-                5.0,
-                source=lab.closed_form("five standard errors of random tokens"),
-            ),
-            NODES_CLAIM.at_most(
-                misses,
-                1.0,
-                source=lab.tabulated("by a spectral solver of the density, ten digits"),
-            ),
+            ROOT.at_most(np.abs(tops - np.sqrt(2 * betas)), 1.0),
+            PARTICLES.at_most(np.abs(growth[0] - closed(MODES)) / growth[1], 5.0),
+            NODES_CLAIM.at_most(misses, 1.0),
             CLUSTERS.close_to(
                 [clusters(smooth[beta], beta) for beta in COUNTED],
                 predicted,
@@ -357,11 +348,9 @@ def draw_walks(smooth: mf.Trajectory, chance: mf.Trajectory) -> lab.Picture:
     )
 
 
-experiment = lab.Experiment(
-    name="linear-stability",
-    title="Waves on the uniform measure grow at closed rates",
+experiment = lab.experiment(
+    run,
+    "Waves on the uniform measure grow at closed rates",
     room="mean_field",
-    parameters=Parameters,
-    run=run,
     seconds=30,
 )

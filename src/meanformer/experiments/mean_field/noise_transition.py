@@ -57,6 +57,7 @@ THRESHOLDS = lab.observation(
     "thresholds",
     r"$\kappa_c = \beta/I_1(\beta)$ on the circle, $\beta = 1, 5$, and "
     r"$d\,I_{d/2+1}(\beta_*)/I_{d/2}(\beta_*) = 1$ for $d = 2, 3, 8$.",
+    source=lab.closed_form("modified Bessel functions of SciPy"),
 )
 DICHOTOMY = lab.theorem(
     "global-minimiser",
@@ -64,11 +65,13 @@ DICHOTOMY = lab.theorem(
     r"$\beta = 1.2\,\beta_*$; none is found, up to $0.99\,\kappa_c$, if "
     r"$\beta = 0.8\,\beta_*$: signs for $d = 2, 3, 8$.",
     r"MR26, abstract: continuous for $\beta \le \beta_*$, discontinuous beyond",
+    source=lab.theory(),
 )
 BEND = lab.observation(
     "bend",
     r"Near $\kappa_c$ the branch is $\kappa = \kappa_c(1 + b\,r^2)$ in its order $r$, "
     "with $b$ of the expansion, unnormalised and softmax, $d = 2, 8$.",
+    source=lab.closed_form(r"expansion to third order; extrapolated to $r = 0$"),
 )
 FOLD = lab.observation(
     "fold",
@@ -93,16 +96,19 @@ TOKENS = lab.observation(
     "tokens",
     r"The order of tokens on $\mathbb{S}^7$, $\beta = 3$, is that of the branch "
     "wherever the loop has settled on it.",
+    source=lab.other_method("the stationary branch of infinitely many tokens"),
 )
 HYSTERESIS = lab.observation(
     "hysteresis",
     r"Between the fold and $\kappa_c$ the tokens remember: their order on the way "
     "back exceeds that on the way there by more than a half.",
+    source=lab.theory("coexistence"),
 )
 SOFTMAX = lab.observation(
     "softmax-continuous",
     r"Under softmax attention $\kappa$ grows along the branch: no fold, for "
     r"$\beta = 1, 5, 20$ on the circle.",
+    source=lab.theory("positive bend at the bifurcation; beyond, observed"),
 )
 
 
@@ -126,9 +132,7 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
             *relaxed,
             *loop_findings(loop, branch),
             SOFTMAX.above(
-                [np.diff(one.kappas).min() / one.critical for one in softmax],
-                0.0,
-                source=lab.theory("positive bend at the bifurcation; beyond, observed"),
+                [np.diff(one.kappas).min() / one.critical for one in softmax], 0.0
             ),
         ],
         pictures=[draw_circle(circle), draw_loop(loop, branch)],
@@ -152,7 +156,6 @@ def threshold_finding():
         [*map(critical_kappa, layers), *quotients],
         [*(betas / scipy.special.iv(1, betas)), 1, 1, 1],
         tolerance=1e-12,
-        source=lab.closed_form("modified Bessel functions of SciPy"),
     )
 
 
@@ -169,7 +172,7 @@ def dichotomy_finding():
             excess = kappa * (state.free_energy or 0.0)
             signs.append(0 if abs(excess) < 1e-12 else np.sign(excess))
             expected.append(sign)
-    return DICHOTOMY.close_to(signs, expected, tolerance=0.0, source=lab.theory())
+    return DICHOTOMY.close_to(signs, expected, tolerance=0.0)
 
 
 def bend_finding():
@@ -184,12 +187,7 @@ def bend_finding():
             bends = (branch.kappas[1:4] / critical - 1) / squares
             found.append(np.polyfit(squares, bends, 2)[-1])
             expected.append(branch_curvature(attention))
-    return BEND.close_to(
-        found,
-        expected,
-        relative_tolerance=1e-4,
-        source=lab.closed_form(r"expansion to third order; extrapolated to $r = 0$"),
-    )
+    return BEND.close_to(found, expected, relative_tolerance=1e-4)
 
 
 def grid_state(kappa: float) -> tuple[float, float]:
@@ -308,15 +306,8 @@ def loop_findings(loop, branch):
     ordered = [branch.orders_at(kappa).max() for kappa in kappas[1][down]]
     between = (kappas[0] > 1.1 * fold.kappa) & (kappas[0] < 0.95 * branch.critical)
     return (
-        TOKENS.close_to(
-            means[1][down],
-            ordered,
-            tolerance=0.03,
-            source=lab.other_method("the stationary branch of infinitely many tokens"),
-        ),
-        HYSTERESIS.above(
-            (means[1][::-1] - means[0])[between], 0.5, source=lab.theory("coexistence")
-        ),
+        TOKENS.close_to(means[1][down], ordered, tolerance=0.03),
+        HYSTERESIS.above((means[1][::-1] - means[0])[between], 0.5),
     )
 
 
@@ -372,11 +363,9 @@ def draw_loop(loop, branch) -> lab.Picture:
     )
 
 
-experiment = lab.Experiment(
-    name="noise-transition",
-    title="Noise against attraction: order sets in continuously, or jumps",
+experiment = lab.experiment(
+    run,
+    "Noise against attraction: order sets in continuously, or jumps",
     room="mean_field",
-    parameters=Parameters,
-    run=run,
     seconds=20,
 )

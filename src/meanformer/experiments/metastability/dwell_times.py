@@ -68,16 +68,19 @@ DIGITS = lab.observation(
     r"$1129.33847345$, $12191759.4252$ and $2.94602185\cdot 10^{15}$ at "
     r"$\beta = 4, 10, 20, 40$; groups of masses $0.7$ and $0.3$ for $818.7785778$ at "
     r"$\beta = 10$.",
+    source=lab.tabulated(),
 )
 INTEGRAL = lab.observation(
     "integral",
     "The dwell times of both flows, equal and unequal masses, four angles, are those "
     "of SciPy's quadrature.",
+    source=lab.other_method("quadrature of the law by SciPy, in logarithms"),
 )
 FLOW = lab.observation(
     "flow",
     "The flow itself brings two groups together at these depths, up to "
     r"$3\cdot 10^{15}$.",
+    source=lab.other_method("quadrature of the two-group law by SciPy"),
 )
 EXPONENTIAL = lab.theorem(
     "exponential",
@@ -85,24 +88,28 @@ EXPONENTIAL = lab.theorem(
     r"$1 - \cos\varphi_0 - 2\cos\varphi_0/(\beta\sin\varphi_0)^2$ in $\beta$ up to "
     r"$O(\beta^{-3})$, for softmax, at four angles.",
     "GKPR24, clusters that last for a time exponential in the inverse temperature",
+    source=lab.theory("two terms of Laplace's method"),
 )
 ASYMPTOTIC = lab.observation(
     "asymptotic",
     r"At the largest $\beta$ the time is "
     r"$\frac{m_1m_2}{m_1^2+m_2^2}\,e^{\beta(1-\cos\varphi_0)}/(\beta\sin^2\varphi_0)$ "
     r"times $1 + 2\cos\varphi_0/(\beta\sin^2\varphi_0) + O(\beta^{-2})$, for softmax.",
+    source=lab.other_method("SciPy's quadrature, over the formula"),
 )
 MEETING_POINT = lab.observation(
     "meeting-point",
     r"Groups of masses $0.7$ and $0.3$ meet, for $\beta = 10, 40, 160, 640$, at "
     "$0.3116278$, $0.2772760$, $0.2604620$, $0.2520972$: near the point of squared "
     "masses $0.2437443$, not at the barycentre $0.4712389$.",
+    source=lab.tabulated("by the flow, and by the integral over the angle"),
 )
 CLOCKS = lab.observation(
     "initial-clock",
     r"In the clock $e^{\beta(1-\langle x_1,x_2\rangle)}$ with the initial inner "
     "product equal groups close from $0.8$ to $0.1$ within $0.2156$, $0.0631$, "
     r"$0.0263$ at $\beta = 10, 20, 40$: of order $1/\beta$, not of order one.",
+    source=lab.tabulated(),
 )
 TIGHTEN = lab.observation(
     "tighten",
@@ -184,19 +191,16 @@ def dwell_findings(dwells):
             [two_groups(*case).dwell_time(RIGHT, MEETING) for case in dwells],
             [*DWELL.values(), SKEWED],
             relative_tolerance=2e-9,
-            source=lab.tabulated(),
         ),
         INTEGRAL.close_to(
             [two_groups(b, m, k).log_dwell_time(s, MEETING) for b, s, m, k in cases],
             [by_scipy(*case) for case in cases],
             tolerance=1e-9,
-            source=lab.other_method("quadrature of the law by SciPy, in logarithms"),
         ),
         FLOW.close_to(
             [float(joins_of(path).depths[0]) for path in dwells.values()],
             np.exp([by_scipy(beta, RIGHT, masses) for beta, masses in dwells]),
             relative_tolerance=1e-8,
-            source=lab.other_method("quadrature of the two-group law by SciPy"),
         ),
     )
 
@@ -226,13 +230,11 @@ def growth_findings(largest: float):
             slopes,
             1 - cosine - first / largest**2,
             tolerance=2 * np.abs(first**2 - 2 * second).max() / largest**3,
-            source=lab.theory("two terms of Laplace's method"),
         ),
         ASYMPTOTIC.close_to(
             np.exp(ratios),
             np.repeat(1 + first / largest, 2),
             tolerance=2 * second.max() / largest**2,
-            source=lab.other_method("SciPy's quadrature, over the formula"),
         ),
     )
 
@@ -245,16 +247,12 @@ def meeting_findings(met):
     waits = [two_groups(b).log_dwell_time(start, end) for b in CLOCK]
     return (
         MEETING_POINT.close_to(
-            [*points, *law],
-            [*POINTS.values(), *POINTS.values()],
-            tolerance=2e-7,
-            source=lab.tabulated("by the flow, and by the integral over the angle"),
+            [*points, *law], [*POINTS.values(), *POINTS.values()], tolerance=2e-7
         ),
         CLOCKS.close_to(
             np.exp(waits - np.array(list(CLOCK)) * (1 - np.cos(start))),
             list(CLOCK.values()),
             tolerance=6e-5,
-            source=lab.tabulated(),
         ),
     )
 
@@ -328,11 +326,9 @@ def draw_groups(path: mf.Trajectory, beta: float) -> lab.Picture:
     )
 
 
-experiment = lab.Experiment(
-    name="dwell-times",
-    title="Groups stay apart for a time exponential in beta",
+experiment = lab.experiment(
+    run,
+    "Groups stay apart for a time exponential in beta",
     room="observables",
-    parameters=Parameters,
-    run=run,
     seconds=14,
 )

@@ -76,61 +76,72 @@ LEVELS = lab.observation(
     r"On the plateaus, $\beta = 4000$, both flows, the energy of the tokens is "
     r"$\sum_k m_k^2$: $0.28$, $0.44$, $0.52$, $1$.",
     "GKPR24, staircase profile of the energy",
+    source=lab.closed_form(r"$\sum_k N_k^2/n^2$"),
 )
 RULE = lab.observation(
     "greedy-rule",
     "The greedy rule puts the jumps at the arc lengths $0.03004521$, $0.15147146$, "
     "$0.33174269$, $0.76617045$ (unnormalised) and $0.03004521$, $0.15623507$, "
     "$0.33650630$, $0.80068215$ (softmax).",
+    source=lab.tabulated(),
 )
 ARC = lab.observation(
     "unnormalised-arc",
     r"Under unnormalised attention the flow at $\beta = 4000$ jumps at the arc "
     "lengths of the greedy rule.",
+    source=lab.theory("greedy rule: the closest pair first"),
 )
 ABSCISSA = lab.observation(
     "published-abscissa",
     "In the published abscissa that is $0.003622$, $0.018261$, $0.039995$, "
     r"$0.092372$; the last jump is at $0.110888$ for $\beta = 1000$ and at $0.12236$ "
     r"for $\beta = 500$.",
+    source=lab.tabulated("with a merge threshold that costs some $10^{-4}$"),
 )
 SOFTMAX = lab.observation(
     "softmax-arc",
     r"Under softmax the jumps at $\beta = 4000$ are at the arc lengths $0.030$, "
     "$0.155$, $0.336$, $0.796$.",
+    source=lab.tabulated(),
 )
 FINITE = lab.observation(
     "finite-beta-rule",
     r"At finite $\beta$ the rule is right to five digits if pairs meet where the law "
     r"of two groups says: softmax, $\beta = 4000$.",
+    source=lab.other_method("two-group law on each gap, by SciPy's quadrature"),
 )
 COINCIDE = lab.observation(
     "coincide",
     r"Against arc length the staircases of $\beta = 500$ to $4000$ coincide: under "
     "unnormalised attention the last jumps differ by at most one per cent.",
+    source=lab.theory("no dependence in the limit"),
 )
 SCHEME = lab.observation(
     "published-scheme",
     r"The published scheme, Euler steps of length $10^{-5}\log\beta$ along the "
     r"normalised velocity, ends at the same place at $\beta = 4000$.",
     "GKPR24, staircase profile of the energy",
+    source=lab.other_method("Euler steps in NumPy, as published"),
 )
 CONTINUED = lab.observation(
     "continued",
     "A walk that ends at depth $10^{15}$, after one join of four, is continued by "
     r"the rule: order, levels and $\log_{10}$ of the depths of the three other joins "
     r"are those of the whole walk (unnormalised, $\beta = 4000$).",
+    source=lab.other_method("the walk to depth $10^{300}$"),
 )
 LADDER = lab.observation(
     "saddle-ladder",
     r"Five tokens around the whole circle, $\beta = 20$: to each plateau of $k$ "
     "groups belongs a critical point, whose index is $k - 1$.",
+    source=lab.closed_form("$k - 1$"),
 )
 NO_SADDLE = lab.theorem(
     "no-saddle",
     "In the published setting, on an arc below a half circle, no plateau but the "
     "last belongs to a critical point: there is none but the collapse.",
     "GLPR23, tokens in an open half sphere collapse exponentially",
+    source=lab.theory(),
 )
 
 
@@ -238,37 +249,20 @@ def rule_findings(paths, scheme):
             np.concatenate([rule_of(kind) for kind in RULES]),
             np.concatenate([*RULES.values()]),
             tolerance=2e-8,
-            source=lab.tabulated(),
         ),
-        ARC.close_to(
-            climbed,
-            rule_of("unnormalised"),
-            relative_tolerance=1e-6,
-            source=lab.theory("greedy rule: the closest pair first"),
-        ),
+        ARC.close_to(climbed, rule_of("unnormalised"), relative_tolerance=1e-6),
         ABSCISSA.close_to(
             [*climbed / np.log(LOWEST), *(ends[beta] / np.log(beta) for beta in ENDS)],
             [*ABSCISSAS, *ENDS.values()],
             relative_tolerance=2e-4,
-            source=lab.tabulated("with a merge threshold that costs some $10^{-4}$"),
         ),
-        SOFTMAX.close_to(soft, WALKED, tolerance=6e-4, source=lab.tabulated()),
-        FINITE.close_to(
-            soft,
-            finite_rule(LOWEST),
-            relative_tolerance=1e-5,
-            source=lab.other_method("two-group law on each gap, by SciPy's quadrature"),
-        ),
-        COINCIDE.at_most(
-            np.ptp(last) / last.max(),
-            0.01,
-            source=lab.theory("no dependence in the limit"),
-        ),
+        SOFTMAX.close_to(soft, WALKED, tolerance=6e-4),
+        FINITE.close_to(soft, finite_rule(LOWEST), relative_tolerance=1e-5),
+        COINCIDE.at_most(np.ptp(last) / last.max(), 0.01),
         SCHEME.close_to(
             climbed[-1] / np.log(LOWEST),
             abscissas[np.argmax(energies > 1 - 1e-4)],
             tolerance=2e-4,
-            source=lab.other_method("Euler steps in NumPy, as published"),
         ),
     )
 
@@ -284,25 +278,19 @@ def plateau_findings(paths, rest, ladder: Saddles):
             [step.energy for flow in flows for step in list(flow)[1:]],
             LEVELS_OF_FIVE * len(KINDS),
             tolerance=1e-9,
-            source=lab.closed_form(r"$\sum_k N_k^2/n^2$"),
         ),
         CONTINUED.close_to(
             [*np.asarray(rest.tokens), *np.asarray(rest.levels)[1:], *logs],
             [*np.asarray(whole.tokens), *LEVELS_OF_FIVE, *np.log10(whole.depths)],
             tolerance=1e-3,
-            source=lab.other_method("the walk to depth $10^{300}$"),
         ),
         LADDER.close_to(
             [-1 if step.index is None else step.index for step in ladder],
             np.array([step.plateau.count for step in ladder]) - 1,
             tolerance=0.0,
-            source=lab.closed_form("$k - 1$"),
         ),
         NO_SADDLE.close_to(
-            sum(step.point is not None for step in on_arc),
-            0,
-            tolerance=0.0,
-            source=lab.theory(),
+            sum(step.point is not None for step in on_arc), 0, tolerance=0.0
         ),
     )
 
@@ -351,11 +339,9 @@ def draw_ladder(path: mf.Trajectory, ladder: Saddles) -> lab.Picture:
     )
 
 
-experiment = lab.Experiment(
-    name="staircase",
-    title="The energy climbs a staircase that a greedy rule predicts",
+experiment = lab.experiment(
+    run,
+    "The energy climbs a staircase that a greedy rule predicts",
     room="observables",
-    parameters=Parameters,
-    run=run,
     seconds=28,
 )

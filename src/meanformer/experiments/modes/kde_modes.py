@@ -71,32 +71,38 @@ WINDOW = lab.observation(
     r"positive constants: for $\beta = n^a$, $a = 0.75, 1, 1.5$ and $n$ from $100$ to "
     "$1000$ it lies in $[0.1, 0.6]$.",
     "GRS24, expected number of modes (the constants are ours)",
+    source=lab.theory("of one order"),
 )
 COUNTED = lab.observation(
     "corrected-formula",
     "The corrected formula is right to one tenth of its value, or four standard "
     "errors of what is counted, for $n$ from $100$ to $4000$.",
+    source=lab.other_method("exact counting"),
 )
 DIGITS = lab.observation(
     "formula-digits",
     "The corrected formula has the values of an independent program, whose "
     r"$F(\lambda)$ was counted.",
+    source=lab.tabulated(),
 )
 TAILS = lab.observation(
     "divergence",
     "Without the correction the integral grows with its range: $29.6$ over "
     r"$|t| \le 8$ and $36.6$ over $|t| \le 10$ for $n = \beta = 100$.",
+    source=lab.tabulated(),
 )
 POISSON = lab.observation(
     "poisson-density",
     "Counting the modes of Poisson processes gives the quadrature of the formula of "
     "Kac and Rice for shot noise, at rates of $0.5$ tokens per bandwidth and more, "
     "in units of the standard error.",
+    source=lab.other_method("characteristic function of $(f', f'')$, four errors"),
 )
 THRESHOLD = lab.observation(
     "two-tokens",
     "Two tokens are two modes beyond two bandwidths on the line, and on the circle "
     r"at $\beta = 5$ beyond the half-angle with $\beta\sin^2 a = \cos a$.",
+    source=lab.closed_form(),
 )
 ROUND = lab.observation(
     "circle-formula",
@@ -107,16 +113,19 @@ MONOTONE = lab.theorem(
     "monotone",
     r"On the line the number of modes never decreases with $\beta$.",
     "Sil81, the number of maxima decreases with the bandwidth",
+    source=lab.theory(),
 )
 CERTIFIED = lab.observation(
     "certified",
     "Every count is proved by bounds of all errors.",
+    source=lab.theory("all intervals decided"),
 )
 CONSTANT = lab.observation(
     "constant",
     r"With $\beta = n^a$, $a = 1, 1.5$, the formula over $\sqrt{\beta\log\beta}$ has "
     r"come within two percent of $\tfrac{\sqrt3}\pi\sqrt{1/a - 1/2}$, its heuristic "
     "limit, at $n = 10^{60}$.",
+    source=lab.closed_form(r"$\tfrac{\sqrt3}\pi\sqrt{1/a - 1/2}$"),
 )
 
 
@@ -141,17 +150,9 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
                 [found.mean / mode_window(beta) for (_, beta), found in window.items()],
                 0.1,
                 0.6,
-                source=lab.theory("of one order"),
             ),
             *formula_findings(counted),
-            POISSON.close_to(
-                poisson_errors(parameters, progress),
-                0.0,
-                tolerance=4.0,
-                source=lab.other_method(
-                    "characteristic function of $(f', f'')$, four errors"
-                ),
-            ),
+            POISSON.close_to(poisson_errors(parameters, progress), 0.0, tolerance=4.0),
             threshold_finding(),
             ROUND.close_to(
                 [
@@ -163,10 +164,7 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
                 source=lab.closed_form(four_errors),
             ),
             CERTIFIED.close_to(
-                [sample.is_certified for sample in samples],
-                1.0,
-                tolerance=0,
-                source=lab.theory("all intervals decided"),
+                [sample.is_certified for sample in samples], 1.0, tolerance=0
             ),
             *line_findings(normal_cloud(60, seed)),
         ],
@@ -196,17 +194,10 @@ def formula_findings(counted):
     ]
     return (
         COUNTED.at_most(
-            np.abs(means - formula) / np.maximum(0.1 * formula, 4 * errors),
-            1.0,
-            source=lab.other_method("exact counting"),
+            np.abs(means - formula) / np.maximum(0.1 * formula, 4 * errors), 1.0
         ),
-        DIGITS.close_to(
-            formula,
-            list(FORMULA.values()),
-            relative_tolerance=1e-3,
-            source=lab.tabulated(),
-        ),
-        TAILS.close_to(ranges, [29.6, 36.6], tolerance=0.05, source=lab.tabulated()),
+        DIGITS.close_to(formula, list(FORMULA.values()), relative_tolerance=1e-3),
+        TAILS.close_to(ranges, [29.6, 36.6], tolerance=0.05),
     )
 
 
@@ -240,9 +231,7 @@ def threshold_finding():
         scipy.optimize.bisect(line, 1.0, 3.0, xtol=1e-7),
         scipy.optimize.bisect(circle, 0.2, 1.0, xtol=1e-7),
     ]
-    return THRESHOLD.close_to(
-        found, [2.0, convex_angle(5.0)], tolerance=1e-6, source=lab.closed_form()
-    )
+    return THRESHOLD.close_to(found, [2.0, convex_angle(5.0)], tolerance=1e-6)
 
 
 def normal_cloud(count: int, seed: int) -> mf.TokenCloud:
@@ -259,12 +248,9 @@ def line_findings(cloud: mf.TokenCloud):
         for a in exponents
     ]
     return (
-        MONOTONE.at_least(np.diff(counts), 0.0, source=lab.theory()),
+        MONOTONE.at_least(np.diff(counts), 0.0),
         CONSTANT.close_to(
-            ratios,
-            [mode_constant(a) for a in exponents],
-            relative_tolerance=0.02,
-            source=lab.closed_form(r"$\tfrac{\sqrt3}\pi\sqrt{1/a - 1/2}$"),
+            ratios, [mode_constant(a) for a in exponents], relative_tolerance=0.02
         ),
     )
 
@@ -327,11 +313,9 @@ def draw_window(window) -> lab.Picture:
     )
 
 
-experiment = lab.Experiment(
-    name="kde-modes",
-    title="How many modes the density of random tokens has",
+experiment = lab.experiment(
+    run,
+    "How many modes the density of random tokens has",
     room="observables",
-    parameters=Parameters,
-    run=run,
     seconds=15,
 )

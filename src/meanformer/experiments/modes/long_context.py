@@ -55,28 +55,33 @@ LAYER = lab.theorem(
     r"gives outputs with the cosine of the closed form, for $\rho$ from $-0.01$ to "
     r"$0.9$ and $\gamma$ from $0$ to $4$.",
     "Rig25, long contexts",
+    source=lab.closed_form(),
 )
 DIGITS = lab.observation(
     "digits",
     r"At $\rho = 0.3$ and $\gamma(1-\rho) = 0.8, 1, 1.2$ the cosines for "
     "$n = 10^3, 10^6, 10^{12}$ are those tabulated.",
+    source=lab.tabulated(),
 )
 LIMIT = lab.theorem(
     "limit",
     r"At $n = 10^{300}$ the cosines are $1$ below, $4\rho/(1+3\rho)$ at and $\rho$ "
     r"above the critical $\gamma = 1/(1-\rho)$.",
     "Rig25, phase transition of long contexts",
+    source=lab.published("three values of the limit, survey Rig25"),
 )
 WIDTH = lab.observation(
     "width",
     r"The width of the transition in $\gamma(1-\rho)$, from a cosine $0.9$ to $0.4$ "
     r"at $\rho = 0.3$, times $\log n$ tends to $\log(t_1/t_2)$ with "
     r"$\rho t^2 + 2\rho t = (1-\rho)/(1-c) - 1$: at $n = 10^{100}$.",
+    source=lab.theory(r"$z = n/t$ up to relative errors of order $1/n$"),
 )
 RANDOM = lab.observation(
     "random-tokens",
     "Random tokens with a common mean, whose inner products fluctuate, follow the "
     "closed form at their average cosine away from the transition.",
+    source=lab.closed_form(r"at the average cosine of the tokens"),
 )
 
 
@@ -91,9 +96,7 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
     expected = np.concatenate([exact for *_, exact in layers])
     return lab.Outcome(
         findings=[
-            LAYER.close_to(
-                measured, expected, tolerance=1e-10, source=lab.closed_form()
-            ),
+            LAYER.close_to(measured, expected, tolerance=1e-10),
             digits_finding(),
             limit_finding(),
             width_finding(),
@@ -135,7 +138,6 @@ def digits_finding():
         long_context_similarity(counts, PLACES / (1 - RHO), RHO),
         list(TABULATED.values()),
         tolerance=6e-9,
-        source=lab.tabulated(),
     )
 
 
@@ -147,7 +149,6 @@ def limit_finding():
         long_context_similarity(1e300, PLACES / (1 - rho), rho),
         expected,
         tolerance=1e-12,
-        source=lab.published("three values of the limit, survey Rig25"),
     )
 
 
@@ -160,12 +161,7 @@ def width_finding():
 
     ends = [float(long_context_gamma(1e100, cosine, RHO)) for cosine in (0.4, 0.9)]
     width = (ends[0] - ends[1]) * (1 - RHO) * np.log(1e100)
-    return WIDTH.close_to(
-        width,
-        np.log(root(0.9) / root(0.4)),
-        relative_tolerance=1e-9,
-        source=lab.theory(r"$z = n/t$ up to relative errors of order $1/n$"),
-    )
+    return WIDTH.close_to(width, np.log(root(0.9) / root(0.4)), relative_tolerance=1e-9)
 
 
 def random_cosines(gammas, parameters: Parameters):
@@ -187,12 +183,7 @@ def random_finding(gammas, random):
         np.array([float(getattr(found, name)) for found in random])
         for name in ("after", "predicted")
     )
-    return RANDOM.close_to(
-        after[far],
-        predicted[far],
-        tolerance=0.02,
-        source=lab.closed_form(r"at the average cosine of the tokens"),
-    )
+    return RANDOM.close_to(after[far], predicted[far], tolerance=0.02)
 
 
 def table() -> lab.Table:
@@ -254,11 +245,9 @@ def draw_random(gammas, random) -> lab.Picture:
     )
 
 
-experiment = lab.Experiment(
-    name="long-context",
-    title="On a long context one layer either averages or does nothing",
+experiment = lab.experiment(
+    run,
+    "On a long context one layer either averages or does nothing",
     room="observables",
-    parameters=Parameters,
-    run=run,
     seconds=8,
 )

@@ -52,29 +52,35 @@ MODES = lab.observation(
     "modes-formula",
     "The mean number of modes of uniform tokens is "
     r"$\sqrt{\sum k^4 I_k^2/\sum k^2 I_k^2}$, in units of its standard error.",
+    source=lab.closed_form(r"$n \to \infty$; four standard errors"),
 )
 DIGITS = lab.observation(
     "six-starts",
     "Modes at depth $0$ and clusters at depths $10$, $30$ and $100$ are, for "
     r"$\beta = 9, 25, 81$, those of six starts of an independent program.",
+    source=lab.tabulated("six starts, known to 0.5; twice that"),
 )
 EARLY = lab.observation(
     "modes-foretell",
     "The mean number of clusters at depth $10$ over that of modes of such tokens at "
     "the start lies between $0.8$ and $1.25$.",
+    source=lab.theory("each token climbs the density"),
 )
 FASTER = lab.observation(
     "fastest-degree",
     r"The degree that grows fastest is $4$, $7$ and $13$ for $\beta = 9, 25, 81$.",
+    source=lab.closed_form(r"the largest $k^2I_k(\beta)$, tabulated"),
 )
 OVER = lab.observation(
     "fastest-overestimates",
     "At depth $30$ there are fewer clusters than the degree $k^*$ that grows fastest "
     r"about the uniform density, for every $\beta$.",
+    source=lab.closed_form(r"$k^*$ maximises $k^2I_k(\beta)$"),
 )
 COARSENS = lab.observation(
     "clusters-join",
     "From depth $10$ on the mean number of clusters never grows.",
+    source=lab.theory("clusters join and do not split"),
 )
 
 
@@ -140,40 +146,12 @@ def findings(betas, counts, sampled):
     sample_means = np.array([sample.mean for sample in sampled])
     degrees = np.array([degree(beta) for beta in betas])
     return [
-        MODES.close_to(
-            (sample_means - formula) / errors,
-            0.0,
-            tolerance=4.0,
-            source=lab.closed_form(r"$n \to \infty$; four standard errors"),
-        ),
-        DIGITS.close_to(
-            [means[beta] for beta in BETAS],
-            SIX,
-            tolerance=1.0,
-            source=lab.tabulated("six starts, known to 0.5; twice that"),
-        ),
-        EARLY.inside(
-            [means[beta][1] for beta in betas] / sample_means,
-            0.8,
-            1.25,
-            source=lab.theory("each token climbs the density"),
-        ),
-        FASTER.close_to(
-            [degree(beta) for beta in BETAS],
-            FASTEST,
-            tolerance=0.0,
-            source=lab.closed_form(r"the largest $k^2I_k(\beta)$, tabulated"),
-        ),
-        OVER.below(
-            [means[beta][2] for beta in betas],
-            degrees,
-            source=lab.closed_form(r"$k^*$ maximises $k^2I_k(\beta)$"),
-        ),
-        COARSENS.at_most(
-            [np.diff(means[beta][1:]) for beta in betas],
-            0.0,
-            source=lab.theory("clusters join and do not split"),
-        ),
+        MODES.close_to((sample_means - formula) / errors, 0.0, tolerance=4.0),
+        DIGITS.close_to([means[beta] for beta in BETAS], SIX, tolerance=1.0),
+        EARLY.inside([means[beta][1] for beta in betas] / sample_means, 0.8, 1.25),
+        FASTER.close_to([degree(beta) for beta in BETAS], FASTEST, tolerance=0.0),
+        OVER.below([means[beta][2] for beta in betas], degrees),
+        COARSENS.at_most([np.diff(means[beta][1:]) for beta in betas], 0.0),
     ]
 
 
@@ -228,11 +206,9 @@ def draw_curves(betas, counts, sampled) -> lab.Picture:
     )
 
 
-experiment = lab.Experiment(
-    name="modes-versus-clusters",
-    title="The modes of the density at the start foretell the clusters",
+experiment = lab.experiment(
+    run,
+    "The modes of the density at the start foretell the clusters",
     room="observables",
-    parameters=Parameters,
-    run=run,
     seconds=15,
 )

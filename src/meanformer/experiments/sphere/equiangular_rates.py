@@ -64,34 +64,40 @@ DIGITS = lab.observation(
     "digits",
     r"The times from $\rho = 0$ to $0.999$ of softmax and unnormalised attention, for "
     r"eight choices of $n$ and $\beta$, are those tabulated.",
+    source=lab.tabulated(),
 )
 INTEGRALS = lab.observation(
     "exponential-integrals",
     "The times of softmax attention are a sum of exponential integrals and "
     r"logarithms, up to $\beta = 300$.",
+    source=lab.closed_form(r"partial fractions: $\mathrm{Ei}$, $E_1$ of SciPy"),
 )
 FULL = lab.theorem(
     "full-flow",
     "Orthonormal tokens under the full flow reach the level at the time of the "
     "integral, all pairs at once: softmax and unnormalised, $n = 32$.",
     "GLPR23, the equation of orthogonal tokens",
+    source=lab.closed_form("the integral of the time, at its end"),
 )
 INVERSE = lab.observation(
     "phase-curve",
     "The boundary of the clustered phase passes through the tabulated points, and is "
     "the inverse of the time found by bracketing.",
+    source=lab.tabulated("and Brent's method of SciPy in this run"),
 )
 EMPTY = lab.observation(
     "no-curve",
     "For $n = 32$ softmax attention has no curve before the depth "
     r"$\frac12\log(999n+1)$ of $\beta = 0$, and unnormalised attention none after it: "
     "so many depths of $200$ are on the curves.",
+    source=lab.closed_form(r"the time at $\beta = 0$"),
 )
 RATES = lab.theorem(
     "rates",
     r"In the end the gap $1 - \rho$ falls like $e^{-2t}$ under softmax and like "
     r"$e^{-2te^\beta}$ under unnormalised attention.",
     "GLPR23, exponential rate of clustering in a hemisphere",
+    source=lab.theory(r"$2$, $2e^\beta$"),
 )
 RANDOM = lab.observation(
     "random-tokens",
@@ -99,12 +105,17 @@ RANDOM = lab.observation(
     r"the curve of orthogonal tokens, for $\beta = 1$ and $4$: distance over what "
     "chance and curvature allow.",
     "GLPR23, the high-dimensional case",
+    source=lab.theory(
+        "three standard errors of the mean over clouds, carried along the curve, "
+        r"and a bias of order $1/d$"
+    ),
 )
 CLOCK = lab.observation(
     "slow-clock",
     "Euler steps followed by division by the norm are late: they arrive at $5.60$, "
     "$5.45$ and $5.30$ with steps $0.1$, $0.05$ and $0.01$ instead of $5.27$ "
     r"($n = 32$, $\beta = 1$).",
+    source=lab.tabulated(),
 )
 
 
@@ -121,19 +132,9 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
     return lab.Outcome(
         findings=[
             *findings,
-            FULL.close_to(
-                np.array(full) / (1 - LEVEL),
-                1.0,
-                tolerance=1e-7,
-                source=lab.closed_form("the integral of the time, at its end"),
-            ),
+            FULL.close_to(np.array(full) / (1 - LEVEL), 1.0, tolerance=1e-7),
             random_finding(paths, parameters),
-            CLOCK.close_to(
-                list(clock.values()),
-                list(EULER.values()),
-                tolerance=1e-9,
-                source=lab.tabulated(),
-            ),
+            CLOCK.close_to(list(clock.values()), list(EULER.values()), tolerance=1e-9),
         ],
         pictures=[draw_boundaries(boundaries), draw_paths(paths, parameters)],
     )
@@ -160,17 +161,11 @@ def time_findings():
             expected.append(time)
     cases = [(2, 3.0), (32, 1.0), (32, 30.0), (1000, 100.0), (5, 300.0)]
     return (
-        DIGITS.close_to(
-            found,
-            expected,
-            relative_tolerance=1e-9,
-            source=lab.tabulated(),
-        ),
+        DIGITS.close_to(found, expected, relative_tolerance=1e-9),
         INTEGRALS.close_to(
             [Equiangular(*case).time_to(LEVEL) for case in cases],
             [exponential_integrals(*case) for case in cases],
             relative_tolerance=1e-11,
-            source=lab.closed_form(r"partial fractions: $\mathrm{Ei}$, $E_1$ of SciPy"),
         ),
     )
 
@@ -202,13 +197,11 @@ def curve_findings():
             [*found, *found],
             [*np.ravel(list(CURVE.values())), *bracketed],
             tolerance=6e-8,
-            source=lab.tabulated("and Brent's method of SciPy in this run"),
         ),
         EMPTY.close_to(
             [len(phase_curve(32, depths, kind=kind).betas) for kind in kinds],
             [(depths >= end).sum(), (depths <= end).sum()],
             tolerance=0,
-            source=lab.closed_form(r"the time at $\beta = 0$"),
         ),
     )
 
@@ -220,12 +213,7 @@ def rate_finding():
         depths = depth + np.linspace(0, 1, SAVED)
         gaps = np.asarray(Equiangular(32, 1.0, kind=kind).gap(depths))
         rates.append(np.log(gaps[0] / gaps[-1]))
-    return RATES.close_to(
-        rates,
-        [2, 2 * np.e],
-        relative_tolerance=1e-8,
-        source=lab.theory(r"$2$, $2e^\beta$"),
-    )
+    return RATES.close_to(rates, [2, 2 * np.e], relative_tolerance=1e-8)
 
 
 def random_paths(beta: float, parameters: Parameters):
@@ -264,14 +252,7 @@ def random_finding(paths, parameters: Parameters):
         bias = (1 + beta**2 / 2 * depths * speed) / dimension
         allowed = 3 * error * speed / speed[0] + bias
         apart.append(np.abs(cosines.mean(0) - curve) / allowed)
-    return RANDOM.at_most(
-        np.max(apart),
-        1.0,
-        source=lab.theory(
-            "three standard errors of the mean over clouds, carried along the curve, "
-            r"and a bias of order $1/d$"
-        ),
-    )
+    return RANDOM.at_most(np.max(apart), 1.0)
 
 
 def euler_time(step: float) -> float:
@@ -338,11 +319,9 @@ def draw_paths(paths, parameters: Parameters) -> lab.Picture:
     )
 
 
-experiment = lab.Experiment(
-    name="equiangular-rates",
-    title="Orthogonal tokens cluster at a time given by an integral",
+experiment = lab.experiment(
+    run,
+    "Orthogonal tokens cluster at a time given by an integral",
     room="observables",
-    parameters=Parameters,
-    run=run,
     seconds=12,
 )

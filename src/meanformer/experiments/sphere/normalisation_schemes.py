@@ -70,38 +70,45 @@ TABLE = lab.observation(
     "table",
     r"Eight orthonormal tokens at $\beta = 3$ have, at depth $6$, the inner products "
     "tabulated for all six schemes.",
+    source=lab.tabulated(),
 )
 SYSTEM = lab.observation(
     "whole-system",
     "The flow of every scheme, and the equations of one inner product and one "
     "radius, agree along depth with the whole system of directions and radii.",
+    source=lab.other_method("directions and radii, solved by SciPy's DOP853"),
 )
 SLOPE = lab.observation(
     "first-slope",
     "At the start Post, Pre, Mix and sqrt move at the same speed $2q$, Peri and nGPT "
     r"at $2q/|A|$, with $q = 1/(e^\beta + n - 1)$.",
     "KGPR25, initial velocities",
+    source=lab.closed_form(r"$|A|^2 = a^2 + (n-1)q^2$ at orthogonal tokens"),
 )
 EXPONENTIAL = lab.observation(
     "exponential",
     r"In the end the gap $1 - \rho$ falls like $e^{-2t}$ for Post and nGPT and like "
     r"$e^{-4\sqrt t}$ for sqrt.",
     "KGPR25, final velocities",
+    source=lab.theory(r"rates $2$, $2\alpha$ and $4$"),
 )
 POWER = lab.observation(
     "power",
     "For Pre, Peri and Mix it falls like $t^{-2}$: exponents between depths $10^4$ "
     r"and $2\cdot 10^4$.",
     "KGPR25, final velocities",
+    source=lab.theory(r"$r \sim t$ makes $\dot\rho = 2(1-\rho)/t$"),
 )
 AT_400 = lab.observation(
     "at-400",
     r"At depth $400$ the gaps of Pre, Peri and Mix are $1.691\cdot 10^{-4}$, "
     r"$1.658\cdot 10^{-4}$ and $9.758\cdot 10^{-6}$.",
+    source=lab.tabulated(),
 )
 LAYERS = lab.observation(
     "layers",
     "The finite network of every scheme tends to its flow at first order in the step.",
+    source=lab.theory("first order"),
 )
 EARLY = lab.observation(
     "random-early",
@@ -115,6 +122,7 @@ LATE = lab.observation(
     "At the last layer Post and nGPT have collapsed and Pre and Peri have not: the "
     "median gap of the former is less than a hundredth of the latter's.",
     "KGPR25, experiments with random weights",
+    source=lab.theory("exponential against power"),
 )
 
 
@@ -131,10 +139,7 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
             *flow_findings(flows, gaps),
             *law_findings(gaps),
             LAYERS.inside(
-                [np.log2(coarse / fine) for coarse, fine in errors.values()],
-                0.9,
-                1.1,
-                source=lab.theory("first order"),
+                [np.log2(coarse / fine) for coarse, fine in errors.values()], 0.9, 1.1
             ),
             *random_findings(random),
         ],
@@ -209,22 +214,17 @@ def flow_findings(flows, gaps):
     is_stretched = [name in ("Peri", "nGPT") for name in SCHEMES]
     return (
         TABLE.close_to(
-            [cosines[-1] for cosines in flows.values()],
-            TABULATED,
-            tolerance=1e-9,
-            source=lab.tabulated(),
+            [cosines[-1] for cosines in flows.values()], TABULATED, tolerance=1e-9
         ),
         SYSTEM.close_to(
             [[flows[name], 1 - at(SAVED, gaps[name])] for name in SCHEMES],
             [[cosines, cosines] for cosines in exact],
             tolerance=1e-8,
-            source=lab.other_method("directions and radii, solved by SciPy's DOP853"),
         ),
         SLOPE.close_to(
             [float(model(scheme).velocity(0.0)) for scheme in SCHEMES.values()],
             2 * other / np.where(is_stretched, norm, 1),
             relative_tolerance=1e-12,
-            source=lab.closed_form(r"$|A|^2 = a^2 + (n-1)q^2$ at orthogonal tokens"),
         ),
     )
 
@@ -239,23 +239,14 @@ def law_findings(gaps):
     ]
     slow = [at([400, 1e4, 2e4], gaps[name]) for name in ("Pre", "Peri", "Mix")]
     return (
-        EXPONENTIAL.close_to(
-            rates,
-            [2, 2, 4],
-            relative_tolerance=1e-6,
-            source=lab.theory(r"rates $2$, $2\alpha$ and $4$"),
-        ),
+        EXPONENTIAL.close_to(rates, [2, 2, 4], relative_tolerance=1e-6),
         POWER.close_to(
-            [np.log2(gap[2] / gap[1]) for gap in slow],
-            -2.0,
-            tolerance=2e-3,
-            source=lab.theory(r"$r \sim t$ makes $\dot\rho = 2(1-\rho)/t$"),
+            [np.log2(gap[2] / gap[1]) for gap in slow], -2.0, tolerance=2e-3
         ),
         AT_400.close_to(
             [gap[0] for gap in slow],
             [1.691e-4, 1.658e-4, 9.758e-6],
             relative_tolerance=5e-4,
-            source=lab.tabulated(),
         ),
     )
 
@@ -315,7 +306,7 @@ def random_findings(random):
     stretched = lab.theory(r"attention shorter than $1$ is stretched")
     return (
         EARLY.above(early, 2.0, source=stretched),
-        LATE.below(late, 0.01, source=lab.theory("exponential against power")),
+        LATE.below(late, 0.01),
     )
 
 
@@ -373,11 +364,9 @@ def draw_random(random, parameters: Parameters) -> lab.Picture:
     )
 
 
-experiment = lab.Experiment(
-    name="normalisation-schemes",
-    title="Where a layer normalises decides how fast tokens cluster",
+experiment = lab.experiment(
+    run,
+    "Where a layer normalises decides how fast tokens cluster",
     room="flows",
-    parameters=Parameters,
-    run=run,
     seconds=50,
 )

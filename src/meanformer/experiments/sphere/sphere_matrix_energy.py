@@ -65,12 +65,14 @@ MAXIMUM = lab.theorem(
     r"reach it, where other eigenvalues are less than $\lambda_1$ by $0.05$ or more "
     r"so that the cluster turns to $\pm v$ in time: largest difference.",
     "BKKRW25, maximisers for positive definite matrices",
+    source=lab.closed_form(r"$e^{\lambda_1}$"),
 )
 THRESHOLD = lab.observation(
     "split-threshold",
     r"Two equal clusters at $\pm v$ turn stable at "
     r"$\lambda_1\tanh\lambda_1 = \lambda_2$: for diag$(d_1, 1)$ below $d_1 = \tanh 1$ "
     r"and above the root of $d\tanh d = 1$, for diag$(d_1, d_1, 1)$ below $\tanh 1$.",
+    source=lab.closed_form(r"$\tanh 1$, and the root of $d\tanh d = 1$"),
 )
 CURVE = lab.observation(
     "split-curve",
@@ -78,11 +80,13 @@ CURVE = lab.observation(
     "published one for all 20 values of $d_1$: how probable it is that two samples "
     "of the same shares differ as much or more, by sums of squares.",
     "BKKRW25, Figure 2 and its code",
+    source=lab.published("100 runs for each matrix, counts stored with the code"),
 )
 ONE_BETWEEN = lab.observation(
     "one-cluster-between",
     "Between the two thresholds all runs end in one cluster; in dimension 3 with "
     "diag$(d_1, d_1, 1)$ all above the first one.",
+    source=lab.theory("the split is unstable"),
 )
 FOUR_TOKENS = lab.theorem(
     "four-tokens",
@@ -95,17 +99,20 @@ DENSITY = lab.observation(
     r"The optimal density for diag$(1, 1+\varepsilon)$ is "
     r"$\frac{1}{2\pi}(1 + \varepsilon\frac{I_1(1)}{2I_2(1)}\cos "
     r"2\theta)$ to first order: the slope of its second moment.",
+    source=lab.closed_form("perturbation of the uniform density"),
 )
 DENSITY_PUBLISHED = lab.observation(
     "density-published",
     r"Its second moments at $\varepsilon = -0.05, 0.05, 0.3$ are those of the "
     "published densities.",
     "BKKRW25, Figure 5 and its code",
+    source=lab.published("densities on 1000 nodes, stored with the code"),
 )
 MINIMUM = lab.observation(
     "minimum",
     r"Descending tokens on the sphere approach the least energy: $\sinh 1$ of the "
     "uniform law for $D = I$, and $1$ where $D$ has a kernel to hide in.",
+    source=lab.closed_form(r"$\sinh 1$ and $1$: differences"),
 )
 
 
@@ -203,12 +210,7 @@ def maximum_finding(runs):
     """Energies against their bound, where one cluster was reached."""
     reached = [r.excess for r in runs if r.count == 1 and r.gap > 0.05]
     highest = max(r.excess for r in runs)
-    return MAXIMUM.close_to(
-        [*reached, max(highest, 0.0)],
-        0.0,
-        tolerance=1e-10,
-        source=lab.closed_form(r"$e^{\lambda_1}$"),
-    )
+    return MAXIMUM.close_to([*reached, max(highest, 0.0)], 0.0, tolerance=1e-10)
 
 
 def threshold_finding():
@@ -224,12 +226,7 @@ def threshold_finding():
         scipy.optimize.brentq(largest, *ends, args=(dimension,), xtol=1e-10)
         for *ends, dimension in ((0.5, 0.95, 2), (1.05, 1.5, 2), (0.5, 0.95, 3))
     ]
-    return THRESHOLD.close_to(
-        found,
-        [*thresholds(), np.tanh(1.0)],
-        tolerance=1e-7,
-        source=lab.closed_form(r"$\tanh 1$, and the root of $d\tanh d = 1$"),
-    )
+    return THRESHOLD.close_to(found, [*thresholds(), np.tanh(1.0)], tolerance=1e-7)
 
 
 def thresholds() -> tuple[float, float]:
@@ -245,17 +242,10 @@ def share_findings(singles, entries, in_space, parameters: Parameters):
     between = (low + 0.02 < ENTRIES) & (high - 0.02 > ENTRIES)
     return (
         CURVE.at_least(
-            same_shares(ours, parameters.repeats, seed=parameters.seed),
-            1e-3,
-            source=lab.published(
-                "100 runs for each matrix, counts stored with the code"
-            ),
+            same_shares(ours, parameters.repeats, seed=parameters.seed), 1e-3
         ),
         ONE_BETWEEN.close_to(
-            [*singles[between], *in_space[entries > low + 0.02]],
-            1.0,
-            tolerance=0.0,
-            source=lab.theory("the split is unstable"),
+            [*singles[between], *in_space[entries > low + 0.02]], 1.0, tolerance=0.0
         ),
     )
 
@@ -305,13 +295,9 @@ def density_findings(densities):
             (moments[1] - moments[0]) / 0.1,
             iv(1, 1) / (2 * iv(2, 1)),
             relative_tolerance=5e-3,
-            source=lab.closed_form("perturbation of the uniform density"),
         ),
         DENSITY_PUBLISHED.close_to(
-            moments,
-            [-0.1064632698, 0.1016677357, 0.5381581302],
-            tolerance=2e-3,
-            source=lab.published("densities on 1000 nodes, stored with the code"),
+            moments, [-0.1064632698, 0.1016677357, 0.5381581302], tolerance=2e-3
         ),
     )
 
@@ -332,9 +318,7 @@ def minimum_finding(spread):
         energy_of(np.diag(SPREAD[name]), spread[name].points[-1]) - energy
         for name, energy in least.items()
     ]
-    return MINIMUM.inside(
-        excess, -1e-9, 1e-3, source=lab.closed_form(r"$\sinh 1$ and $1$: differences")
-    )
+    return MINIMUM.inside(excess, -1e-9, 1e-3)
 
 
 def draw_curve(singles, entries, in_space, repeats: int) -> lab.Picture:
@@ -379,11 +363,9 @@ def draw_spread(spread) -> lab.Picture:
     )
 
 
-experiment = lab.Experiment(
-    name="sphere-matrix-energy",
-    title="Energies with a matrix: one cluster, two, or spread",
+experiment = lab.experiment(
+    run,
+    "Energies with a matrix: one cluster, two, or spread",
     room="observables",
-    parameters=Parameters,
-    run=run,
     seconds=15,
 )

@@ -79,12 +79,14 @@ DIMENSION = lab.observation(
     "front-sharpens",
     r"The front tends to that curve with the dimension: at $\beta = 6$ it is further "
     "away in dimension $128$ than in dimension $1024$.",
+    source=lab.other_method("the same distance in dimension 1024"),
 )
 HOT = lab.observation(
     "hot-limit",
     r"At $\beta = 0$ the curve starts at "
     r"$\frac12\log\frac{(n - 1)(1-\delta) + 1}{\delta}$ with $\delta = 0.001$, and so "
     "does the front.",
+    source=lab.closed_form(r"up to the distance of two depths"),
 )
 UNNORMALISED = lab.observation(
     "unnormalised-front",
@@ -101,6 +103,7 @@ SLOW_CLOCK = lab.observation(
     "slow-clock",
     "Euler steps with division by the norm take them there only at $5.60$, $5.45$ "
     "and $5.30$, for steps of $0.1$, $0.05$ and $0.01$.",
+    source=lab.published("a rerun of the published scheme"),
 )
 AGREES = lab.observation(
     "dense-integration",
@@ -115,6 +118,7 @@ FOR_EVER = lab.observation(
     "clusters-stay",
     "In no dimension does the fraction ever decrease with depth: smallest increase "
     "from one depth to the next.",
+    source=lab.theory("tokens that are close do not part"),
 )
 PARTS = lab.observation(
     "parts",
@@ -122,11 +126,13 @@ PARTS = lab.observation(
     "diagram of all starts is the mean of those of some of them at a time: largest "
     "difference. Many starts are computed otherwise than few: they leave their batch "
     "where they are one cluster, and tokens that have met become one.",
+    source=lab.other_method("at most 256 starts at a time"),
 )
 SPAN_FALLS = lab.observation(
     "span-falls",
     r"Under random $K^\top Q$ with $V = I$, redrawn at every unit of depth, tokens "
     r"still end in one point at $\beta = 0.1$: their span has dimension one.",
+    source=lab.theory("convex combinations of tokens in a hemisphere contract"),
 )
 
 
@@ -153,14 +159,8 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
             min(np.diff(found.mean, axis=1).min() for found in diagrams.values()),
             0.0,
             tolerance=1e-3,
-            source=lab.theory("tokens that are close do not part"),
         ),
-        SPAN_FALLS.close_to(
-            redrawn.mean[0, -1],
-            1.0,
-            tolerance=0.2,
-            source=lab.theory("convex combinations of tokens in a hemisphere contract"),
-        ),
+        SPAN_FALLS.close_to(redrawn.mean[0, -1], 1.0, tolerance=0.2),
     ]
     pictures = [draw_diagrams(diagrams, unnormalised), draw_spans(spans)]
     return lab.Outcome(findings=findings, pictures=pictures)
@@ -215,9 +215,7 @@ def parts_finding(diagrams, parameters: Parameters):
             found = measured(whole.betas[rows], whole.depths, some, parameters)
             mean += found.mean * len(some) / number
         differences.append(np.abs(mean - whole.mean[rows]).max())
-    return PARTS.at_most(
-        differences, 5e-3, source=lab.other_method("at most 256 starts at a time")
-    )
+    return PARTS.at_most(differences, 5e-3)
 
 
 def curve_depths(betas, kind: str = "softmax") -> np.ndarray:
@@ -238,13 +236,11 @@ def front_findings(diagrams, unnormalised: PhaseDiagram, spacing: float) -> list
         DIMENSION.above(
             abs(diagrams[128].passage()[steep] - expected[-1]),
             abs(front[steep] - expected[-1]),
-            source=lab.other_method("the same distance in dimension 1024"),
         ),
         HOT.close_to(
             [front[0], *curve_depths([0.0])],
             0.5 * np.log(((COUNT - 1) * LEVEL + 1) / (1 - LEVEL)),
             tolerance=spacing,
-            source=lab.closed_form(r"up to the distance of two depths"),
         ),
         UNNORMALISED.close_to(
             unnormalised.passage()[chosen],
@@ -272,12 +268,7 @@ def clock_findings(parameters: Parameters) -> list:
         slow.append(index * step)
     return [
         EXACT.close_to(found, exact, tolerance=1e-3, source=source),
-        SLOW_CLOCK.close_to(
-            slow,
-            list(EULER.values()),
-            tolerance=1e-9,
-            source=lab.published("a rerun of the published scheme"),
-        ),
+        SLOW_CLOCK.close_to(slow, list(EULER.values()), tolerance=1e-9),
     ]
 
 
@@ -387,11 +378,6 @@ def draw_spans(spans) -> lab.Picture:
     )
 
 
-experiment = lab.Experiment(
-    name="sphere-phase-diagram",
-    title="Phase diagrams of clustering on the sphere",
-    room="observables",
-    parameters=Parameters,
-    run=run,
-    seconds=10,
+experiment = lab.experiment(
+    run, "Phase diagrams of clustering on the sphere", room="observables", seconds=10
 )

@@ -68,39 +68,46 @@ TRIANGLE_TURNS = lab.theorem(
     r"Three tokens at equal angles turn from unstable to stable as $\beta$ falls "
     "below $-2/3$, so that not all starts end in one cluster there.",
     "PRY25, no synchronisation below -2/3",
+    source=lab.closed_form(r"$\cos\frac{2\pi}3 = \beta\sin^2\frac{2\pi}3$"),
 )
 RISES = lab.theorem(
     "energy-rises",
     "The energy never falls along SA and USA.",
     "GLPR23, the energy is a Lyapunov function of both sphere flows",
+    source=lab.theory("relative falls"),
 )
 BOUND = lab.theorem(
     "energy-bound",
     r"It reaches $e^\beta/2\beta$, the energy of one cluster.",
     "GLPR23, the maximisers of the energy are single points",
+    source=lab.closed_form(r"$e^\beta/2\beta$"),
 )
 DISSIPATION = lab.theorem(
     "dissipation",
     r"$\dot E = \sum_i w_i|\dot x_i|^2$ for USA, and $\sum_i w_iZ_i|\dot x_i|^2$ for "
     r"SA, with the masses $Z_i = \sum_j w_je^{\beta\langle x_i, x_j\rangle}$.",
     "GLPR23, gradient structure of both sphere flows",
+    source=lab.other_method("differences of the energy, dense in NumPy"),
 )
 HEMISPHERE = lab.theorem(
     "hemisphere-rate",
     r"From a hemisphere $1 - \langle x_i, x_j\rangle$ decays like $e^{-2t}$ under SA, "
     r"and like $e^{-2te^\beta}$ under USA: fitted rates over these.",
     "GLPR23, exponential collapse from a hemisphere",
+    source=lab.theory("fit over gaps below 1e-3"),
 )
 KURAMOTO = lab.theorem(
     "kuramoto",
     r"At $\beta = 0$ tokens with the masses of a Poisson kernel of radius $R_0 = 0.3$ "
     "keep one, with $R^2 = R_0^2e^t/(1 + R_0^2(e^t - 1))$; $R(2) = 0.6497905376$.",
     "OA08, invariance of Poisson kernels",
+    source=lab.closed_form("and its tabulated value at depth 2"),
 )
 SADDLE = lab.observation(
     "saddle",
     "Two opposite tokens are stationary and leave it in $d - 1$ directions, at the "
     r"rate $e^{-\beta}$ under USA and $e^{-\beta}/\cosh\beta$ under SA.",
+    source=lab.closed_form(r"index $d-1$ and the rates of the two-token law"),
 )
 
 
@@ -203,12 +210,7 @@ def triangle_finding():
         return float(rates[np.argsort(np.abs(rates))][1:].max())
 
     turns = scipy.optimize.brentq(largest, -0.9, -0.4, xtol=1e-12)
-    return TRIANGLE_TURNS.close_to(
-        turns,
-        TRIANGLE,
-        tolerance=1e-9,
-        source=lab.closed_form(r"$\cos\frac{2\pi}3 = \beta\sin^2\frac{2\pi}3$"),
-    )
+    return TRIANGLE_TURNS.close_to(turns, TRIANGLE, tolerance=1e-9)
 
 
 def energy_findings(paths):
@@ -220,20 +222,16 @@ def energy_findings(paths):
     falls = [float(profile.worst_violation) for profile in profiles.values()]
     slopes = [energy_slope(path, 2, beta) for (_, beta), path in paths.items()]
     return (
-        RISES.at_most(
-            falls / bounds, 0.0, tolerance=1e-12, source=lab.theory("relative falls")
-        ),
+        RISES.at_most(falls / bounds, 0.0, tolerance=1e-12),
         BOUND.close_to(
             [float(profile.energies[-1]) for profile in profiles.values()],
             bounds,
             relative_tolerance=1e-6,
-            source=lab.closed_form(r"$e^\beta/2\beta$"),
         ),
         DISSIPATION.close_to(
             [float(profile.rates[2]) for profile in profiles.values()],
             slopes,
             relative_tolerance=1e-7,
-            source=lab.other_method("differences of the energy, dense in NumPy"),
         ),
     )
 
@@ -259,9 +257,7 @@ def hemisphere_finding(paths):
         used = (gaps < 1e-3) & (gaps > 1e-11)
         depths = np.asarray(path.depths)[used] / unit_of(name, beta)
         ratios.append(-np.polyfit(depths, np.log(gaps[used]), 1)[0] / 2)
-    return HEMISPHERE.close_to(
-        ratios, 1.0, tolerance=5e-3, source=lab.theory("fit over gaps below 1e-3")
-    )
+    return HEMISPHERE.close_to(ratios, 1.0, tolerance=5e-3)
 
 
 def kuramoto_finding(parameters: Parameters):
@@ -274,10 +270,7 @@ def kuramoto_finding(parameters: Parameters):
     exact = 0.3 * np.sqrt(growth / (1 + 0.09 * (growth - 1)))
     measured = [float(order_parameter(path.cloud(k))) for k in range(len(path))]
     return KURAMOTO.close_to(
-        [*measured, measured[-1]],
-        [*exact, 0.6497905376],
-        tolerance=1e-7,
-        source=lab.closed_form("and its tabulated value at depth 2"),
+        [*measured, measured[-1]], [*exact, 0.6497905376], tolerance=1e-7
     )
 
 
@@ -291,12 +284,7 @@ def saddle_finding():
             measured += [report.index or 0, float(report.eigenvalues[0])]
             mass = np.cosh(beta) if name == "SA" else 1.0
             exact += [2, np.exp(-beta) / mass]
-    return SADDLE.close_to(
-        measured,
-        exact,
-        tolerance=1e-12,
-        source=lab.closed_form(r"index $d-1$ and the rates of the two-token law"),
-    )
+    return SADDLE.close_to(measured, exact, tolerance=1e-12)
 
 
 def draw_snapshots(paths: dict[float, mf.Trajectory]) -> lab.Picture:
@@ -345,11 +333,6 @@ def draw_collapse(paths) -> lab.Picture:
     )
 
 
-experiment = lab.Experiment(
-    name="sphere-single-cluster",
-    title="On the sphere all tokens become one cluster",
-    room="observables",
-    parameters=Parameters,
-    run=run,
-    seconds=15,
+experiment = lab.experiment(
+    run, "On the sphere all tokens become one cluster", room="observables", seconds=15
 )
