@@ -16,7 +16,6 @@ from typer.testing import CliRunner
 from meanformer.cli import app, signals
 from meanformer.flows import Status
 from meanformer.flows.status import STATUS_FLAGS
-from meanformer.storage.words import in_words_of_a_file
 
 STATUS_NAMES = STATUS_FLAGS["flag_meanings"].split()
 
@@ -68,7 +67,12 @@ def run(*words, cache):
 
 
 def rows_written(folder):
-    return len(list((folder / "trajectory.zarr" / "depth").glob("[0-9]*")))
+    """Count the saved depths on disk; a folder that is being made or replaced has none."""
+    try:
+        names = os.listdir(folder / "trajectory.zarr" / "depth")
+    except FileNotFoundError:
+        return 0
+    return sum(name[0].isdigit() for name in names)
 
 
 def kill_after(folder, rows, delay, words, cache):
@@ -84,11 +88,14 @@ def kill_when(condition, delay, words, cache):
         stderr=subprocess.DEVNULL,
         env=os.environ | {"MEANFORMER_CACHE": str(cache)},
     )
-    while process.poll() is None and not condition():
-        time.sleep(0.0005)
-    time.sleep(delay)
-    process.send_signal(signal.SIGKILL)
-    return process.wait() == -signal.SIGKILL
+    try:
+        while process.poll() is None and not condition():
+            time.sleep(0.0005)
+        time.sleep(delay)
+    finally:
+        process.kill()
+        code = process.wait()
+    return code == -signal.SIGKILL
 
 
 @pytest.fixture(scope="module")
@@ -196,12 +203,12 @@ def test_mistakes_end_with_code_two_and_one_sentence(described, tmp_path):
     assert not (tmp_path / "a").exists()
 
 
-def test_a_run_that_stops_early_says_so_in_the_words_of_its_file(tmp_path):
+def test_a_run_that_stops_early_says_so_and_what_to_do(tmp_path):
     config = tmp_path / "run.toml"
     config.write_text(STOPS_EARLY)
     result = call("simulate", config, "--out", tmp_path / "out")
     assert result.exit_code == 0
-    assert "raise stop.step_budget" in result.stdout
+    assert "raise the step budget" in result.stdout
     assert "StepBudget" not in result.stdout
     assert "Stiff()" not in result.stdout
 
@@ -220,9 +227,9 @@ def test_the_way_on_is_told_only_if_there_is_one(tmp_path, monkeypatch):
     assert f"what was written is kept: meanformer resume {tmp_path}" in second.stderr
 
 
-def test_every_advice_of_a_status_is_turned_into_words_of_a_file():
+def test_the_advice_of_a_status_has_no_words_of_python():
     texts = " ".join(Status[getattr(Status, name)] for name in STATUS_NAMES)
-    assert not re.search(r"\w\(|stop=", in_words_of_a_file(texts))
+    assert not re.search(r"\w\(|\w=|[a-z][A-Z]", texts)
 
 
 STOPS = {signal.SIGINT: ("interrupted", 130), signal.SIGTERM: ("terminated", 143)}
@@ -239,7 +246,7 @@ def test_a_signal_inside_of_a_callback_ends_the_run_with_its_sentence(
 
     def stopping(value):
         os.kill(os.getpid(), number)
-        stopped.wait(1.0)
+        stopped.wait(30.0)
         return value
 
     def compute(*words, **options):
