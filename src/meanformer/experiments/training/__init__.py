@@ -1,0 +1,1 @@
+"""Training: gradient flows of heads, what they can fit and how fast."""

@@ -1,0 +1,189 @@
+"""Data sets of contexts, queries and targets; losses; the risk."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from meanformer.errors import (
+    as_float_array,
+    check,
+    check_finite,
+    check_shape,
+)
+from meanformer.measures import TokenCloud
+from meanformer.measures.operations import batch
+from meanformer.typing import ArrayLike
+
+
+class End(NamedTuple):
+    """Where a network has carried one context and its queries.
+
+    Attributes:
+        queries: the queries.
+        tokens: the tokens.
+        weights: their masses.
+    """
+
+    queries: Float[Array, "m d"]
+    tokens: Float[Array, "n d"]
+    weights: Float[Array, " n"]
+
+
+# A loss takes where a context ends, and its target.
+Loss = Callable[[End, Any], Float[Array, ""]]
+
+
+class Dataset(eqx.Module):
+    r"""Contexts $\mu^k$, queries $x^k$ and targets $y^k$.
+
+    Contexts of different sizes are padded with tokens of weight zero.
+
+    Args:
+        contexts: token clouds, or arrays of points, or one array of shape (N, n, d).
+        queries: of shape (N, d), or (N, m, d) for several; none if the loss looks at
+            the tokens alone.
+        targets: what the loss compares with, one for each context: by default points
+            of the shape of the queries, or of the tokens if there are no queries.
+    """
+
+    tokens: Float[Array, "N n d"]
+    weights: Float[Array, "N n"]
+    queries: Float[Array, "N m d"]
+    targets: Any
+
+    def __init__(
+        self,
+        contexts: Sequence[TokenCloud | ArrayLike] | ArrayLike,
+        queries: ArrayLike | None = None,
+        targets: ArrayLike | None = None,
+    ):
+        self.tokens, self.weights = _stacked(contexts)
+        count, _, size = self.tokens.shape
+        if queries is None:
+            self.queries = jnp.zeros((count, 0, size), self.tokens.dtype)
+        else:
+            given = as_float_array("queries", queries).astype(self.tokens.dtype)
+            given = given[:, None] if given.ndim == 2 else given
+            check_shape("queries", given, (count, None, size))
+            check_finite("queries", given)
+            self.queries = given
+        self.targets = self._checked_targets(targets)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def dimension(self) -> int:
+        """Dimension of tokens and queries."""
+        return self.tokens.shape[2]
+
+    @property
+    def points(self) -> Float[Array, "N r d"]:
+        """Tokens and queries, one after the other."""
+        return jnp.concatenate([self.tokens, self.queries], axis=1)
+
+    @property
+    def contexts(self) -> list[TokenCloud]:
+        """The contexts as token clouds, without padding."""
+        clouds = []
+        for tokens, weights in zip(self.tokens, self.weights, strict=True):
+            present = np.asarray(weights) > 0
+            clouds.append(TokenCloud(tokens[present], weights[present]))
+        return clouds
+
+    def end(self, points: Float[Array, "r d"], weights: Float[Array, " n"]) -> End:
+        """Return points of one context as tokens and queries."""
+        count = self.tokens.shape[1]
+        return End(points[count:], points[:count], weights)
+
+    def with_targets(self, targets: Any) -> "Dataset":
+        """Return the same contexts and queries with other targets."""
+        return eqx.tree_at(
+            lambda data: data.targets,
+            self,
+            self._checked_targets(targets),
+            is_leaf=lambda leaf: leaf is None,
+        )
+
+    def some(self, indices: Any) -> "Dataset":
+        """Return some of the triples."""
+        return jax.tree.map(lambda leaf: leaf[indices], self)
+
+    def conflict_floor(self) -> float:
+        r"""Return the risk that equal contexts with unequal targets leave at least.
+
+        $$\frac1{2N}\sum_k|y^k - \bar y^k|^2,$$
+        with $\bar y^k$ the mean target of the contexts that are equal to context $k$,
+        in any order of tokens, with an equal query. `injectivity_report` finds those
+        that are equal up to rounding, and other relations.
+        """
+        classes: dict[bytes, list[int]] = {}
+        for index, cloud in enumerate(self.contexts):
+            rows = np.column_stack([cloud.points, cloud.weights])
+            rows = rows[np.lexsort(rows.T)]
+            name = rows.tobytes() + np.asarray(self.queries[index]).tobytes()
+            classes.setdefault(name, []).append(index)
+        targets = np.asarray(self.targets, np.float64).reshape(len(self), -1)
+        spread = sum(
+            np.sum((targets[same] - targets[same].mean(axis=0)) ** 2)
+            for same in classes.values()
+        )
+        return float(spread) / (2 * len(self))
+
+    def _checked_targets(self, targets: Any) -> Any:
+        if targets is None:
+            return None
+        array = jnp.asarray(targets)
+        check(
+            array.ndim > 0 and len(array) == len(self.tokens),
+            f"targets has shape {array.shape}; it needs one for each of the "
+            f"{len(self.tokens)} contexts.",
+        )
+        if jnp.issubdtype(array.dtype, jnp.inexact):
+            array = as_float_array("targets", targets).astype(self.tokens.dtype)
+            check_finite("targets", array)
+        is_single = array.ndim == 2 and self.queries.shape[1] == 1
+        return array[:, None] if is_single else array
+
+
+def _stacked(contexts) -> tuple[Float[Array, "N n d"], Float[Array, "N n"]]:
+    """Return tokens and weights of contexts, padded to the same size."""
+    check(len(contexts) > 0, "contexts is empty; at least one is needed.")
+    if isinstance(contexts, np.ndarray | jax.Array):
+        tokens = as_float_array("contexts", contexts)
+        check_shape("contexts", tokens, (None, None, None))
+        check_finite("contexts", tokens)
+        return tokens, jnp.full(tokens.shape[:2], 1 / tokens.shape[1], tokens.dtype)
+    clouds = [
+        one if isinstance(one, TokenCloud) else TokenCloud(one) for one in contexts
+    ]
+    stacked = batch(clouds)
+    # What absent tokens have must not overflow.
+    present = (stacked.weights > 0)[:, :, None]
+    return jnp.where(present, stacked.points, 0), stacked.weights
+
+
+def squared_error(end: End, target: Float[Array, "..."]) -> Float[Array, ""]:
+    r"""Return $\tfrac12|z - y|^2$, summed over queries.
+
+    Without queries every token has a target: $\int\tfrac12|x_i - y_i|^2\mathrm d\mu$.
+    """
+    if len(end.queries):
+        _check_target(target, end.queries)
+        return jnp.sum((end.queries - target) ** 2) / 2
+    _check_target(target, end.tokens)
+    return end.weights @ jnp.sum((end.tokens - target) ** 2, axis=1) / 2
+
+
+def _check_target(target, points) -> None:
+    check(
+        target is not None and target.shape == points.shape,
+        f"a target has shape {None if target is None else target.shape}; squared_error "
+        f"compares it with points of shape {points.shape}. For another dimension give "
+        "a loss that reads out first.",
+    )

@@ -1,0 +1,355 @@
+r"""Can contexts, queries and targets be fitted? An answer before any training.
+
+One layer of heads moves the query $x^k$ by $\int V m_\theta[\mu^k](x^k)\,\mathrm
+d\nu(\theta)$, with $m_\theta[\mu](x) = \nabla\Lambda_\mu(\beta Ax)$. It can send all
+queries anywhere unless some $c \ne 0$ has $\sum_k c_k m_\theta[\mu^k](x^k) = 0$ for all
+$\theta$. Such a row says how far the risk can fall at best.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+from scipy.special import logsumexp, softmax
+
+from meanformer.errors import as_doubles, as_integer, as_number, check, check_choice
+from meanformer.measures import AbstractMeasure, Gaussian, Mixture
+from meanformer.measures.mixture import check_measures
+from meanformer.training import relations as related
+from meanformer.training.data import Dataset
+from meanformer.training.relations import ZERO, Asked, Relation, spanned
+from meanformer.typing import ArrayLike
+
+# Below the first, functions are dependent; between the two nobody knows.
+DEPENDENT, UNDECIDED = 1e-11, 1e-6
+# A function with no larger share beside affine functions is affine.
+AFFINE = 1e-12
+RADII = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
+GOLDEN = (math.sqrt(5) - 1) / 2
+SAYING = {
+    "dependent": "one layer cannot fit all targets",
+    "independent": "one layer can fit all targets, with heads enough",
+    "undecided": "too close to tell by numbers; training would be very slow",
+}
+
+
+class Dependence(NamedTuple):
+    """Whether functions are linearly dependent.
+
+    Attributes:
+        verdict: `"dependent"`, `"independent"` or `"undecided"`.
+        statistic: the smallest singular value over the largest.
+        null_vectors: orthonormal rows of coefficients under which they cancel.
+    """
+
+    verdict: str
+    statistic: float
+    null_vectors: Float[np.ndarray, "r N"]
+
+
+class InjectivityReport(eqx.Module):
+    r"""Which targets one layer cannot fit, and why; see `injectivity_report`.
+
+    Attributes:
+        verdict: `"dependent"`: some targets cannot be fitted by one layer;
+            `"independent"`: all can; or `"undecided"`.
+        statistic: the smallest singular value over the largest.
+        groups: the contexts whose queries are on one line through zero.
+        zero_queries: the contexts whose query is zero.
+        null_vectors: orthonormal rows $c$ with $\sum_k c_k m_\theta[\mu^k](x^k) = 0$.
+        integers: the same space by rows of small integers, or none for such a row.
+        relations: named relations that hold exactly.
+        floor: the least risk of one layer, by the squared error, if there are targets.
+        deep_floor: the least risk at any depth that the relations allow.
+        eigenvalue: the smallest one of `value_kernel` for normal heads at $\beta = 1$.
+        slow_time: $N/(2\lambda_{\min})$, in which the slowest part of the risk falls by
+            a factor e.
+        tolerance: up to which tokens are the same, relative to the radius.
+    """
+
+    verdict: str
+    statistic: float
+    groups: tuple[tuple[int, ...], ...]
+    zero_queries: tuple[int, ...]
+    null_vectors: Float[np.ndarray, "r N"]
+    integers: tuple[tuple[int, ...] | None, ...]
+    relations: tuple[Relation, ...]
+    floor: float | None
+    deep_floor: float | None
+    eigenvalue: float
+    slow_time: float
+    tolerance: float
+
+    def __str__(self) -> str:
+        count, lines = self.null_vectors.shape[1], len(self.groups)
+        lines += bool(self.zero_queries)
+        text = [
+            f"{self.verdict}: {SAYING[self.verdict]} (contexts: {count}, query "
+            f"lines: {lines}, smallest over largest singular value "
+            f"{self.statistic:.3g})."
+        ]
+        text += [f"- {one.sentence}." for one in self.relations]
+        if len(self.null_vectors) > len(self.relations):
+            rows = [row for row in self.integers if row is not None]
+            text.append(f"- Not all relations have names; rows of integers: {rows}.")
+        if self.statistic > DEPENDENT:
+            slow = f"takes a time of about {self.slow_time:.3g} with normal heads"
+            text.append(f"The slowest part {slow}.")
+        if self.verdict == "dependent" and self.floor is not None:
+            deep = f", that of more layers not below {self.deep_floor:.6g}"
+            deep = deep if self.deep_floor else ""
+            text.append(
+                f"The risk of one layer cannot fall below {self.floor:.6g}{deep}."
+            )
+        text.append(f"Tokens are the same up to {self.tolerance:g} of the radius.")
+        return "\n".join(text)
+
+
+def injectivity_report(
+    data: Dataset | Sequence[AbstractMeasure],
+    queries: ArrayLike | None = None,
+    *,
+    bias: bool = False,
+    points: int | None = None,
+    radii: Sequence[float] = RADII,
+    tolerance: float = 1e-9,
+) -> InjectivityReport:
+    r"""Tell whether one layer of softmax heads can fit any targets, and if not, why.
+
+    With queries $x^k = \alpha_k\xi_g$ grouped by lines, and bounded contexts, a row
+    $c$ cancels if and only if
+    $$\sum_{k\in g}\frac{c_k}{\alpha_k}\,\tilde\Lambda_k(\alpha_k u) = 0
+      \text{ for every line } g, \qquad \sum_k c_k\int y\,\mathrm d\mu^k = 0,$$
+    with $\tilde\Lambda_k$ the log-Laplace transform of the centred context; with a
+    value bias also $\sum_k c_k = 0$. Where there are Gaussians or mixtures, lines may
+    share their quadratic parts: these are taken out of $\tilde\Lambda_k$, and
+    $\sum_k c_k\,\Sigma_k\otimes x^k = 0$ is asked as well. Singular values of sampled
+    functions say dependent below 1e-11, independent above 1e-6, undecided in between;
+    there, a relation that is found on the tokens themselves decides.
+
+    Dependent data stop one layer only; more layers lift all relations but those that
+    persist [BHFP26].
+
+    Args:
+        data: contexts, each with one query, and targets; or measures.
+        queries: for measures, a query for each of them, or one for all.
+        bias: whether heads have a value bias.
+        points: how many places functions are sampled at; 400 or more by default.
+        radii: the sizes of places, in turns, times the typical radius of a context.
+        tolerance: up to which tokens are the same, relative to the radius.
+
+    Returns:
+        The report; it prints as plain sentences. Cost: $O(SndN + SN^2)$ for $S$ places.
+    """
+    asked, residuals = _asked(data, queries, tolerance)
+    count = len(asked.measures)
+    verdict, statistic, rows = _judged(asked, points, radii, is_kernel=True, bias=bias)
+    relations = related.find_relations(asked, bias=bias)
+    rows = spanned([*(one.row(count) for one in relations), *rows], count)
+    verdict = "dependent" if len(rows) else verdict
+    kept = spanned([one.row(count) for one in relations if one.persists], count)
+    smallest = np.linalg.eigvalsh(value_kernel(data, queries, bias=bias))[0]
+    return InjectivityReport(
+        verdict,
+        statistic,
+        tuple(tuple(asked.members(line)) for line in asked.lines),
+        tuple(asked.members(ZERO)),
+        rows,
+        tuple(map(_integers, related.reduced(rows))),
+        tuple(relations),
+        _floor(rows, residuals),
+        _floor(kept, residuals),
+        float(smallest),
+        float(count / (2 * smallest)) if smallest > 0 else np.inf,
+        tolerance,
+    )
+
+
+def dependence(
+    measures: Sequence[AbstractMeasure], *, modulo: str = "constants"
+) -> Dependence:
+    r"""Tell whether log-Laplace transforms are dependent modulo constants or more.
+
+    Modulo constants is the criterion for one query that all contexts share; modulo
+    affine functions, for several queries, or heads that do not learn values [BHFP26].
+
+    Args:
+        measures: the measures.
+        modulo: `"constants"` or `"affine"` functions.
+    """
+    check_choice("modulo", modulo, ("constants", "affine"))
+    check_measures("measures", measures)
+    asked, _ = _asked(measures, np.ones(measures[0].dimension), 1e-9)
+    return _judged(asked, None, RADII, is_kernel=modulo == "constants")
+
+
+def value_kernel(
+    data: Dataset | Sequence[AbstractMeasure],
+    queries: ArrayLike | None = None,
+    *,
+    scores: ArrayLike | None = None,
+    bias: bool = False,
+) -> Float[np.ndarray, "N N"]:
+    r"""Return the part of values of the tangent kernel of one layer.
+
+    $$\int\langle m_\theta[\mu^j](x^j), m_\theta[\mu^k](x^k)\rangle
+      \,\mathrm d\nu(\theta) \;(+\,1 \text{ with a value bias}),$$
+    whose null space, times all vectors, is that of the whole kernel.
+
+    Args:
+        data: as for `injectivity_report`, like queries and bias.
+        queries: see there.
+        scores: the matrices $\beta K^\top Q$, one for each head; by default those of
+            256 heads with normal queries and keys, always the same.
+        bias: see there.
+    """
+    asked, _ = _asked(data, queries, 0.0)
+    size = asked.queries.shape[1]
+    if scores is None:
+        pairs = np.random.default_rng(0).standard_normal((2, 256, size, size))
+        scores = pairs[0] @ pairs[1]
+    tilts = np.einsum("hde,ke->khd", as_doubles("scores", scores), asked.queries)
+    seen = [mean + _tilted(asked, k, tilts[k]) for k, mean in enumerate(asked.means)]
+    rows = np.stack(seen).reshape(len(seen), -1)
+    return rows @ rows.T / tilts.shape[1] + float(bias)
+
+
+def _asked(data, queries, tolerance) -> tuple[Asked, np.ndarray | None]:
+    """Return contexts with queries, and targets less queries if they are known."""
+    tolerance = as_number("tolerance", tolerance, "in [0, 1)", least=0, below=1)
+    if not isinstance(data, Dataset):
+        check_measures("data", data)
+        check(queries is not None, "queries is None; measures need queries.")
+        places = as_doubles("queries", queries)
+        places = np.tile(places, (len(data), 1)) if places.ndim == 1 else places
+        wanted = len(data), data[0].dimension
+        check(
+            places.shape == wanted and bool(np.isfinite(places).all()),
+            f"queries has shape {places.shape}; it must be {wanted}, one for each "
+            "context, or one for all, and finite.",
+        )
+        return related.prepared(data, places, tolerance), None
+    check(queries is None, "queries is given twice; a Dataset has its own.")
+    number, targets = data.queries.shape[1], data.targets
+    check(
+        number == 1,
+        f"data has {number} queries for each context; one is needed: repeat a context "
+        "for each of its queries.",
+    )
+    places, residuals = np.asarray(data.queries[:, 0], np.float64), None
+    if targets is not None and np.shape(targets) == data.queries.shape:
+        residuals = np.asarray(targets, np.float64)[:, 0] - places
+    return related.prepared(data.contexts, places, tolerance), residuals
+
+
+def _judged(asked: Asked, points, radii, *, is_kernel: bool, bias: bool = False):
+    """Judge columns of sampled functions, with rows for the means in the kernel."""
+    count, size = asked.queries.shape
+    least = max(400, 20 * count, 4 * size)
+    fewest = count + size + 1
+    number = least if points is None else as_integer("points", points, least=fewest)
+    scales = as_doubles("radii", radii)
+    is_right = scales.ndim == 1 and scales.size > 0 and (scales > 0).all()
+    check(is_right, f"radii is {radii!r}; it must be a list of positive numbers.")
+    directions = np.random.default_rng(0).standard_normal((number, size))
+    directions /= np.linalg.norm(directions, axis=1, keepdims=True)
+    # Spread over a factor of two: on a line there are no other directions.
+    spread = 2 ** (np.arange(number) * GOLDEN % 1 - 0.5)
+    places = directions * (np.resize(scales, number) * spread)[:, None]
+    kinds = {type(one) for one in asked.measures}
+    is_cubic = is_kernel and bool(kinds & {Gaussian, Mixture})
+    blocks = [_block(asked, line, places, is_cubic) for line in asked.lines]
+    if is_cubic:
+        blocks.append(related.second_moments(asked))
+    if is_kernel:
+        blocks.append(asked.means.T)
+    blocks = [block / (np.linalg.norm(block, axis=0).max() or 1.0) for block in blocks]
+    if bias:
+        blocks.append(np.ones((1, count)))
+    return _decomposed(np.concatenate([*blocks, np.zeros((count, count))]))
+
+
+def _decomposed(table: np.ndarray) -> Dependence:
+    """Return the verdict on columns."""
+    norms = np.linalg.norm(table, axis=0)
+    norms = np.where(norms > 0, norms, 1)
+    _, sizes, rows = np.linalg.svd(table / norms, full_matrices=False)
+    statistic = float(sizes[-1] / sizes[0]) if sizes[0] > 0 else 0.0
+    null = spanned(rows[sizes <= DEPENDENT * sizes[0]] / norms, len(norms))
+    verdict = "independent" if statistic > UNDECIDED else "undecided"
+    return Dependence("dependent" if len(null) else verdict, statistic, null)
+
+
+def _block(asked: Asked, line: int, places, is_cubic: bool) -> np.ndarray:
+    """Return the functions of one line as columns, without affine parts."""
+    members = asked.members(line)
+    # One scale for all: functions would not cancel at different places.
+    wide = asked.radii[asked.radii > 0]
+    scale = np.median(wide) if len(wide) else 1.0
+    factors = asked.factors[members] / np.abs(asked.factors[members]).max()
+    # Where a function is small it looks quadratic: each is seen at its own size too.
+    sizes = np.abs(factors) * asked.radii[members] / scale
+    levels = np.unique(np.round(np.log2(sizes[sizes > 0]) / 3)) if sizes.any() else [0]
+    places = np.concatenate([places / 8.0**level for level in {0.0, *levels}])
+    weights = 1 / (1 + np.linalg.norm(places, axis=1, keepdims=True))
+    affine = weights * np.column_stack([np.ones(len(places)), places])
+    basis = np.linalg.qr(affine)[0]
+    columns = []
+    for k, factor in zip(members, factors, strict=True):
+        values = _centred_transform(asked, k, factor * places / scale, is_cubic)
+        column = weights[:, 0] * values / factor
+        whole = np.linalg.norm(column)
+        for _ in range(2):
+            column = column - basis @ (basis.T @ column)
+        columns.append(column * (np.linalg.norm(column) > AFFINE * whole))
+    block = np.zeros((len(members), len(asked.measures)))
+    # The same singular values in fewer rows.
+    block[:, members] = np.linalg.qr(np.stack(columns, axis=1), mode="r")
+    return block
+
+
+def _centred_transform(asked: Asked, k: int, u, is_cubic: bool) -> np.ndarray:
+    """Return the log-Laplace transform of a centred context, or its cubic part."""
+    measure, tokens = asked.measures[k], asked.tokens[k]
+    if asked.is_dirac(k) or (is_cubic and isinstance(measure, Gaussian)):
+        return np.zeros(len(u))
+    if tokens is not None:
+        scores = u @ tokens.T + np.log(asked.masses[k])
+        values = np.asarray(logsumexp(scores, axis=1))
+    else:
+        values = np.asarray(measure.log_laplace(jnp.asarray(u))) - u @ asked.means[k]
+    if not is_cubic:
+        return values
+    spread = np.asarray(measure.covariance(), np.float64)
+    return values - np.sum((u @ spread) * u, axis=1) / 2
+
+
+def _tilted(asked: Asked, k: int, u) -> np.ndarray:
+    """Return the tilted mean of a centred context."""
+    tokens = asked.tokens[k]
+    if tokens is None:
+        seen = asked.measures[k].tilted_mean(jnp.asarray(u))
+        return np.asarray(seen) - asked.means[k]
+    shares = softmax(u @ tokens.T + np.log(asked.masses[k]), axis=1)
+    return np.asarray(shares) @ tokens
+
+
+def _floor(rows: np.ndarray, residuals: np.ndarray | None) -> float | None:
+    """Return the risk that is left where residuals cannot be moved along rows."""
+    if residuals is None:
+        return None
+    return float(np.sum((rows @ residuals) ** 2) / (2 * len(residuals)))
+
+
+def _integers(row: Float[np.ndarray, " N"]) -> tuple[int, ...] | None:
+    """Return the row as small integers, if it is one up to a factor."""
+    row = row / np.abs(row[np.abs(row) > 1e-7]).min()
+    for multiple in range(1, 13):
+        near = np.round(multiple * row)
+        if np.abs(multiple * row - near).max() < 1e-6:
+            return tuple(int(one) for one in near)
+    return None

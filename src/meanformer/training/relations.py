@@ -1,0 +1,400 @@
+r"""Why contexts are dependent: relations between measures that hold exactly.
+
+A relation is a row $c$ with $\sum_k c_k m_\theta[\mu^k](x^k) = 0$ for what all heads
+read. As $m_\theta[\mu](\alpha\xi) = \alpha^{-1} m_\theta[\alpha\mu](\xi)$, queries on
+one line are compared as one query.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import equinox as eqx
+import numpy as np
+from jaxtyping import Float, Int
+
+from meanformer.errors import check
+from meanformer.measures import AbstractMeasure, Gaussian, TokenCloud, UniformBox
+from meanformer.measures.operations import group_labels
+
+MOST_TOKENS = 4096  # of a convolution that is looked at
+ZERO = -1  # the group of queries that are zero
+# A kind, and a row under which centred contexts cancel, whatever their means do.
+Clue = tuple[str, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class Relation:
+    r"""A named reason why no single layer can fit all targets.
+
+    Attributes:
+        name: the kind of relation.
+        indices: the contexts in it.
+        coefficients: their coefficients $c_k$.
+    """
+
+    name: str
+    indices: tuple[int, ...]
+    coefficients: tuple[float, ...]
+
+    @property
+    def persists(self) -> bool:
+        """Whether it holds for attention of every depth, not for one layer only."""
+        return self.name in PERSISTING
+
+    def row(self, count: int) -> Float[np.ndarray, " N"]:
+        """Return the coefficients of all contexts, of which there are so many."""
+        return np.bincount(self.indices, self.coefficients, count)
+
+    @property
+    def sentence(self) -> str:
+        """The relation in words."""
+        who = ", ".join(map(str, self.indices))
+        pairs = zip(self.coefficients, self.indices, strict=True)
+        terms = " ".join(f"{c:+.4g} m{k}" for c, k in pairs)
+        reach = "at every depth" if self.persists else "in one layer"
+        return f"{self.name} (contexts {who}): {WHY[self.name]}; {terms} = 0 {reach}"
+
+
+WHY = {
+    "equal measures": "the measures and the queries are the same",
+    "parity": "measures and queries are mirror images through the origin",
+    "dilation": "measures differ by a factor and queries by its inverse",
+    "symmetric context, query zero": "heads see the mean alone, and nothing moves it",
+    "convolution": "one measure is the convolution of two others",
+    "convolution power": "one measure is the convolution of another with itself",
+    "boxes": "their sides cancel",
+    "Gaussians": "means and covariances are linearly dependent",
+    "translates": "measures are translates, and their shifts cancel",
+    "translates in arithmetic progression": "their shifts are equally spaced",
+    "two translates, two queries": "the same shift is asked about twice",
+    "Diracs": "single tokens are linearly dependent",
+    "zero queries": "a query zero sees the mean alone, and the means are dependent",
+    "combination": "relations of several kinds add up",
+}
+PERSISTING = ("equal measures", "parity", "Diracs", "symmetric context, query zero")
+
+
+class Asked(NamedTuple):
+    r"""Contexts, each with its query $x^k = \alpha_k\xi_g$, prepared for comparison.
+
+    Queries that are zero are in the group -1, with factor 1. Tokens are centred, and
+    those that have met are merged; other measures have none. Radii are root mean
+    squares, and slacks distances up to which tokens are the same.
+    """
+
+    measures: Sequence[AbstractMeasure]
+    queries: Float[np.ndarray, "N d"]
+    groups: Int[np.ndarray, " N"]
+    factors: Float[np.ndarray, " N"]
+    means: Float[np.ndarray, "N d"]
+    tokens: tuple[np.ndarray | None, ...]
+    masses: tuple[np.ndarray | None, ...]
+    radii: Float[np.ndarray, " N"]
+    slacks: Float[np.ndarray, " N"]
+
+    def is_dirac(self, k: int) -> bool:
+        """Return whether a context is a single token."""
+        return self.tokens[k] is not None and bool(self.radii[k] == 0)
+
+    @property
+    def lines(self) -> list[int]:
+        """The lines of queries that are not zero."""
+        return sorted({int(line) for line in self.groups} - {ZERO})
+
+    def members(self, line: int) -> list[int]:
+        """Return the contexts whose queries are on a line."""
+        return [int(k) for k in np.flatnonzero(self.groups == line)]
+
+
+def prepared(
+    measures: Sequence[AbstractMeasure], queries: np.ndarray, tolerance: float
+) -> Asked:
+    """Centre contexts, merge tokens, and group queries by lines."""
+    parts = [_centred(one, tolerance) for one in measures]
+    means, tokens, masses, radii, slacks = zip(*parts, strict=True)
+    rest = np.stack(means), tokens, masses, np.array(radii), np.array(slacks)
+    return Asked(measures, queries, *lines_of(queries), *rest)
+
+
+def _centred(measure: AbstractMeasure, tolerance: float):
+    """Return mean, centred tokens, masses, radius and slack of a context."""
+    if not isinstance(measure, TokenCloud):
+        mean, spread = np.asarray(measure.mean()), np.asarray(measure.covariance())
+        check(
+            mean.dtype == np.float64,
+            f"a {type(measure).__name__} is {mean.dtype}, too few digits to tell "
+            'dependence; call jax.config.update("jax_enable_x64", True) first.',
+        )
+        radius = np.sqrt(np.trace(spread))
+        return mean, None, None, radius, tolerance * radius
+    masses = np.asarray(measure.weights, np.float64)
+    points = np.asarray(measure.points, np.float64)[masses > 0]
+    masses = masses[masses > 0] / masses.sum()
+    rounding = 64 * np.finfo(measure.points.dtype).eps * np.abs(points).max()
+    mean = masses @ points
+    radius = np.sqrt(masses @ np.sum((points - mean) ** 2, axis=1))
+    slack = tolerance * radius + rounding
+    tokens, masses = merged(points - mean, masses, slack)
+    if len(tokens) == 1:
+        return mean, np.zeros_like(tokens), masses, 0.0, slack
+    return mean, tokens, masses, radius, slack
+
+
+def lines_of(queries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Number the lines through zero that queries are on, with coordinates on them."""
+    norms = np.linalg.norm(queries, axis=1)
+    groups, factors = np.full(len(queries), ZERO), np.ones(len(queries))
+    there = norms > 1e-12 * norms.max(initial=0)
+    if there.any():
+        units = queries[there] / norms[there, None]
+        both = group_labels(np.concatenate([units, -units]), None, 1e-9)
+        ahead, behind = np.split(both, 2)
+        groups[there] = np.minimum(ahead, behind)
+        factors[there] = np.where(ahead < behind, 1, -1) * norms[there]
+    return groups, factors
+
+
+def find_relations(asked: Asked, *, bias: bool = False) -> list[Relation]:
+    """Return relations that span all that follow from the kinds known here."""
+    kept, rest, relations = [], [], []
+    for kind, row in _clues(asked):
+        if not _cancels(asked, row, bias):
+            rest.append((kind, row))
+        elif _is_new(kept, row):
+            relations.append(_named(asked, {kind}, row))
+    if not rest:
+        return relations
+    table = np.stack([row for _, row in rest])
+    scale = float(bias) * (np.abs(asked.means).max() or 1.0)
+    moments = np.column_stack([table @ asked.means, scale * table.sum(axis=1)])
+    for parts in null_rows(moments.T, 1e-8):
+        row = parts @ table
+        if _cancels(asked, row, bias) and _is_new(kept, row):
+            kinds = {rest[i][0] for i in np.flatnonzero(np.abs(parts) > 1e-7)}
+            relations.append(_named(asked, kinds, row))
+    return relations
+
+
+def _cancels(asked: Asked, row: np.ndarray, bias: bool) -> bool:
+    """Whether means cancel too, and with a bias the coefficients themselves."""
+    size = np.abs(row)
+    limit = size @ (asked.slacks + 1e-14 * np.abs(asked.means).max())
+    is_free = abs(bias * row.sum()) <= 1e-9 * size.sum()
+    return bool(is_free and np.abs(row @ asked.means).max() <= limit)
+
+
+def _named(asked: Asked, kinds: set[str], row: np.ndarray) -> Relation:
+    """Give a relation its name."""
+    row = row / np.abs(row).max()
+    indices = np.flatnonzero(np.abs(row) > 1e-8)
+    row = np.sign(row[indices[0]]) * row[indices]
+    row = row / np.abs(row).min()
+    name = next(iter(kinds)) if len(kinds) == 1 else "combination"
+    case = name, len(set(asked.groups[indices])), len(indices)
+    if case == ("translates", 2, 4):
+        name = "two translates, two queries"
+    if case == ("translates", 1, 3):
+        shares = np.sort(np.abs(row / asked.factors[indices]))
+        if np.allclose(shares / shares[0], [1, 1, 2]):
+            name = "translates in arithmetic progression"
+    if case == ("zero queries", 1, 1) and _is_even(asked, int(indices[0])):
+        name = "symmetric context, query zero"
+    return Relation(name, tuple(map(int, indices)), tuple(map(float, row)))
+
+
+def _is_even(asked: Asked, k: int) -> bool:
+    tokens, masses, slack = asked.tokens[k], asked.masses[k], asked.slacks[k]
+    return tokens is not None and _same(tokens, masses, -tokens, masses, slack)
+
+
+def _clues(asked: Asked) -> Iterator[Clue]:
+    """Return rows under which centred contexts cancel, the plainest kinds first."""
+    eye = np.eye(len(asked.measures))
+    lines = [ZERO, *asked.lines]
+    classes = {line: _classes(asked, line) for line in lines}
+    pairs = {line: _pairs(asked, classes[line], eye) for line in lines}
+    for equal, _ in pairs.values():
+        yield from equal
+    for k, row in enumerate(eye):
+        if asked.is_dirac(k):
+            yield "Diracs", row
+        elif asked.groups[k] == ZERO:
+            yield "zero queries", row
+    for line in asked.lines:
+        yield from _convolutions(asked, [one[0] for one in classes[line]], eye)
+        yield from _boxes(asked, line)
+    yield from _gaussians(asked)
+    for line in asked.lines:
+        yield from pairs[line][1]
+
+
+def _classes(asked: Asked, line: int) -> list[list[int]]:
+    """Sort contexts on a line into translates of each other, once they are scaled."""
+    classes: list[list[int]] = []
+    for k in asked.members(line):
+        for one in classes:
+            if _is_same(asked, k, one[0]):
+                one.append(k)
+                break
+        else:
+            classes.append([k])
+    return classes
+
+
+def _scaled(asked: Asked, k: int):
+    """Return tokens, masses, radius and slack of a cloud times its query's factor."""
+    factor = asked.factors[k]
+    sizes = abs(factor) * asked.radii[k], abs(factor) * asked.slacks[k]
+    return factor * asked.tokens[k], asked.masses[k], *sizes
+
+
+def _is_same(asked: Asked, i: int, j: int) -> bool:
+    if asked.tokens[i] is None or asked.tokens[j] is None:
+        is_asked = np.isclose(asked.factors[i], asked.factors[j], rtol=1e-9)
+        return bool(is_asked and eqx.tree_equal(asked.measures[i], asked.measures[j]))
+    (a, v, r, e), (b, w, s, f) = _scaled(asked, i), _scaled(asked, j)
+    return bool(abs(r - s) <= 4 * max(e, f)) and _same(a, v, b, w, 2 * max(e, f))
+
+
+def _same(a, v, b, w, slack: float) -> bool:
+    """Whether two lists of separate tokens with masses are one list in any order."""
+    if len(a) != len(b):
+        return False
+    distances = np.linalg.norm(a[:, None] - b[None], axis=2)
+    nearest = distances.argmin(axis=1)
+    is_onto = len(set(nearest)) == len(a)
+    moved = np.abs(v - w[nearest]).max() * np.abs(a).max()
+    return bool(is_onto and max(distances.min(axis=1).max(), moved) <= slack)
+
+
+def _pairs(asked: Asked, classes, eye) -> tuple[list[Clue], list[Clue]]:
+    """Return pairs of equal contexts, and pairs of translates that are not equal."""
+    equal, moved, factors = [], [], asked.factors
+    rows, centres = factors[:, None] * eye, factors[:, None] * asked.means
+    slacks = np.abs(factors) * asked.slacks
+    for members in classes:
+        distinct: list[int] = []
+        for k in members:
+            shifts = np.abs(centres[k] - centres[distinct]).max(axis=1)
+            close = np.flatnonzero(shifts <= slacks[k] + slacks[distinct])
+            if len(close) == 0:
+                distinct.append(k)
+                continue
+            i = distinct[close[0]]
+            kinds = {1.0: "equal measures", -1.0: "parity"}
+            kind = kinds.get(float(np.round(factors[k] / factors[i], 8)), "dilation")
+            equal.append((kind, rows[i] - rows[k]))
+        if asked.radii[members[0]] > 0:
+            moved += [("translates", rows[distinct[0]] - rows[k]) for k in distinct[1:]]
+    return equal, moved
+
+
+def _convolutions(asked: Asked, places: list[int], eye) -> Iterator[Clue]:
+    """Find clouds on a line that are convolutions of one, two or more others."""
+    wide = [k for k in places if asked.tokens[k] is not None and asked.radii[k] > 0]
+    parts, rows = {k: _scaled(asked, k) for k in wide}, asked.factors[:, None] * eye
+    squares = np.array([parts[k][2] ** 2 for k in wide])
+    pairs = itertools.combinations_with_replacement(wide, 2)
+    powers = ((k,) * power for k in wide for power in (3, 4))
+    for recipe in itertools.chain(pairs, powers):
+        total = sum(parts[k][2] ** 2 for k in recipe)
+        for target in np.flatnonzero(np.abs(squares - total) <= 1e-5 * total):
+            k = wide[target]
+            if _is_convolution([parts[j] for j in recipe], parts[k]):
+                kind = "convolution" if len(set(recipe)) > 1 else "convolution power"
+                yield kind, rows[list(recipe)].sum(axis=0) - rows[k]
+
+
+def _is_convolution(factors, whole) -> bool:
+    tokens, masses, _, slack = whole
+    points, weights = np.zeros((1, tokens.shape[1])), np.ones(1)
+    for one, shares, _, more in factors:
+        if len(points) * len(one) > MOST_TOKENS:
+            return False
+        points = (points[:, None] + one[None]).reshape(-1, tokens.shape[1])
+        weights, slack = np.outer(weights, shares).ravel(), slack + more
+    points, weights = merged(points, weights, slack)
+    return _same(points, weights, tokens, masses, 4 * slack)
+
+
+def merged(points, weights, slack: float) -> tuple[np.ndarray, np.ndarray]:
+    """Join points that are the same, and their masses."""
+    labels = group_labels(points, None, slack)
+    first = np.unique(labels, return_index=True)[1]
+    return points[first], np.bincount(labels, weights)
+
+
+def _boxes(asked: Asked, line: int) -> Iterator[Clue]:
+    """Find boxes whose sides, as scaled by their queries, cancel axis by axis."""
+    pairs = [(k, asked.measures[k]) for k in asked.members(line)]
+    boxes = {k: box for k, box in pairs if isinstance(box, UniformBox)}
+    if len(boxes) > 1:
+        sides = [np.asarray(box.high - box.low, np.float64) for box in boxes.values()]
+        factors, table = asked.factors[list(boxes)], []
+        for column in (np.abs(factors)[:, None] * np.stack(sides)).T:
+            labels = group_labels(column[:, None], None, 1e-9 * column.max())
+            table.append((labels[None] == np.unique(labels)[:, None]) / factors)
+        yield from _null_clues("boxes", np.concatenate(table), list(boxes), asked)
+
+
+def _gaussians(asked: Asked) -> Iterator[Clue]:
+    """Find Gaussians with dependent products of covariance and query."""
+    members = [k for line in asked.lines for k in asked.members(line)]
+    places = [k for k in members if isinstance(asked.measures[k], Gaussian)]
+    if places:
+        table = second_moments(asked)[:, places]
+        yield from _null_clues("Gaussians", table, places, asked)
+
+
+def second_moments(asked: Asked) -> np.ndarray:
+    r"""Return the products $\Sigma_k\otimes x^k$ as columns."""
+    spreads = [np.asarray(one.covariance()) for one in asked.measures]
+    pairs = zip(spreads, asked.queries, strict=True)
+    return np.stack([np.multiply.outer(s, x).ravel() for s, x in pairs], axis=1)
+
+
+def _null_clues(kind: str, table, places, asked: Asked) -> Iterator[Clue]:
+    for parts in null_rows(table, 1e-9):
+        row = np.zeros(len(asked.measures))
+        row[places] = parts
+        yield kind, row
+
+
+def null_rows(table: np.ndarray, tolerance: float) -> np.ndarray:
+    """Return rows that span the null space, reduced."""
+    _, sizes, rows = np.linalg.svd(table, full_matrices=True)
+    rank = np.sum(sizes > tolerance * sizes.max(initial=0)) if sizes.size else 0
+    return reduced(rows[rank:])
+
+
+def reduced(rows: np.ndarray) -> np.ndarray:
+    """Return the reduced echelon form of independent rows, from the last column on."""
+    rows, done = rows.copy(), 0
+    for column in range(rows.shape[1])[::-1]:
+        below = np.abs(rows[done:, column])
+        if below.max(initial=0) > 1e-7:
+            rows[[done, done + below.argmax()]] = rows[[done + below.argmax(), done]]
+            rows[done] /= rows[done, column]
+            others = np.arange(len(rows)) != done
+            rows[others] -= np.outer(rows[others, column], rows[done])
+            done += 1
+    return np.where(np.abs(rows) > 1e-9, rows, 0)
+
+
+def spanned(rows: Iterable[np.ndarray], count: int) -> np.ndarray:
+    """Return orthonormal rows, of so many entries, with the same span."""
+    units = [row / np.linalg.norm(row) for row in rows]
+    _, sizes, basis = np.linalg.svd(np.reshape(units, (-1, count)), full_matrices=False)
+    return basis[sizes > 1e-6]
+
+
+def _is_new(kept: list[np.ndarray], row: np.ndarray) -> bool:
+    """Keep the part of a row that is independent of those kept before, if any is."""
+    basis, rest = np.reshape(kept, (-1, len(row))), row / np.linalg.norm(row)
+    for _ in range(2):
+        rest = rest - (basis @ rest) @ basis
+    size = np.linalg.norm(rest)
+    kept += [rest / size] if size > 1e-6 else []
+    return bool(size > 1e-6)

@@ -1,0 +1,170 @@
+"""What training leaves behind: heads along training time, and what was measured."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, PyTree
+
+from meanformer.errors import InvalidInput
+from meanformer.flows.trajectories.abstract import AbstractTrajectory
+from meanformer.training.heads import Heads
+from meanformer.training.layer import Neurons, Parameters
+from meanformer.training.transformer import MeanFieldTransformer
+
+HEAD_AXES = ("depth", "layer", "head")
+NEURON_AXES = ("depth", "layer", "neuron")
+
+
+class TrainingRun(AbstractTrajectory):
+    r"""Heads along training time, with the status of the training that made them.
+
+    Attributes:
+        depths: the saved times.
+        parameters: heads and neurons at each of them.
+        dissipated: $\int|\nabla R|^2\,\mathrm dt$ up to there, what the risk should
+            have lost.
+        lengths: the length of the path of the particles up to there.
+        risks: the risk.
+        squared_norms: $|\nabla R|^2$, in mean-field units.
+        profiles: the mean square of the gradient at each depth of heads.
+        status: how the training ended.
+        accepted_steps: steps taken up to each saved time.
+        rejected_steps: steps tried and refused.
+        memory: what an optimiser remembers; or `None`.
+        last_risks: the risk that the last step saw; or `None`.
+        rises: how often it rose, one time after another; or `None`.
+        start: the transformer at the start; `None` for a run read from a file.
+    """
+
+    AXES: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "depth": ("depth",),
+        "query": (*HEAD_AXES, "key_coordinate", "coordinate"),
+        "key": (*HEAD_AXES, "key_coordinate", "coordinate"),
+        "value": (*HEAD_AXES, "out_coordinate", "coordinate"),
+        "value_bias": (*HEAD_AXES, "coordinate"),
+        "weights_in": (*NEURON_AXES, "coordinate"),
+        "bias_in": NEURON_AXES,
+        "weights_out": (*NEURON_AXES, "coordinate"),
+        "dissipated": ("depth",),
+        "length": ("depth",),
+        "risk": ("depth",),
+        "squared_norm": ("depth",),
+        "profile": ("depth", "layer"),
+        "accepted_steps": ("depth",),
+        "rejected_steps": ("depth",),
+        "memory": ("depth", "entry"),
+        "last_risk": ("depth",),
+        "rises": ("depth",),
+    }
+    UNMOVED: ClassVar[tuple[str, ...]] = ("start",)
+    CLOCK: ClassVar[str] = "time"
+
+    depths: Float[Array, " t"]
+    parameters: Parameters
+    dissipated: Float[Array, " t"]
+    lengths: Float[Array, " t"]
+    risks: Float[Array, " t"]
+    squared_norms: Float[Array, " t"]
+    profiles: Float[Array, "t l"]
+    status: PyTree
+    accepted_steps: Int[Array, " t"]
+    rejected_steps: Int[Array, " t"]
+    memory: Float[Array, "t e"] | None = None
+    last_risks: Float[Array, " t"] | None = None
+    rises: Int[Array, " t"] | None = None
+    start: MeanFieldTransformer | None = None
+
+    @property
+    def times(self) -> Float[Array, " t"]:
+        """The saved times."""
+        return self.depths
+
+    @property
+    def caption(self) -> str:
+        """The last risk."""
+        return f"risk {float(self.risks[-1]):.4g}"
+
+    @property
+    def model(self) -> MeanFieldTransformer:
+        """The transformer at the last saved time."""
+        return self.at(-1)
+
+    def at(self, index: int) -> MeanFieldTransformer:
+        """Return the transformer at a saved time, by its index."""
+        if self.start is None:
+            raise InvalidInput(
+                "a run from a file does not know its transformer; give its particles "
+                "to one: model.with_parameters(run.particles(index))."
+            )
+        return self.start.with_parameters(self.particles(index))
+
+    def particles(self, index: int) -> Parameters:
+        """Return heads and neurons at a saved time, by its index."""
+        return jax.tree.map(lambda leaf: leaf[index], self.parameters)
+
+    @property
+    def energy_defects(self) -> Float[Array, " t"]:
+        r"""What the risk lost beyond $\int|\nabla R|^2\,\mathrm dt$.
+
+        Zero along the exact flow without speeds of its own; of first order in the step
+        for gradient descent.
+        """
+        return self.risks[0] - self.risks - self.dissipated
+
+    @property
+    def gauge_drifts(self) -> Float[Array, " t"]:
+        r"""The largest change of an entry of $QQ^\top - KK^\top$ since the start.
+
+        Every head keeps this matrix along the exact flow without decay.
+        """
+        query, key = self.parameters.heads[:2]
+        kept = query @ query.mT - key @ key.mT
+        return jnp.abs(kept - kept[:1]).max(axis=(1, 2, 3, 4))
+
+    def columns(self) -> dict[str, Any]:
+        """Return the arrays by their names in files."""
+        query, key, value, bias = self.parameters.heads
+        neurons = self.parameters.neurons
+        return {
+            "depth": self.depths,
+            "query": query,
+            "key": key,
+            "value": value,
+            "value_bias": bias,
+            **({} if neurons is None else vars(neurons)),
+            "dissipated": self.dissipated,
+            "length": self.lengths,
+            "risk": self.risks,
+            "squared_norm": self.squared_norms,
+            "profile": self.profiles,
+            "accepted_steps": self.accepted_steps,
+            "rejected_steps": self.rejected_steps,
+            "memory": self.memory,
+            "last_risk": self.last_risks,
+            "rises": self.rises,
+        }
+
+    @classmethod
+    def from_columns(cls, columns: Mapping[str, Array], status: PyTree):
+        """Return the run that arrays of a file stand for, without its transformer."""
+        heads = Heads(*(columns.get(name) for name in Heads._fields))
+        names = ("weights_in", "bias_in", "weights_out")
+        has_neurons = names[0] in columns
+        neurons = Neurons(*(columns[name] for name in names)) if has_neurons else None
+        return cls(
+            columns["depth"],
+            Parameters(heads, neurons),
+            columns["dissipated"],
+            columns["length"],
+            columns["risk"],
+            columns["squared_norm"],
+            columns["profile"],
+            status,
+            columns["accepted_steps"],
+            columns["rejected_steps"],
+            columns.get("memory"),
+            columns.get("last_risk"),
+            columns.get("rises"),
+        )

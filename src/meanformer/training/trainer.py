@@ -1,0 +1,213 @@
+"""Training: the front door to flows and steps of heads."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from meanformer.errors import (
+    ConflictingTargets,
+    InvalidInput,
+    as_key,
+    as_number,
+    check,
+    warn,
+)
+from meanformer.flows import (
+    AbstractProgress,
+    AbstractRecorder,
+    Adaptive,
+    FixedStep,
+    State,
+    Status,
+    StepBudget,
+    drive,
+)
+from meanformer.flows.inputs import Options, check_tolerances, saved_depths
+from meanformer.flows.solvers import AbstractIntegrator
+from meanformer.flows.status import AbstractStop
+from meanformer.training.data import Dataset, Loss, squared_error
+from meanformer.training.descent import (
+    Descent,
+    GradientDescent,
+    GradientFlow,
+    Moving,
+    Problem,
+)
+from meanformer.training.gradients import (
+    AbstractEngine,
+    Stored,
+    check_fits,
+    checked_decay,
+    checked_loss,
+)
+from meanformer.training.runs import TrainingRun
+from meanformer.training.transformer import MeanFieldTransformer
+from meanformer.typing import ArrayLike, Key
+
+
+def train(
+    model: MeanFieldTransformer,
+    data: Dataset,
+    time: float,
+    *,
+    solver: AbstractIntegrator | GradientDescent | None = None,
+    save: int | ArrayLike = 11,
+    rtol: float = 1e-6,
+    atol: float = 1e-9,
+    loss: Loss = squared_error,
+    decay: float = 0.0,
+    speeds: tuple[float, float] = (1.0, 1.0),
+    engine: AbstractEngine | None = None,
+    stop: AbstractStop | StepBudget | Sequence[AbstractStop | StepBudget] = (),
+    key: Key | None = None,
+    progress: bool | AbstractProgress = False,
+    store: AbstractRecorder | None = None,
+) -> TrainingRun:
+    r"""Train a transformer by the gradient flow of its heads, each at its depth.
+
+    $$\partial_t\nu_t(s, \cdot) = \nabla_\theta\!\cdot\bigl(\nu_t(s, \cdot)\,G_s\bigr),
+      \qquad \dot\theta = -G_s(\theta),$$
+    the gradient flow of the risk for the distance `cot_distance`, in mean-field time:
+    no rate depends on the number of layers or heads. Along it
+    $\dot R = -|\nabla R|^2$, and $QQ^\top - KK^\top$ of every head stays.
+
+    Stop conditions see heads as they see tokens: `flows.SteadyState(speed)` looks at
+    $|\nabla R|$, `flows.EscapeRadius(radius)` at the largest entry of a head,
+    `StopWhen(f)` at time and the measure of heads.
+
+    Args:
+        model: the transformer at the start.
+        data: contexts, queries and targets.
+        time: how long, in mean-field time.
+        solver: `Adaptive()` (the default), `FixedStep(h)` of classical Runge-Kutta, or
+            `GradientDescent(step)`, also in batches or with an optimiser of optax.
+        save: how many equally spaced times to save, or the times themselves.
+        rtol: relative tolerance of adaptive steps.
+        atol: absolute tolerance of adaptive steps.
+        loss: takes the `End` of one context and its target.
+        decay: the factor $\lambda$ of the penalty $\tfrac\lambda2\int|\theta|^2$.
+        speeds: factors of the velocities of queries and keys, and of all the rest.
+        engine: the way to the gradient, as for `gradient`.
+        stop: conditions that end it, and `StepBudget(count)`.
+        key: random key, for batches only.
+        progress: show a progress bar with the risk; or an object to report to.
+        store: where to write the run while it is computed, `storage.RunStore(folder)`;
+            one that is there already is continued, to identical numbers.
+
+    Returns:
+        The run. Its `status` says how it ended. Where steps of plain descent raise the
+        risk three times in turn it is `diverging`, and the run ends where the saved
+        risk was least.
+    """
+    check_fits(model, data)
+    dtype = data.tokens.dtype
+    time = as_number("time", time, "a positive number", above=0, below=math.inf)
+    check(
+        engine is None or isinstance(engine, AbstractEngine),
+        f"engine is {engine!r}; it must be an engine, such as Stored().",
+    )
+    solver = Adaptive() if solver is None else solver
+    is_batched = isinstance(solver, GradientDescent) and solver.batch is not None
+    check(
+        is_batched == (key is not None),
+        "batches need key=jax.random.key(seed)."
+        if is_batched
+        else "key is for batches, GradientDescent(step, batch=…); leave it out.",
+    )
+    if isinstance(solver, GradientDescent) and solver.batch is not None:
+        check(
+            solver.batch <= len(data),
+            f"batch is {solver.batch}; there are {len(data)} contexts.",
+        )
+    check_tolerances(rtol, atol)
+    times = saved_depths(time, save, dtype, None)
+    strength = checked_decay(decay, data)
+    _warn_of_conflicts(data, checked_loss(loss))
+    factors = _checked_speeds(speeds)
+    problem = Problem(model, data, loss, strength, engine or Stored(), factors)
+    options = Options(time, save, solver, rtol, atol, stop)
+    if isinstance(solver, GradientDescent):
+        settings = options.settings(FixedStep(solver.step), dtype)
+        times = times_of_steps(times, solver.step, is_list=not isinstance(save, int))
+        # An array: one program serves all steps.
+        rule = dataclasses.replace(solver, step=jnp.asarray(solver.step, dtype))
+        steps = Descent(problem, rule, settings, as_key(key) if is_batched else None)
+        first = State.first(times[0], steps.first())
+        return _before_rises(drive(steps, first, times, progress, store))
+    if not isinstance(solver, Adaptive | FixedStep):
+        raise InvalidInput(
+            f"solver is {solver!r}; it must be Adaptive(…), FixedStep(h), or "
+            "GradientDescent(step)."
+        )
+    zero = jnp.zeros((), dtype)
+    flow = GradientFlow(problem, options.settings(solver, dtype))
+    first = State.first(times[0], Moving(model.parameters, zero, zero))
+    return drive(flow, first, times, progress, store)
+
+
+def _before_rises(run: TrainingRun) -> TrainingRun:
+    """Return a run that diverged up to the saved time with the least risk."""
+    if not bool(run.status == Status.diverging):
+        return run
+    end = int(np.argmin(run.risks)) + 1
+    kept = {
+        name: jax.tree.map(lambda leaf: leaf[:end], value)
+        for name, value in run.along_depth().items()
+        if name != "status"
+    }
+    return dataclasses.replace(run, **kept)
+
+
+def _checked_speeds(speeds: Sequence[float]) -> tuple[float, float]:
+    check(
+        isinstance(speeds, Sequence)
+        and not isinstance(speeds, str)
+        and len(speeds) == 2,
+        f"speeds is {speeds!r}; it must be two numbers, of scores and of values.",
+    )
+    scores, values = (
+        as_number("speeds", one, "a number >= 0", least=0, below=math.inf)
+        for one in speeds
+    )
+    return scores, values
+
+
+def _warn_of_conflicts(data: Dataset, loss: Loss) -> None:
+    """Warn where equal contexts have unequal targets, with the risk that they leave."""
+    if loss is not squared_error or len(data.queries[0]) == 0 or data.targets is None:
+        return
+    floor = data.conflict_floor()
+    if floor > 0:
+        warn(
+            "equal contexts with equal queries have different targets, so that the "
+            f"risk cannot fall below {floor:.6g}; injectivity_report(data) names them.",
+            ConflictingTargets,
+        )
+
+
+def times_of_steps(
+    times: Float[Array, " t"], step: float, *, is_list: bool
+) -> Float[Array, " t"]:
+    """Return the saved times as multiples of the step, or raise if they are none.
+
+    Args:
+        times: the times asked for.
+        step: the step.
+        is_list: whether they were given one by one; equally spaced ones are moved.
+    """
+    counts = (times - times[0]) / step
+    whole = jnp.round(counts)
+    given = whole if is_list else whole[jnp.array([0, -1])]
+    asked = counts if is_list else counts[jnp.array([0, -1])]
+    is_whole = jnp.abs(asked - given) <= 1e-6 * jnp.maximum(asked, 1)
+    check(
+        bool(is_whole.all()) and bool(whole[-1] >= 1),
+        f"the time is {float(times[-1])}, the step {step}; times must be multiples of "
+        "the step.",
+    )
+    return times[0] + step * jnp.unique(whole)
