@@ -25,6 +25,7 @@ NAMES = (
     "long_depth",
     "staircase",
     "phase_diagram",
+    "training_step",
 )
 VERDICTS = {True: "[green]reached[/]", False: "[red]not reached[/]", None: ""}
 

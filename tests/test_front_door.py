@@ -53,3 +53,8 @@ def test_a_name_that_moved_to_its_room_still_works_and_says_where_it_is():
             assert found is getattr(getattr(mf, room), name)
             assert told[0].filename == __file__
             assert name not in dir(mf)
+
+
+def test_a_snapshot_is_found_by_its_old_name_with_a_warning():
+    with pytest.warns(DeprecationWarning, match="flows.Moment is now flows.Snapshot"):
+        assert mf.flows.Moment is mf.flows.Snapshot

@@ -9,6 +9,7 @@ from meanformer import measures as measures
 from meanformer import observables as observables
 from meanformer import plotting as plotting
 from meanformer import storage as storage
+from meanformer import training as training
 from meanformer.attention import L2 as L2
 from meanformer.attention import AbstractInContextMap as AbstractInContextMap
 from meanformer.attention import Causal as Causal

@@ -50,6 +50,10 @@ class LostDepths(UserWarning):
     """Depths of a run whose files are gone from the disk; the message tells which."""
 
 
+class ConflictingTargets(UserWarning):
+    """Equal contexts and queries with different targets, which nothing can fit."""
+
+
 class SlowSums(UserWarning):
     """Fast sums that would have been inaccurate, so that exact ones were computed."""
 
@@ -216,15 +220,42 @@ def as_key(key: Any) -> Any:
     return key
 
 
-def as_number(name: str, value: Any, allowed: str = "a number") -> float:
-    """Return the value as a number of Python, or raise, saying what is allowed."""
+def as_number(
+    name: str,
+    value: Any,
+    allowed: str = "a number",
+    *,
+    least: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+) -> float:
+    """Return the value as a number of Python, or raise, saying what is allowed.
+
+    Args:
+        name: what the user calls it.
+        value: what was given.
+        allowed: what it must be, in words; they tell the bounds too.
+        least: the smallest number that is allowed.
+        above: what it must be larger than.
+        below: what it must be smaller than; infinity asks for a finite number.
+
+    A bound refuses NaN.
+    """
     is_scalar = isinstance(value, numbers.Real | np.ndarray | jax.Array)
     if isinstance(value, bool) or not is_scalar or np.shape(value) != ():
         raise InvalidInput(f"{name} is {value!r}; it must be {allowed}.")
     try:
-        return float(value)
+        number = float(value)
     except (TypeError, ValueError, jax.errors.JAXTypeError):
         raise InvalidInput(f"{name} is {value!r}; it must be {allowed}.") from None
+    is_allowed = (
+        (least is None or number >= least)
+        and (above is None or number > above)
+        and (below is None or number < below)
+    )
+    if not is_allowed:
+        raise InvalidInput(f"{name} is {value}; it must be {allowed}.")
+    return number
 
 
 def check_finite(name: str, array: Array) -> None:

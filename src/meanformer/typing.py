@@ -7,9 +7,12 @@ dimension, `e` dimension of the output, `k` key dimension, `h` heads, `t` saved 
 from typing import Any
 
 import numpy.typing as npt
-from jaxtyping import PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 
 Key = PRNGKeyArray
 
 # NumPy's protocol of nested sequences leaves tuples out when it is checked at run time.
 ArrayLike = npt.ArrayLike | tuple[Any, ...]
+
+# The logarithm of a mass and a mean, for each query.
+MassAndMean = tuple[Float[Array, " m"], Float[Array, "m d"]]

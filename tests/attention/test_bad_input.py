@@ -80,7 +80,7 @@ FOR_EVERY_KIND = {
     "negative beta": (
         ((EYE, EYE, EYE), {"beta": -1.0}),
         r"beta is -1\.0; it must not be negative; for the repulsive case change the "
-        "sign of query, or pass allow_negative_beta=True",
+        "sign of query, or set allow_negative_beta to true",
     ),
     "beta with an axis": (
         ((EYE, EYE, EYE), {"beta": np.ones(2)}),

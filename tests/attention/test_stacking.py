@@ -9,7 +9,7 @@ import pytest
 
 import meanformer as mf
 from map_zoo import Counted, cast, cloud_of
-from meanformer.attention.composition import stack_maps
+from meanformer.attention.abstract import stack_maps
 from meanformer.attention.stacking import Stacked, stacked
 
 D = 2

@@ -73,3 +73,11 @@ def test_a_mistake_is_one_sentence(tmp_path, written):
     result = call("limit", heads)
     assert result.exit_code == 2
     assert "of several heads give one" in result.stderr
+
+
+def test_the_limit_of_a_gaussian_is_refused_for_want_of_tokens(tmp_path):
+    path = tmp_path / "gaussian.toml"
+    path.write_text("[gaussian]\nmean = [0.0]\ncovariance = [[1.0]]\n[attention]\n")
+    result = call("limit", path)
+    assert result.exit_code == 2
+    assert "limit follows tokens; the file must have [tokens]" in result.stderr

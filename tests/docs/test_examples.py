@@ -195,6 +195,19 @@ def test_a_block_of_the_gpt_like_network_is_its_first_layer():
         np.testing.assert_allclose(moved, names[path].points[layer], atol=1e-12)
 
 
+@pytest.mark.slow
+def test_the_training_of_the_example_goes_as_its_report_and_its_kernel_say():
+    names = run("train")
+    found, judged = names["run"], names["judged"]
+    assert names["report"].verdict == "independent"
+    assert found.risks[-1] < 1e-6 * found.risks[0]
+    assert found.status == mf.Status.reached
+    assert judged.verdict != "failed"
+    late = np.log(found.risks[-2] / found.risks[-1]) / np.diff(found.times)[-1]
+    slowest = 2 * judged.smallest[-1] / len(names["data"])
+    np.testing.assert_allclose(late, slowest, rtol=0.1)
+
+
 def test_every_example_file_is_tested_here():
     source = Path(__file__).read_text()
     tested = re.findall(r'run\("(\w+)"\)|EXAMPLES / "(\w+)\.', source)

@@ -8,7 +8,7 @@ import meanformer as mf
 from gaussian_reference import COVARIANCE, KEY, QUERY, VALUE
 from meanformer.errors import InvalidInput, Unsupported
 from meanformer.gaussian import Ensemble, GivenHeads, explicit_solution
-from meanformer.gaussian.heads import terms_of
+from meanformer.gaussian.velocity import terms_of
 
 IDENTITY = np.eye(2)
 SCORE = np.array([[-0.4, 0.3], [0.1, 0.2]])

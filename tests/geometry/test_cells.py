@@ -68,6 +68,26 @@ def test_cells_cover_the_hull_without_overlap(dimension):
         )
 
 
+@pytest.mark.parametrize("scores", ["unit", "raw"])
+@pytest.mark.parametrize(("count", "least"), [(5, 0.4), (9, 0.4), (16, 1.0), (18, 0.4)])
+def test_areas_are_those_that_qhull_finds_from_the_half_planes(count, least, scores):
+    generator = np.random.default_rng(42)
+    angles, norms = generator.uniform(size=(2, count))
+    lengths = least + (1 - least) * norms
+    turn = 2 * np.pi * angles
+    points = lengths * np.stack([np.cos(turn), np.sin(turn)])
+    hull = mf.geometry.Cells(points.T).hull
+    cells = mf.geometry.Cells(hull.frame, scores=scores)
+    for index, area in enumerate(cells.volumes):
+        cell, expected = cells.cell(index), 0.0
+        if len(cell.corners) > 0:
+            meets = scipy.spatial.HalfspaceIntersection(
+                cell.halfspaces, cell.corners.mean(axis=0)
+            )
+            expected = scipy.spatial.ConvexHull(meets.intersections).volume
+        assert area == pytest.approx(expected, abs=1e-12)
+
+
 def test_volumes_in_space_are_those_of_counting():
     cells = mf.geometry.Cells(random_points(8, 3))
     low, high = cells.vertices.min(0), cells.vertices.max(0)
@@ -241,9 +261,10 @@ def test_cones_in_space_and_on_the_line():
     assert line.cone(1, 9.0).volume == 0
 
 
-def test_the_published_cone_and_its_erosion():
-    # Seven vertices of norm one, seed 42, the third in order around the hull.
-    angles = np.random.default_rng(42).uniform(0, 2 * np.pi, 7)
+@pytest.mark.parametrize("count", [5, 7])
+def test_the_published_cone_and_its_erosion(count):
+    # Vertices of norm one, seed 42, the third in order around the hull.
+    angles = np.random.default_rng(42).uniform(0, 2 * np.pi, count)
     hull = mf.geometry.Cells(np.stack([np.cos(angles), np.sin(angles)], axis=1)).hull
     cone = mf.geometry.Cells(hull.corners).cone(2, 0.05)
     corners = cone.corners

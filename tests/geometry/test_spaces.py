@@ -100,7 +100,7 @@ def test_a_traced_origin_stays_where_it_is_with_a_finite_derivative():
 
 def test_points_off_the_sphere_are_refused_with_advice():
     points = UNIT.at[1].multiply(1.2)
-    message = r"token 1 has norm 1\.2; on Sphere\(\) every token must have norm 1"
+    message = r"token 1 has norm 1\.2; on the sphere every token must have norm 1"
     with pytest.raises(InvalidInput, match=message):
         Sphere().check(points)
     assert Sphere().check(UNIT) is None

@@ -18,9 +18,13 @@ from meanformer.mean_field import (
     stationary_branch,
     stationary_state,
 )
-from meanformer.mean_field.balance import Balance, NoConvergence, ring_kernel
+from meanformer.mean_field.balance import (
+    Balance,
+    NoConvergence,
+    ring_kernel,
+    zonal_basis,
+)
 from meanformer.mean_field.noise import attraction
-from meanformer.mean_field.zonal_basis import zonal_basis
 
 KINDS = "softmax", "unnormalised"
 FOLD, MAXWELL = 0.184300682956, 0.187975826581  # circle, beta = 5
@@ -175,25 +179,57 @@ def test_the_spectrum_at_the_uniform_state_is_that_of_the_growth_rates(kind, wav
     np.testing.assert_allclose(np.sort(found.real)[::-1][:4], largest, atol=1e-10)
 
 
-def test_a_perturbed_state_relaxes_at_the_rate_of_its_spectrum():
-    """Even densities on the circle, their moments solved in time by SciPy."""
-    attention, kappa = identity("unnormalised", 2, 5.0), 0.19
-    state = stationary_state(attention, kappa)
+def order_in_time(beta, kappa, start, times):
+    """The order of an even density on the circle, its moments solved by SciPy."""
     modes = np.arange(1, 33)
-    bessel = scipy.special.iv(modes, 5.0)
+    bessel = scipy.special.iv(modes, beta)
 
     def velocity(_, moments):
         padded = np.concatenate([moments[::-1], [1.0], moments, np.zeros(32)])
         places = 32 + modes[:, None] - modes[None, :]
         inner = padded[places] - padded[places + 2 * modes[None, :]]
-        drift = modes * (inner @ (modes * bessel * moments)) / 5
+        drift = modes * (inner @ (modes * bessel * moments)) / beta
         return drift - modes**2 / kappa * moments
 
+    span, tight = (times[0], times[-1]), {"rtol": 1e-11, "atol": 1e-13}
+    path = scipy.integrate.solve_ivp(velocity, span, start, "LSODA", times, **tight)
+    return path.y[0]
+
+
+@pytest.mark.parametrize(("beta", "factor"), [(2.3, 1.3), (5.0, 1.2)])
+def test_in_time_a_density_comes_to_the_state_at_the_rate_of_its_spectrum(beta, factor):
+    attention = identity("unnormalised", 2, beta)
+    kappa = factor * critical_kappa(attention)
+    state = stationary_state(attention, kappa)
+    times = np.linspace(0, 30 / -state.growth, 61)
+    orders = order_in_time(beta, kappa, np.exp(-(np.arange(1, 33) ** 2) / 8.0), times)
+    np.testing.assert_allclose(orders[-1], state.order, atol=1e-7)
+    # Between six and twelve decay times only the slowest mode is left.
+    gaps = np.log(np.abs(orders[12:25] - orders[-1]))
+    rate = np.polyfit(times[12:25], gaps, 1)[0]
+    np.testing.assert_allclose(rate, state.growth, rtol=1e-3)
+
+
+@pytest.mark.slow
+def test_a_solve_with_noise_comes_to_the_stationary_state():
+    attention = identity("unnormalised", 2, 2.3)
+    kappa = 1.3 * critical_kappa(attention)
+    state = stationary_state(attention, kappa)
+    flow = mf.Flow(attention, space=mf.Sphere(), noise=np.sqrt(2 / kappa))
+    density = mf.FourierDensity.from_function(
+        lambda angle: jnp.exp(jnp.cos(angle)), 32, normalize=True
+    )
+    # Saved often: the budget of steps is for each stretch.
+    options = {"save": 9, "rtol": 1e-9, "atol": 1e-11}
+    path = mf.solve(flow, density, 20 / -state.growth, **options)
+    np.testing.assert_allclose(path.moments[-1, 0, 0], state.order, atol=1e-7)
+
+
+def test_a_perturbed_state_relaxes_at_the_rate_of_its_spectrum():
+    state = stationary_state(identity("unnormalised", 2, 5.0), 0.19)
     times = np.linspace(0, 24, 49)
-    start = [state.moment(int(mode)) * (1 + 0.01 / mode) for mode in modes]
-    moments = scipy.integrate.solve_ivp(
-        velocity, (0, 24), start, "LSODA", times, rtol=1e-11, atol=1e-13
-    ).y[0]
+    start = [state.moment(mode) * (1 + 0.01 / mode) for mode in range(1, 33)]
+    moments = order_in_time(5.0, 0.19, start, times)
     np.testing.assert_allclose(moments[-1], state.order, atol=1e-9)
     gaps = np.log(np.abs(moments[8:17] - state.order))
     rate = np.polyfit(times[8:17], gaps, 1)[0]

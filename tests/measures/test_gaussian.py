@@ -160,7 +160,7 @@ def test_single_precision_stays_single():
 BAD = {
     "mean a matrix": (
         lambda: Gaussian(np.eye(2), np.eye(2)),
-        r"mean has shape \(2, 2\); it must be \(d,\)",
+        r"mean has shape \(2, 2\); it must be \(any,\)",
     ),
     "mean with holes": (
         lambda: Gaussian([0.0, np.nan], np.eye(2)),

@@ -82,7 +82,9 @@ def test_merging_does_not_change_the_measure(grid):
 
 
 def test_merging_refuses_a_negative_tolerance():
-    with pytest.raises(InvalidInput, match=r"tolerance is -1\.0; it must not be neg"):
+    with pytest.raises(
+        InvalidInput, match=r"tolerance is -1\.0; it must be a number, zero or more"
+    ):
         merge(reference_cloud(), -1.0)
 
 

@@ -10,8 +10,8 @@ import scipy.integrate
 import scipy.stats
 
 from meanformer.errors import InvalidInput, Unsupported
+from meanformer.measures import UniformBox
 from meanformer.measures.box import TruncatedNormalBox
-from meanformer.measures.uniform import UniformBox
 
 BOX = UniformBox([-1.0, 0.0, 2.0], [1.0, 3.0, 2.5])
 BELL = TruncatedNormalBox([-1.0, 0.5, 2.0], [1.0, 3.0, 2.5], [2.0, -1.0, 0.0])
@@ -244,7 +244,7 @@ def test_extreme_tilts_give_finite_values_and_gradients(measure, size):
             "low is 1.0 and high 1.0 at index 1; low must",
         ),
         ([0.0], [1.0, 2.0], r"low has shape \(1,\) and high \(2,\)"),
-        (0.0, 1.0, r"both must be \(d,\)"),
+        (0.0, 1.0, r"low has shape \(\); it must be \(any,\)"),
         ([0.0], [np.inf], "high holds inf"),
         ([np.nan], [1.0], "low holds nan"),
     ],

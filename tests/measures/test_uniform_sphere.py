@@ -9,7 +9,7 @@ import pytest
 import scipy.special
 
 from meanformer.errors import InvalidInput, Unsupported
-from meanformer.measures.uniform import UniformSphere
+from meanformer.measures import UniformSphere
 
 
 def directions(key, dimension, sizes):

@@ -9,7 +9,7 @@ from scipy.spatial.distance import cdist
 from meanformer.errors import InvalidInput
 from meanformer.measures import TokenCloud, pad
 from meanformer.observables import distance_statistics
-from meanformer.observables.distances import BLOCK_AREA
+from meanformer.observables.order import BLOCK_AREA
 
 RANDOM = np.random.default_rng(0)
 LEVELS = np.array([0.0, 0.05, 0.3, 0.5, 0.9, 1.0])

@@ -114,7 +114,7 @@ def test_two_leaders_have_a_segment_and_none_nothing(axes):
 
 def test_figures_of_other_dimensions_and_steps_are_refused(axes):
     corners = np.concatenate([np.eye(3), -np.eye(3)])
-    message = "the dimension is 3; this figure is flat"
+    message = "the dimension is 3; this figure is of dimension 2"
     for draw in (draw_cells, draw_form):
         with pytest.raises(mf.InvalidInput, match=message):
             draw(mf.geometry.Cells(corners), axes)

@@ -20,12 +20,11 @@ from meanformer.plotting import (
     PlaneFrames,
     SpaceFrames,
     SphereFrames,
-    gifs,
     movie,
     style,
 )
 from meanformer.plotting.frames import usual_frames
-from meanformer.plotting.movies import Film
+from meanformer.plotting.movies import Film, small_gif
 from meanformer.plotting.token_paths import TokenPaths, paths_of
 
 FAKE_FFMPEG = """#!{python}
@@ -223,14 +222,14 @@ def test_white_and_our_colours_come_through_exactly(flat, tmp_path):
 def test_a_gif_is_made_as_small_as_asked_for():
     noise = np.random.default_rng(0).integers(0, 256, (12, 64, 64, 3), np.uint8)
     noise = list(noise)
-    free, _ = gifs.small_gif(noise, 20, 10**9)
+    free, _ = small_gif(noise, 20, 10**9)
     assert Image.open(io.BytesIO(free)).size == (64, 64)
-    small, still = gifs.small_gif(noise, 20, len(free) // 2)
+    small, still = small_gif(noise, 20, len(free) // 2)
     assert len(small) <= len(free) // 2
     image = Image.open(io.BytesIO(small))
     assert image.n_frames == 12
     assert image.size == Image.open(io.BytesIO(still)).size < (64, 64)
-    fewer, _ = gifs.small_gif(noise, 20, len(free) // 5)
+    fewer, _ = small_gif(noise, 20, len(free) // 5)
     image = Image.open(io.BytesIO(fewer))
     assert (image.n_frames, image.size) == (6, (32, 32))
     assert image.info["duration"] == 100

@@ -23,9 +23,9 @@ from meanformer.plotting import (
     draw_sphere_density,
     style,
 )
+from meanformer.plotting.clouds import cross_section
 from meanformer.plotting.hulls import hull_facets
 from meanformer.plotting.matrices import leaders_of
-from meanformer.plotting.space import cross_section
 from meanformer.plotting.token_paths import choose_coordinates, paths_of, resample
 
 CUBE = np.array(np.meshgrid([0, 1], [0, 1], [0, 1])).reshape(3, -1).T.astype(float)

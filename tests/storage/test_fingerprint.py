@@ -11,11 +11,11 @@ import pytest
 
 import meanformer as mf
 from meanformer.experiments import reference_attention, reference_cloud
-from meanformer.flows.dynamics.abstract import State
+from meanformer.flows.dynamics.driver import State
 from meanformer.flows.dynamics.joining import MergingTokens
 from meanformer.flows.dynamics.merging import Merge
-from meanformer.flows.dynamics.stretch import Settings
 from meanformer.flows.dynamics.tokens import Points, Tokens
+from meanformer.flows.inputs import Settings
 from meanformer.storage.fingerprint import fingerprint, parameters, short_hash
 
 

@@ -22,6 +22,7 @@ from meanformer.attention.kernels import Hardmax as Hardmax
 from meanformer.attention.kernels import Linear as Linear
 from meanformer.attention.kernels import Sigmoid as Sigmoid
 from meanformer.attention.kernels import Unnormalised as Unnormalised
+from meanformer.attention.kinds import identity_attention as identity_attention
 from meanformer.attention.lipschitz import LipschitzReport as LipschitzReport
 from meanformer.attention.lipschitz import layer_lipschitz as layer_lipschitz
 from meanformer.attention.lipschitz import lipschitz_report as lipschitz_report
@@ -45,4 +46,3 @@ from meanformer.attention.push_forward import push_forward as push_forward
 from meanformer.attention.sinkhorn import Sinkhorn as Sinkhorn
 from meanformer.attention.softmax import L2 as L2
 from meanformer.attention.softmax import Softmax as Softmax
-from meanformer.attention.zoo import identity_attention as identity_attention

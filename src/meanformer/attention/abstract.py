@@ -9,7 +9,7 @@ from typing import ClassVar, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PyTree
 
 from meanformer.attention.constants import Constants
 from meanformer.errors import (
@@ -28,8 +28,8 @@ from meanformer.measures.cloud import AbstractCloud
 from meanformer.numerics.arrays import matmul, widened
 
 NEGATIVE_BETA = (
-    "must not be negative; for the repulsive case change the sign of query, or pass "
-    "allow_negative_beta=True."
+    "must not be negative; for the repulsive case change the sign of query, or set "
+    "allow_negative_beta to true."
 )
 
 
@@ -55,6 +55,34 @@ class GradientForm(NamedTuple):
 
 # How maps compose and add, filled in by `composition`, which is built on them.
 OPERATORS: dict[str, Callable] = {}
+
+
+class AbstractHolder(eqx.Module):
+    """Something made of several maps, of which those that are alike become one."""
+
+    @abc.abstractmethod
+    def stacked(self) -> "AbstractHolder":
+        """Return the same with maps that are alike kept as one."""
+
+
+def stack_maps(tree: PyTree) -> PyTree:
+    """Return a tree whose sums, heads, networks and schedules keep alike maps as one.
+
+    Done once before a loop over depth, so that it is not done at every step.
+    """
+
+    def is_holder(node) -> bool:
+        return isinstance(node, AbstractHolder)
+
+    def keep(node):
+        if not is_holder(node):
+            return node
+        inside = jax.tree.map(
+            keep, node, is_leaf=lambda inner: inner is not node and is_holder(inner)
+        )
+        return inside.stacked()
+
+    return jax.tree.map(keep, tree, is_leaf=is_holder)
 
 
 class AbstractInContextMap(eqx.Module):

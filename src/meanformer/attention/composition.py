@@ -4,12 +4,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float
 
 from meanformer.attention.abstract import (
     OPERATORS,
+    AbstractHolder,
     AbstractInContextMap,
     checked_queries,
     parameter,
@@ -55,7 +55,7 @@ def _matrices(outputs: Any) -> tuple[Array, ...] | None:
     return tuple(as_float_array("outputs", output) for output in outputs)
 
 
-class Sum(AbstractInContextMap):
+class Sum(AbstractInContextMap, AbstractHolder):
     r"""The sum of maps: $\Gamma[\mu](x) = \sum_k \Gamma_k[\mu](x)$.
 
     Args:
@@ -92,13 +92,17 @@ class Sum(AbstractInContextMap):
         """Return the sum of the images."""
         return add_images(self.maps, mu, x, positions)
 
+    def stacked(self) -> "Sum":
+        """Return the sum with terms that are alike kept as one."""
+        return eqx.tree_at(lambda gamma: gamma.maps, self, stack_if_alike(self.maps))
+
     def _output_dimensions(self) -> list[int | None]:
         """Return what each term returns: what it takes, if it does not say."""
         taken = self.input_dimension
         return [term.output_dimension or taken for term in shapes(self.maps)]
 
 
-class MultiHead(AbstractInContextMap):
+class MultiHead(AbstractInContextMap, AbstractHolder):
     r"""Several heads, of any kinds: $\Gamma[\mu](x) = \sum_h W_h\,\Gamma_h[\mu](x)$.
 
     Args:
@@ -152,6 +156,14 @@ class MultiHead(AbstractInContextMap):
     ) -> Float[Array, "m e"]:
         """Return the sum of the heads' outputs."""
         return add_images(self.projected(), mu, x, positions)
+
+    def stacked(self) -> "MultiHead":
+        """Return the heads, output matrices multiplied in, with alike ones as one."""
+        heads = stack_if_alike(self.projected())
+        bare = self
+        if self.outputs is not None:
+            bare = eqx.tree_at(lambda gamma: gamma.outputs, self, None)
+        return eqx.tree_at(lambda gamma: gamma.heads, bare, heads)
 
     def projected(self) -> Maps:
         """Return the heads, each followed by its output matrix if there are any."""
@@ -257,7 +269,7 @@ class Residual(AbstractInContextMap):
         return x + self.step.astype(x.dtype) * self.gamma(mu, x, positions=positions)
 
 
-class Composition(AbstractInContextMap):
+class Composition(AbstractInContextMap, AbstractHolder):
     r"""A network: maps applied one after another, each in the context it finds.
 
     $$(\Gamma' \diamond \Gamma)[\mu] = \Gamma'[\Gamma[\mu]_\#\mu] \circ \Gamma[\mu].$$
@@ -325,6 +337,11 @@ class Composition(AbstractInContextMap):
         mu, x = before_last(self.layers, mu, x, positions)
         return self.layers[-1](mu, x, positions=positions)
 
+    def stacked(self) -> "Composition":
+        """Return the network with layers that are alike kept as one."""
+        layers = stack_if_alike(self.layers)
+        return eqx.tree_at(lambda gamma: gamma.layers, self, layers)
+
 
 def compose(*maps: AbstractInContextMap) -> AbstractInContextMap:
     r"""Compose maps in the order of writing $\diamond$: the rightmost acts first.
@@ -361,37 +378,6 @@ def terms_of(
     return tuple(
         term for part in parts for term in terms_of(part, with_heads=with_heads)
     )
-
-
-def stack_maps(tree: PyTree) -> PyTree:
-    """Return a tree of maps whose sums, heads and networks keep alike maps as one.
-
-    Done once before a loop over depth, so that it is not done at every step.
-    """
-
-    def holds_several(node) -> bool:
-        return isinstance(node, Sum | MultiHead | Composition)
-
-    def keep(node):
-        if not holds_several(node):
-            return node
-        node = jax.tree.map(
-            keep, node, is_leaf=lambda inner: inner is not node and holds_several(inner)
-        )
-        if isinstance(node, Sum):
-            return eqx.tree_at(
-                lambda gamma: gamma.maps, node, stack_if_alike(node.maps)
-            )
-        if isinstance(node, Composition):
-            return eqx.tree_at(
-                lambda gamma: gamma.layers, node, stack_if_alike(node.layers)
-            )
-        heads = stack_if_alike(node.projected())
-        if node.outputs is not None:
-            node = eqx.tree_at(lambda gamma: gamma.outputs, node, None)
-        return eqx.tree_at(lambda gamma: gamma.heads, node, heads)
-
-    return jax.tree.map(keep, tree, is_leaf=holds_several)
 
 
 def agreed(what: str, dimensions: Sequence[int | None]) -> int | None:

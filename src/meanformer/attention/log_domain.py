@@ -126,8 +126,9 @@ def check_resting(gamma: AbstractInContextMap) -> None:
     for head in terms_of(gamma, with_heads=True):
         if not isinstance(head, AbstractExponential):
             raise Unsupported(
-                f"LongDepth() cannot follow {type(head).__name__}; it knows Softmax, "
-                "Unnormalised, and sums and heads of these: use Adaptive() or Stiff()."
+                f"the solver LongDepth cannot follow {type(head).__name__}; it knows "
+                "Softmax, Unnormalised, and sums and heads of these: take an adaptive "
+                "or a stiff one."
             )
         _check_values(head)
 
@@ -136,7 +137,7 @@ def _check_values(head: AbstractExponential) -> None:
     if head.value_bias is not None:
         raise Unsupported(
             "value_bias moves a token that sees only itself, so no phase is slow and "
-            "LongDepth() does not apply; use Adaptive() or Stiff()."
+            "LongDepth does not apply; take an adaptive or a stiff solver."
         )
     if not is_concrete(head.value):
         raise Unsupported(
@@ -151,8 +152,8 @@ def _check_values(head: AbstractExponential) -> None:
     if not multiple:
         raise Unsupported(
             "value is not a multiple of the identity, so a token that sees only itself "
-            "moves, no phase is slow and LongDepth() does not apply; use Adaptive() or "
-            "Stiff()."
+            "moves, no phase is slow and LongDepth does not apply; take an adaptive or "
+            "a stiff solver."
         )
 
 

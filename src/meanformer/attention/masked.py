@@ -29,6 +29,7 @@ from meanformer.errors import (
 from meanformer.measures import AbstractContext, MaskedCloud, TokenCloud
 from meanformer.measures.checks import checked_places
 from meanformer.measures.cloud import check_cloud
+from meanformer.numerics.arrays import any_in_batch
 
 
 class Masked(AbstractInContextMap):
@@ -183,7 +184,12 @@ def _sorted(
     mask: AbstractMask,
 ):
     """Return the tokens in the order of their places, and what each query sees."""
-    order = jnp.argsort(positions, stable=True)
+    is_mixed = any_in_batch(jnp.any(jnp.diff(positions) < 0))
+    order = jax.lax.cond(
+        is_mixed,
+        lambda: jnp.argsort(positions, stable=True),
+        lambda: jnp.arange(len(positions)),
+    )
     cloud = eqx.tree_at(
         lambda c: (c.points, c.weights, c.positions),
         mu,

@@ -10,7 +10,7 @@ from meanformer.measures import AbstractContext
 from meanformer.measures.cloud import TokenCloud
 from meanformer.numerics.arrays import held, matmul, safe_norm
 from meanformer.numerics.nearest import PAIRS_AT_ONCE, squared_distances
-from meanformer.numerics.pair_sums.ties import ROUNDINGS
+from meanformer.numerics.pair_sums.kernel import ROUNDINGS
 from meanformer.numerics.pair_sums.tiles import map_rows
 
 

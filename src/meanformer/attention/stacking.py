@@ -14,7 +14,7 @@ from meanformer.attention.abstract import AbstractInContextMap
 from meanformer.attention.affine import is_array
 from meanformer.attention.push_forward import push_forward
 from meanformer.measures import AbstractContext, TokenCloud
-from meanformer.numerics.fourier.reported import (
+from meanformer.numerics.fourier.sums import (
     reported_anew,
     with_sums,
     without_reports,
@@ -87,6 +87,8 @@ def stack_if_alike(maps: Maps) -> Maps:
 
 def one_of_each_kind(maps: Maps) -> tuple[AbstractInContextMap, ...]:
     """Return one map of each kind."""
+    if isinstance(maps, Stacked):
+        return tuple(_row(kind, 0) for kind in maps.kinds)
     return tuple(maps[group[0]] for group in _groups(maps))
 
 

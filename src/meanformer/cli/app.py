@@ -29,6 +29,14 @@ SIMULATIONS = "Runs of your own"
 HELP = "About"
 PANELS = (EXPERIMENTS, SIMULATIONS, HELP)
 
+# Options that several commands have.
+Only = Annotated[
+    str | None, typer.Option(help="Patterns of names, like 'radius*|sinkhorn*'.")
+]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object and nothing else.")
+]
+
 BAD_INPUT = 2
 INTERRUPTED = 130
 TERMINATED = 143

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from meanformer.cli import terminal
-from meanformer.cli.app import EXPERIMENTS, app
+from meanformer.cli.app import EXPERIMENTS, Only, app
 
 
 @app.command(rich_help_panel=EXPERIMENTS)
@@ -18,10 +18,7 @@ def atlas(
     full: Annotated[
         bool, typer.Option("--full", help="The papers' own sizes; takes hours.")
     ] = False,
-    only: Annotated[
-        str | None,
-        typer.Option(help="Patterns of names, like 'radius*|sinkhorn*'."),
-    ] = None,
+    only: Only = None,
     out: Annotated[Path, typer.Option(help="Folder of the report.")] = Path("atlas"),
     jobs: Annotated[
         int | None,
@@ -37,9 +34,8 @@ def atlas(
 
     experiments = registry.select(only)
     profile = "full" if full else "quick"
-    jobs = jobs or environment.default_jobs()
     start = time.perf_counter()
-    records = _explore(experiments, profile, out, jobs)
+    records = _explore(experiments, profile, out, jobs or environment.default_jobs())
     seconds = time.perf_counter() - start
     typer.echo(summary(records, seconds, out / "index.html"))
     raise typer.Exit(0 if all(record.holds for record in records) else 1)

@@ -25,6 +25,7 @@ def doctor() -> None:
 
 def _findings() -> Iterator[tuple[str, Any]]:
     from meanformer.experiments.framework import environment
+    from meanformer.plotting.movies import has_ffmpeg
 
     yield "python", f"{platform.python_version()} on {platform.platform()}"
     for name in CORE:
@@ -33,23 +34,19 @@ def _findings() -> Iterator[tuple[str, Any]]:
     folder = cache_directory()
     yield "cache", f"{folder} ({_size(folder)}); MEANFORMER_CACHE moves it"
     yield "sums", _choice_of_sums()
-    yield "movies", _kinds_of_movies()
+    yield "movies", ".gif and .mp4" if has_ffmpeg() else ".gif; install ffmpeg for .mp4"
     yield from _optional_parts()
 
 
 def _arithmetic() -> Iterator[tuple[str, str]]:
     import jax
 
-    yield (
-        "devices",
-        ", ".join(f"{d.platform}:{d.id} {d.device_kind}" for d in jax.devices()),
-    )
+    devices = (f"{d.platform}:{d.id} {d.device_kind}" for d in jax.devices())
+    yield "devices", ", ".join(devices)
     bits = 64 if jax.config.read("jax_enable_x64") else 32
     advice = "" if bits == 64 else "; JAX_ENABLE_X64=1 changes it"
-    yield (
-        "precision",
-        f"experiments run in float64; JAX itself is set to {bits} bits{advice}",
-    )
+    setting = f"JAX itself is set to {bits} bits{advice}"
+    yield "precision", f"experiments run in float64; {setting}"
 
 
 def _choice_of_sums() -> str:
@@ -61,12 +58,6 @@ def _choice_of_sums() -> str:
         return f"exact, since {reason}"
     counts = [f"{smallest_fast_count(Auto(), k)} in {k}-d" for k in (1, 2, 3)]
     return f"fast from about {', '.join(counts)}"
-
-
-def _kinds_of_movies() -> str:
-    from meanformer.plotting.movies import has_ffmpeg
-
-    return ".gif and .mp4" if has_ffmpeg() else ".gif; install ffmpeg for .mp4"
 
 
 def _size(folder: Path) -> str:
@@ -82,14 +73,9 @@ def _optional_parts() -> Iterator[tuple[str, str]]:
     for extra, packages in optional_packages().items():
         versions = {package: version_of(package) for package in packages}
         missing = [package for package, version in versions.items() if version is None]
-        if missing:
-            listed = ", ".join(missing)
-            yield extra, f"missing {listed}; pip install 'meanformer[{extra}]'"
-        else:
-            yield (
-                extra,
-                ", ".join(f"{name} {found}" for name, found in versions.items()),
-            )
+        advice = f"missing {', '.join(missing)}; pip install 'meanformer[{extra}]'"
+        found = ", ".join(f"{name} {version}" for name, version in versions.items())
+        yield extra, advice if missing else found
 
 
 def optional_packages() -> dict[str, list[str]]:

@@ -1,4 +1,4 @@
-"""`meanformer experiments`: what there is to run."""
+"""`meanformer experiments`, `cite`: what there is to run, and what it rests on."""
 
 import json
 from typing import Annotated, Any
@@ -6,25 +6,18 @@ from typing import Annotated, Any
 import typer
 
 from meanformer.cli import terminal
-from meanformer.cli.app import EXPERIMENTS, app
+from meanformer.cli.app import EXPERIMENTS, AsJson, Only, app
 
 
 @app.command(rich_help_panel=EXPERIMENTS)
-def experiments(
-    only: Annotated[
-        str | None,
-        typer.Option(help="Patterns of names, like 'radius*|sinkhorn*'."),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
-) -> None:
+def experiments(only: Only = None, as_json: AsJson = False) -> None:
     """List the experiments: name, claims, paper, room, run time."""
     from meanformer.experiments.framework import registry
 
     found = registry.select(only)
     if as_json:
-        typer.echo(
-            json.dumps({"experiments": [_facts(one) for one in found]}, indent=1)
-        )
+        facts = {"experiments": [_facts(one) for one in found]}
+        typer.echo(json.dumps(facts, indent=1))
         return
     out = terminal.console()
     for one in found:
@@ -60,19 +53,33 @@ def _facts(experiment: Any) -> dict[str, Any]:
     known = citations.bibliography(citations.bibliography_file())
     keys = [ref.key for claim in experiment.claims for ref in claim.references]
     return {
-        "name": experiment.name,
-        "title": experiment.title,
-        "room": experiment.room,
+        **_picked(experiment, "name title room"),
         "seconds": estimate(experiment, "quick"),
         "papers": [known[k].short if k in known else k for k in dict.fromkeys(keys)],
         "parameters": as_json(experiment.settings()),
         "claims": [
-            {
-                "id": claim.id,
-                "statement": claim.statement,
-                "status": claim.status,
-                "reference": claim.reference,
-            }
+            _picked(claim, "id statement status reference")
             for claim in experiment.claims
         ],
     }
+
+
+def _picked(thing: Any, names: str) -> dict[str, Any]:
+    return {name: getattr(thing, name) for name in names.split()}
+
+
+@app.command(rich_help_panel=EXPERIMENTS)
+def cite(name: Annotated[str, typer.Argument(help="Name of an experiment.")]) -> None:
+    """Print the BibTeX entries that the claims of an experiment rest on."""
+    from meanformer.experiments.framework import citations, registry
+
+    experiment = registry.find(name)
+    entries = citations.entries_behind(experiment)
+    for claim in experiment.claims:
+        for reference in claim.references:
+            place = f", {reference.place}" if reference.place else ""
+            typer.echo(f"% {claim.id} ({claim.status}): {reference.key}{place}")
+    for entry in entries:
+        typer.echo(f"\n{entry.bibtex}")
+    if not entries:
+        typer.echo(f"% {name} cites no publication.")

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from meanformer.cli import signals, terminal
-from meanformer.cli.app import SIMULATIONS, app
+from meanformer.cli.app import SIMULATIONS, AsJson, app
 
 
 @app.command(rich_help_panel=SIMULATIONS)
@@ -25,9 +25,7 @@ def limit(
     depth: Annotated[
         float | None, typer.Option(help="How far to follow the tokens at most.")
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object and nothing else.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Say what tokens tend to: from the matrices alone, and by following them.
 
@@ -35,7 +33,7 @@ def limit(
     and tokens disagree.
     """
     from meanformer.experiments.framework import environment
-    from meanformer.observables import predict_limit
+    from meanformer.observables import find_limit, predict_limit
 
     with environment.computing():
         layer, cloud = _given(config)
@@ -43,7 +41,9 @@ def limit(
             prediction = predict_limit(layer)
             _tell(_prediction(prediction), str(prediction), as_json)
             return
-        report = _followed(layer, cloud, depth)
+        with terminal.progress_bar("following tokens") as update:
+            progress = terminal.solve_progress(update)
+            report = find_limit(layer, cloud, depth=depth, progress=progress)
     agrees = report.agrees
     found = _prediction(report.prediction) | {"found": _detection(report.detection)}
     _tell(found | {"agrees": agrees}, str(report), as_json)
@@ -51,59 +51,35 @@ def limit(
 
 
 def _given(config: Path) -> tuple[Any, Any]:
+    from meanformer.errors import check
     from meanformer.observables.limits.prediction import attention_of
     from meanformer.storage.config import build, read_config
-    from meanformer.storage.words import mistakes_of_a_file
 
-    with mistakes_of_a_file():
-        tables = read_config(config)
-        kept = {
-            name: tables[name]
-            for name in ("tokens", "attention", "flow")
-            if name in tables
-        }
-        run = build(kept | {"solve": {"depth": 1.0}}, config.parent)
-        return attention_of(run.flow), run.measure
-
-
-def _followed(layer: Any, cloud: Any, depth: float | None) -> Any:
-    from meanformer.observables import find_limit
-
-    with terminal.progress_bar("following tokens") as update:
-        progress = terminal.solve_progress(update)
-        return find_limit(layer, cloud, depth=depth, progress=progress)
+    tables = read_config(config)
+    check("tokens" in tables, "limit follows tokens; the file must have [tokens].")
+    wanted = ("tokens", "attention", "flow")
+    kept = {name: table for name, table in tables.items() if name in wanted}
+    run = build(kept | {"solve": {"depth": 1.0}}, config.parent)
+    return attention_of(run.flow), run.measure
 
 
 def _prediction(prediction: Any) -> dict[str, Any]:
     values = prediction.spectrum.eigenvalues
+    names = "status reason gap alignment definiteness codimension failures"
     return {
         "predicted": prediction.geometry,
-        "status": prediction.status,
-        "reason": prediction.reason,
         "eigenvalues": [[value.real, value.imag] for value in values.tolist()],
-        "gap": prediction.gap,
-        "alignment": prediction.alignment,
-        "definiteness": prediction.definiteness,
-        "codimension": prediction.codimension,
-        "failures": prediction.failures,
+        **{name: getattr(prediction, name) for name in names.split()},
     }
 
 
 def _detection(detection: Any) -> dict[str, Any]:
-    def listed(array: Any) -> Any:
-        return None if array is None else array.tolist()
-
+    plain = "geometry verdict reason depth residual exponent"
+    arrays = "leaders follows vertices offsets"
+    found = {name: getattr(detection, name) for name in arrays.split()}
     return {
-        "geometry": detection.geometry,
-        "verdict": detection.verdict,
-        "reason": detection.reason,
-        "depth": detection.depth,
-        "leaders": listed(detection.leaders),
-        "follows": listed(detection.follows),
-        "vertices": listed(detection.vertices),
-        "offsets": listed(detection.offsets),
-        "residual": detection.residual,
-        "exponent": detection.exponent,
+        **{name: getattr(detection, name) for name in plain.split()},
+        **{name: a if a is None else a.tolist() for name, a in found.items()},
     }
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from meanformer.cli import signals, terminal
-from meanformer.cli.app import EXPERIMENTS, app
+from meanformer.cli.app import EXPERIMENTS, AsJson, app
 
 
 @app.command(rich_help_panel=EXPERIMENTS)
@@ -32,9 +32,7 @@ def run(
     out: Annotated[
         Path | None, typer.Option(help="Folder for a report with the figures.")
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object and nothing else.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Run one experiment, with changed parameters if you like."""
     from meanformer.experiments.framework import registry

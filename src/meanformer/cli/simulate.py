@@ -40,8 +40,7 @@ def resume(folder: Folder) -> None:
 def extend(
     folder: Folder,
     depth: Annotated[
-        float,
-        typer.Option(help="The new last depth, a multiple of solve.save_every."),
+        float, typer.Option(help="The new last depth, a multiple of solve.save_every.")
     ],
 ) -> None:
     """Go on with a run to a larger depth."""
@@ -70,28 +69,18 @@ def _computed(folder: Path, work: Any, update: Any, is_new: bool) -> str:
     from meanformer import storage
     from meanformer.errors import StoppedEarly
     from meanformer.experiments.framework import environment
-    from meanformer.storage.words import in_words_of_a_file
 
     with environment.computing(), warnings.catch_warnings():
         warnings.simplefilter("ignore", StoppedEarly)
-        if not is_new:
-            _warn_of_changes(folder)
+        changes = {} if is_new else storage.changed_versions(folder)
+        for name, (then, now) in changes.items():
+            complain(f"{name} was {then} when the run was started and is {now} now.")
         trajectory = work(storage, terminal.solve_progress(update))
         steps = int(trajectory.accepted_steps[-1])
-    return (
-        f"{in_words_of_a_file(trajectory.message)} {len(trajectory)} depths, "
-        f"{steps} steps: {folder}"
-    )
+    return f"{trajectory.message} {len(trajectory)} depths, {steps} steps: {folder}"
 
 
 def _way_on(folder: Path, words: str) -> str:
     """How to go on, if there is something to go on with."""
     is_there = (folder / "run.json").is_file()
     return f"{words}: meanformer resume {shlex.quote(str(folder))}" if is_there else "."
-
-
-def _warn_of_changes(folder: Path) -> None:
-    from meanformer import storage
-
-    for name, (then, now) in storage.changed_versions(folder).items():
-        complain(f"{name} was {then} when the run was started and is {now} now.")

@@ -28,7 +28,23 @@ def show(line: Any, out: Any) -> None:
 
 def claim_lines(record: Any, width: int = 0) -> list[Any]:
     """One line per claim of a run: verdict, name, measured, expected, statement."""
-    return [_claim_line(record, claim, width) for claim in record.claims]
+    from rich.text import Text
+
+    from meanformer.experiments.framework.text import to_plain
+
+    lines = []
+    for claim in record.claims:
+        finding = record.finding(claim)
+        state = "broken" if finding is None else "holds" if finding.holds else "fails"
+        sign, style = SIGNS[state]
+        numbers = record.error if finding is None else finding_text(finding)
+        line = Text.assemble(
+            (f"{sign} {state:<6}", style),
+            f"  {label(record.experiment, claim):<{width}}  {numbers:<46}  ",
+            (to_plain(claim.statement), "dim"),
+        )
+        lines.append(line)
+    return lines
 
 
 def label(experiment: str, claim: Any) -> str:
@@ -63,10 +79,12 @@ def progress_bar(description: str) -> Iterator[Any]:
         task = bar.add_task(description, total=1.0, note="")
 
         def update(fraction: float, seconds_left: float | None, note: str = "") -> None:
-            estimate = (
-                "" if seconds_left is None else f"about {_rounded(seconds_left)} left"
-            )
-            text = ", ".join(filter(None, [estimate, note]))
+            notes = [note] if note else []
+            if seconds_left is not None:
+                minutes = f"{seconds_left / 60:.0f} min"
+                short = f"{seconds_left:.0f} s" if seconds_left < 90 else minutes
+                notes.insert(0, f"about {short} left")
+            text = ", ".join(notes)
             bar.update(task, completed=fraction, note=text)
 
         # On one terminal, lines must go through the bar, or they would break it.
@@ -93,42 +111,18 @@ def solve_progress(update: Any) -> Any:
     return Bar()
 
 
-def _claim_line(record: Any, claim: Any, width: int) -> Any:
-    from rich.text import Text
-
-    from meanformer.experiments.framework.text import to_plain
-
-    finding = record.finding(claim)
-    state = "broken" if finding is None else "holds" if finding.holds else "fails"
-    sign, style = SIGNS[state]
-    numbers = record.error if finding is None else finding_text(finding)
-    return Text.assemble(
-        (f"{sign} {state:<6}", style),
-        f"  {label(record.experiment, claim):<{width}}  {numbers:<46}  ",
-        (to_plain(claim.statement), "dim"),
-    )
-
-
 def finding_text(finding: Any) -> str:
     """Measured and expected value with their relation."""
-    from meanformer.experiments.framework.numbers import (
-        SLACK_SIGNS,
-        finding_digits,
-        plain,
-        symbol,
-    )
+    from meanformer.experiments.framework import numbers
+    from meanformer.experiments.framework.numbers import plain
 
-    digits = finding_digits(finding)
-    measured, sign = plain(finding.measured, digits), symbol(finding)
+    digits = numbers.finding_digits(finding)
+    measured, sign = plain(finding.measured, digits), numbers.symbol(finding)
     if isinstance(finding.expected, tuple):
         low, high = (plain(end, digits) for end in finding.expected)
         return f"measured {measured}, expected {sign} [{low}, {high}]"
     expected = f"{sign} {plain(finding.expected, digits)}"
     if finding.tolerance:
-        slack = SLACK_SIGNS[finding.relation]
+        slack = numbers.SLACK_SIGNS[finding.relation]
         expected += f" {slack} {plain(finding.tolerance, 2)}"
     return f"measured {measured}, expected {expected}"
-
-
-def _rounded(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"

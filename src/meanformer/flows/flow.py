@@ -81,23 +81,8 @@ class Flow(eqx.Module):
         x: Float[Array, "m d"],
         positions: Float[Array, " m"] | None = None,
     ) -> Float[Array, "m d"]:
-        r"""Return the velocity of any points in the measure of a cloud at a depth.
+        """Return the velocity of any points in the measure of a cloud at a depth.
 
-        Points off the space are first retracted, so the field is constant along the
-        normals and a solver's stages may leave the space.
+        Points off the space are first retracted.
         """
-        return field_of(self.velocity, self.space, depth, cloud, x, positions)
-
-
-def field_of(
-    schedule: AbstractSchedule,
-    space: AbstractSpace,
-    depth: Float[Array, ""],
-    cloud: TokenCloud,
-    x: Float[Array, "m d"],
-    positions: Float[Array, " m"] | None,
-) -> Float[Array, "m d"]:
-    """Return the tangent velocity that a schedule gives to points of a space."""
-    context, queries = cloud.moved(space.retract(cloud.points)), space.retract(x)
-    velocity = schedule.velocity(depth, context, queries, positions)
-    return space.project(queries, velocity)
+        return self.velocity.field(self.space, depth, cloud, x, positions)

@@ -1,8 +1,10 @@
-"""What a flow is given: checked, and brought into one form."""
+"""What a solve is given: checked, and brought into one form."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import diffrax
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,12 +21,92 @@ from meanformer.errors import (
 )
 from meanformer.flows.flow import Flow
 from meanformer.flows.solvers import AbstractIntegrator
-from meanformer.flows.status import AbstractStop, EscapeRadius, StepBudget
+from meanformer.flows.status import (
+    AbstractStop,
+    Condition,
+    EscapeRadius,
+    Snapshot,
+    StepBudget,
+)
 from meanformer.measures import TokenCloud
 from meanformer.typing import ArrayLike
 
 # A solver goes to the end of a stretch from 100 roundings before it, across a jump.
 ROUNDINGS = 128
+
+
+class Settings(eqx.Module):
+    """How a solve is carried out.
+
+    Attributes:
+        integrator: how steps are taken.
+        stops: conditions that end it.
+        rtol: relative tolerance.
+        atol: absolute tolerance.
+        max_steps: most steps between two saved depths.
+    """
+
+    integrator: AbstractIntegrator
+    stops: tuple[AbstractStop, ...] = ()
+    rtol: float | Float[Array, ""] = 1e-6
+    atol: float | Float[Array, ""] = 1e-9
+    max_steps: int = eqx.field(default=StepBudget.count, static=True)
+
+    def request(self) -> dict[str, Any]:
+        """Return what a solve was asked for, by the words for it."""
+        return {
+            "solver": self.integrator,
+            "tolerances": (self.rtol, self.atol),
+            "stop conditions": (self.stops, self.max_steps),
+        }
+
+    def conditions(self, snapshot: Callable[[Array, Any], Snapshot]) -> list[Condition]:
+        """Return the stops as conditions on depth and what moves.
+
+        Args:
+            snapshot: takes both, returns what stops may look at.
+        """
+
+        def condition(stop: AbstractStop) -> Condition:
+            return lambda depth, moving: stop(snapshot(depth, moving)), stop.status
+
+        return [condition(stop) for stop in self.stops]
+
+
+class Options(NamedTuple):
+    """The options of `solve` that every measure has."""
+
+    depth: Any
+    save: Any
+    solver: Any
+    rtol: Any
+    atol: Any
+    stop: Any
+
+    def settings(
+        self,
+        integrator: AbstractIntegrator,
+        dtype: jnp.dtype,
+        stops: tuple[AbstractStop, ...] = (),
+        power: float = 0.25,
+    ) -> Settings:
+        """Return them as a solve uses them, its own stop condition first.
+
+        Args:
+            integrator: how steps are taken.
+            dtype: the type of what moves.
+            stops: the conditions of the velocity itself, which come last.
+            power: the power of the largest number of the type that nothing may exceed.
+        """
+        budget, given = sorted_stops(self.stop, dtype, power)
+        rtol, atol = (jnp.asarray(tol, dtype) for tol in (self.rtol, self.atol))
+        steps, all_stops = integrator.prepared(dtype), (*given, *stops)
+        return Settings(steps, all_stops, rtol, atol, budget.count)
+
+    def depths(self, flow: Flow, dtype: jnp.dtype) -> Float[Array, " t"]:
+        """Return the depths to save, or raise; also for tolerances that are none."""
+        check_tolerances(self.rtol, self.atol)
+        return saved_depths(self.depth, self.save, dtype, flow.velocity.jumps)
 
 
 def check_flow(flow: Flow, mu: TokenCloud) -> None:
@@ -234,3 +316,15 @@ def sorted_stops(
     own = EscapeRadius(float(jnp.finfo(dtype).max) ** power)
     stops = (own, *[item for item in given if isinstance(item, AbstractStop)])
     return budgets[-1] if budgets else StepBudget(), stops
+
+
+def refuse(options: Mapping[str, object], reasons: Mapping[str, str]) -> None:
+    """Raise if an option was given that is for token clouds only."""
+    for name, value in options.items():
+        if value is not None:
+            raise InvalidInput(f"{name} is for token clouds: {reasons[name]}.")
+
+
+def is_forward(depths: Float[Array, " t"]) -> bool:
+    """Whether depths increase, as far as that is known."""
+    return not is_concrete(depths) or bool(depths[-1] > depths[0])

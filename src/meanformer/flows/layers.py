@@ -9,23 +9,28 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from meanformer.attention.abstract import stack_maps
 from meanformer.errors import as_float_array, check, check_shape, is_concrete
-from meanformer.flows.dynamics.abstract import AbstractDynamics, State, kept_if_finite
-from meanformer.flows.dynamics.gaussian import GaussianFlow, first_carried
+from meanformer.flows.dynamics.driver import AbstractDynamics, State, kept_if_finite
+from meanformer.flows.dynamics.gaussian import (
+    NOT_FOR_GAUSSIANS,
+    GaussianFlow,
+    check_gaussian_flow,
+    first_carried,
+)
 from meanformer.flows.dynamics.gaussian_errors import Carried
-from meanformer.flows.dynamics.stretch import Settings
 from meanformer.flows.dynamics.tokens import Points, TokenRates, Tokens, finite
 from meanformer.flows.flow import Flow
 from meanformer.flows.inputs import (
+    Settings,
     check_flow,
     checked_probes,
     followed,
     layer_depths,
+    refuse,
 )
-from meanformer.flows.schedule import stack_flows
-from meanformer.flows.set_up import check_gaussian_flow, refuse_for_gaussians
 from meanformer.flows.solvers import FixedStep
-from meanformer.flows.status import Status, moment_of
+from meanformer.flows.status import Status, snapshot_of
 from meanformer.flows.trajectories.abstract import cut_off
 from meanformer.flows.trajectories.gaussian import GaussianTrajectory
 from meanformer.flows.trajectories.tokens import Trajectory
@@ -88,7 +93,7 @@ def run_layers(
     is_count = isinstance(count, int) and count > 0
     check(is_count, f"count is {count}; it must be an integer >= 1.")
     if isinstance(mu, Gaussian):
-        refuse_for_gaussians({"probes": probes})
+        refuse({"probes": probes}, NOT_FOR_GAUSSIANS)
         check_gaussian_flow(flow, mu)
         size = checked_step(step, count, mu.mean().dtype)
         depths = layer_depths(flow, count, size)
@@ -127,7 +132,7 @@ def _run(
     depths: Float[Array, " t"],
 ):
     """Return states before and after all layers, with their rates, stacked."""
-    dynamics = stack_flows(dynamics)
+    dynamics = stack_maps(dynamics)
 
     def one(state: State, following: tuple[Array, Array]):
         depth, is_left = following
@@ -161,7 +166,7 @@ def _stopped(tokens: Tokens, state: State, velocity, is_left: Array) -> State:
     """Return the state, stopped where the velocity has no meaning and is needed."""
     cloud, status = tokens.cloud.moved(state.moving.tokens), state.status
     for stop in tokens.flow.velocity.stops:
-        is_met = stop(moment_of(state.depth, cloud, lambda: velocity))
+        is_met = stop(snapshot_of(state.depth, cloud, lambda: velocity))
         is_met &= is_left & state.is_running
         status = Status.where(is_met, stop.status, status)
     return eqx.tree_at(lambda s: s.status, state, status)

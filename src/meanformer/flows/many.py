@@ -10,15 +10,13 @@ import jax.random as jr
 from jaxtyping import Array, Float, Shaped
 
 from meanformer.errors import InvalidInput, as_key, check
-from meanformer.flows.dynamics.abstract import State
-from meanformer.flows.dynamics.driver import visit_all
+from meanformer.flows.dynamics.driver import State, visit_all
 from meanformer.flows.dynamics.joining import MergingTokens
 from meanformer.flows.dynamics.merging import Merge
 from meanformer.flows.dynamics.tokens import Points, TokenRates, Tokens
 from meanformer.flows.flow import Flow
-from meanformer.flows.inputs import check_flow
-from meanformer.flows.set_up import Options, tokens_set_up
-from meanformer.flows.solve import Depth, Stops
+from meanformer.flows.inputs import Options, check_flow
+from meanformer.flows.solve import Depth, Stops, tokens_set_up
 from meanformer.flows.solvers import AbstractIntegrator
 from meanformer.flows.trajectories.abstract import cut_off
 from meanformer.flows.trajectories.tokens import Trajectory

@@ -1,4 +1,4 @@
-"""Single steps that diffrax lacks: Runge-Kutta, splitting, retraction, decay."""
+"""Single steps that diffrax lacks: Runge-Kutta, splitting, decay."""
 
 from collections.abc import Callable
 from typing import Any, ClassVar, cast
@@ -74,67 +74,6 @@ class SplitStep(diffrax.AbstractSolver):
         before = [(term, t0, middle) for term in halved]
         after = [(term, middle, t1) for term in reversed(halved)]
         return [*before, (last, t0, t1), *after]
-
-
-class Retracted(diffrax.AbstractWrappedSolver):
-    """Another solver, its result put back on the space after every step.
-
-    The field must not change along the normals of the space, so that a velocity
-    computed before the retraction is still right after it.
-    """
-
-    solver: diffrax.AbstractSolver
-    retract: Callable
-
-    @property
-    def term_structure(self):
-        """That of the wrapped solver."""
-        return self.solver.term_structure
-
-    @property
-    def interpolation_cls(self):
-        """That of the wrapped solver."""
-        return self.solver.interpolation_cls
-
-    @property
-    def term_compatible_contr_kwargs(self):
-        """That of the wrapped solver."""
-        return self.solver.term_compatible_contr_kwargs
-
-    @property
-    def scan_kind(self):
-        """That of the wrapped solver, where it is of the kind of Runge and Kutta."""
-        return cast(diffrax.AbstractRungeKutta, self.solver).scan_kind
-
-    @property
-    def root_finder(self):
-        """That of the wrapped solver, where it is implicit."""
-        return cast(diffrax.AbstractImplicitSolver, self.solver).root_finder
-
-    def order(self, terms):
-        """Return the order of the wrapped solver."""
-        return self.solver.order(terms)
-
-    def strong_order(self, terms):
-        """Return the strong order of the wrapped solver."""
-        return self.solver.strong_order(terms)
-
-    def error_order(self, terms):
-        """Return the order of the wrapped solver's error estimate."""
-        return self.solver.error_order(terms)
-
-    def init(self, terms, t0, t1, y0, args):
-        """Return the state of the wrapped solver."""
-        return self.solver.init(terms, t0, t1, y0, args)
-
-    def step(self, terms, t0, t1, y0, args, solver_state, made_jump):
-        """Make a step of the wrapped solver and retract its result."""
-        y1, *rest = self.solver.step(terms, t0, t1, y0, args, solver_state, made_jump)
-        return self.retract(y1), *rest
-
-    def func(self, terms, t0, y0, args):
-        """Return the velocity."""
-        return self.solver.func(terms, t0, y0, args)
 
 
 class Lawson(diffrax.AbstractSolver):

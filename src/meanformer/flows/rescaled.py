@@ -15,6 +15,7 @@ from meanformer.attention import (
     AbstractInContextMap,
     Perceptron,
 )
+from meanformer.attention.stacking import Maps
 from meanformer.errors import InvalidInput, Unsupported, check
 from meanformer.flows.schedule import (
     AbstractSchedule,
@@ -23,7 +24,7 @@ from meanformer.flows.schedule import (
     as_schedule,
     piece_at,
 )
-from meanformer.flows.status import AbstractStop, Moment, Status
+from meanformer.flows.status import AbstractStop, Snapshot, Status
 from meanformer.measures import TokenCloud
 from meanformer.numerics.arrays import matmul
 from meanformer.numerics.growth import ScaledExponential
@@ -206,9 +207,9 @@ class BooleanAttention(AbstractStop):
             "Rescaled(attention).",
         )
 
-    def __call__(self, moment: Moment) -> Bool[Array, ""]:
+    def __call__(self, snapshot: Snapshot) -> Bool[Array, ""]:
         """Return whether all rows of the attention matrix have a single entry."""
-        cloud = cast(TokenCloud, moment.measure)
+        cloud = cast(TokenCloud, snapshot.measure)
 
         def spread(attention) -> Float[Array, ""]:
             shares = attention.matrix(cloud, cloud.points)
@@ -216,11 +217,11 @@ class BooleanAttention(AbstractStop):
             return jnp.max(jnp.where(cloud.weights > 0, rest, 0))
 
         if isinstance(self.velocity, Rescaled):
-            return self.velocity.seen_at(moment.depth, spread) <= self.tolerance
-        return spread(self.velocity.at(moment.depth)) <= self.tolerance
+            return self.velocity.seen_at(snapshot.depth, spread) <= self.tolerance
+        return spread(self.velocity.at(snapshot.depth)) <= self.tolerance
 
 
-def _layers_of(velocity) -> tuple[tuple[AbstractInContextMap, ...], Array]:
+def _layers_of(velocity) -> tuple[Maps, Array]:
     if isinstance(velocity, Constant):
         velocity = velocity.gamma
     if isinstance(velocity, AbstractInContextMap):

@@ -8,11 +8,18 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Float, Int
 
-from meanformer.attention import AbstractInContextMap
-from meanformer.attention.composition import stack_maps
-from meanformer.attention.stacking import one_of_each_kind, stack_if_alike, stacked
+from meanformer.attention import AbstractInContextMap, Sum
+from meanformer.attention.abstract import AbstractHolder
+from meanformer.attention.stacking import (
+    Maps,
+    Stacked,
+    one_of_each_kind,
+    shapes,
+    stack_if_alike,
+    stacked,
+)
 from meanformer.errors import (
     InvalidInput,
     as_float_array,
@@ -21,6 +28,7 @@ from meanformer.errors import (
     is_concrete,
 )
 from meanformer.flows.status import AbstractStop
+from meanformer.geometry import AbstractSpace
 from meanformer.measures import AbstractContext, TokenCloud
 from meanformer.typing import ArrayLike
 
@@ -51,6 +59,23 @@ class AbstractSchedule(eqx.Module):
         positions: Float[Array, " m"] | None,
     ) -> Float[Array, "m d"]:
         """Return the value of the map in force at this depth."""
+
+    def field(
+        self,
+        space: AbstractSpace,
+        depth: Float[Array, ""],
+        cloud: TokenCloud,
+        x: Float[Array, "m d"],
+        positions: Float[Array, " m"] | None,
+    ) -> Float[Array, "m d"]:
+        """Return the tangent velocity of points of a space in the measure of a cloud.
+
+        Points off the space are first retracted, so the field is constant along the
+        normals and a solver's stages may leave the space.
+        """
+        context, queries = cloud.moved(space.retract(cloud.points)), space.retract(x)
+        velocity = self.velocity(depth, context, queries, positions)
+        return space.project(queries, velocity)
 
     @abc.abstractmethod
     def terms(self) -> tuple["AbstractSchedule", ...]:
@@ -149,7 +174,7 @@ class FunctionOfDepth(AbstractSchedule):
         )
 
 
-class Schedule(AbstractSchedule):
+class Schedule(AbstractSchedule, AbstractHolder):
     r"""A list of maps along depth, held constant between depths or interpolated.
 
     Without interpolation map $i$ is in force on $[t_i, t_{i+1})$: one $\theta$ per
@@ -162,21 +187,21 @@ class Schedule(AbstractSchedule):
         interpolate: interpolate the parameters instead of holding them.
     """
 
-    maps: tuple[AbstractInContextMap, ...]
+    maps: Maps
     depths: Float[Array, " k"]
     interpolate: bool = eqx.field(static=True)
 
     def __init__(
         self,
-        maps: Sequence[AbstractInContextMap],
+        maps: Sequence[AbstractInContextMap] | Stacked,
         depths: ArrayLike | None = None,
         *,
         interpolate: bool = False,
     ):
-        self.maps = tuple(maps)
+        self.maps = maps if isinstance(maps, Stacked) else tuple(maps)
         self.interpolate = interpolate
         check(len(self.maps) > 0, "maps is empty; a schedule needs at least one map.")
-        for gamma in self.maps:
+        for gamma in shapes(self.maps):
             if not isinstance(gamma, AbstractInContextMap):
                 raise InvalidInput(f"maps holds {gamma!r}, which is not a map.")
         self.depths = _checked_depths(len(self.maps), depths, interpolate)
@@ -218,6 +243,10 @@ class Schedule(AbstractSchedule):
         """The depths at which the next map takes over."""
         return None if self.interpolate or len(self.maps) == 1 else self.depths[1:]
 
+    def stacked(self) -> "Schedule":
+        """Return the schedule with maps that are alike kept as one."""
+        return eqx.tree_at(lambda s: s.maps, self, stack_if_alike(self.maps))
+
     def _index(self, depth: Float[Array, ""]) -> Array:
         return piece_at(self.depths, depth)
 
@@ -244,23 +273,6 @@ class Schedule(AbstractSchedule):
         return stacked(self.maps).at(index, lambda gamma: gamma)
 
 
-def stack_flows(tree: PyTree) -> PyTree:
-    """Return a tree of flows in which maps that are alike are kept as one.
-
-    To be done once before a loop over depth: otherwise every step does it.
-    """
-
-    def is_schedule(node) -> bool:
-        return isinstance(node, Schedule)
-
-    def keep(node):
-        if not is_schedule(node):
-            return node
-        return eqx.tree_at(lambda s: s.maps, node, stack_if_alike(node.maps))
-
-    return jax.tree.map(keep, stack_maps(tree), is_leaf=is_schedule)
-
-
 def piece_at(starts: Float[Array, " k"], depth: Float[Array, ""]) -> Array:
     """Return the index of the piece in force at a depth, given where pieces start."""
     # A depth of the tokens' type is compared with the starts rounded to it.
@@ -271,8 +283,6 @@ def piece_at(starts: Float[Array, " k"], depth: Float[Array, ""]) -> Array:
 
 def summands(gamma: AbstractInContextMap) -> tuple[AbstractInContextMap, ...]:
     """Return the terms of a sum, or the map alone."""
-    from meanformer.attention import Sum
-
     return gamma.maps if isinstance(gamma, Sum) else (gamma,)
 
 
@@ -319,9 +329,9 @@ def _checked_depths(
     return array
 
 
-def _check_alike(maps: Sequence[AbstractInContextMap]) -> None:
+def _check_alike(maps: Maps) -> None:
     check(
-        len(one_of_each_kind(tuple(maps))) == 1,
+        len(one_of_each_kind(maps)) == 1,
         "maps differ in kind, options, shapes or types; only alike maps can be "
         "interpolated.",
     )

@@ -2,22 +2,40 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import overload
+from typing import Any, overload
 
 from jaxtyping import Array, Float
 
-from meanformer.flows.dynamics.driver import drive
-from meanformer.flows.dynamics.merging import Merge
+from meanformer.errors import InvalidInput, as_key, check
+from meanformer.flows.dynamics import density, gaussian
+from meanformer.flows.dynamics.clock import check_long_depth
+from meanformer.flows.dynamics.driver import State, drive
+from meanformer.flows.dynamics.joining import MergingTokens
+from meanformer.flows.dynamics.merging import (
+    Merge,
+    as_merge,
+    check_mergeable,
+    initial_atoms,
+)
 from meanformer.flows.dynamics.quadrature import by_quadrature
 from meanformer.flows.dynamics.recorder import AbstractProgress, AbstractRecorder
+from meanformer.flows.dynamics.tokens import Points, Tokens
 from meanformer.flows.flow import Flow
-from meanformer.flows.set_up import (
+from meanformer.flows.inputs import (
     Options,
-    density_set_up,
-    gaussian_set_up,
-    tokens_set_up,
+    check_attainable,
+    check_flow,
+    checked_probes,
+    checked_solver,
+    is_forward,
 )
-from meanformer.flows.solvers import AbstractIntegrator, Spectral
+from meanformer.flows.solvers import (
+    AbstractAdaptive,
+    AbstractIntegrator,
+    Adaptive,
+    LongDepth,
+    Spectral,
+)
 from meanformer.flows.status import AbstractStop, StepBudget
 from meanformer.flows.trajectories.density import DensityTrajectory
 from meanformer.flows.trajectories.gaussian import GaussianTrajectory
@@ -176,10 +194,48 @@ def solve(
         return by_quadrature(mu, partial(solve, flow, depth=depth, **given), store)
     options = Options(depth, save, solver, rtol, atol, stop)
     if isinstance(mu, FourierDensity):
-        dynamics, *start = density_set_up(flow, mu, options, **others)
+        dynamics, *start = density.set_up(flow, mu, options, **others)
         return drive(dynamics, *start, progress, store, dynamics.refined).trimmed()
-    set_up = gaussian_set_up if isinstance(mu, Gaussian) else tokens_set_up
+    set_up = gaussian.set_up if isinstance(mu, Gaussian) else tokens_set_up
     return drive(*set_up(flow, mu, options, **others), progress, store)
 
 
 FLOWING = (TokenCloud, Gaussian, FourierDensity)
+
+
+def tokens_set_up(
+    flow: Flow, mu: TokenCloud, options: Options, *, probes, merge, key
+) -> tuple[Any, State, Float[Array, " t"]]:
+    """Return tokens, their first state and the depths of a solve, or raise."""
+    check_flow(flow, mu)
+    dtype = mu.points.dtype
+    depths = options.depths(flow, dtype)
+    solver = options.solver
+    integrator = Adaptive() if solver is None else checked_solver(solver)
+    if isinstance(integrator, AbstractAdaptive) and merge is None:
+        check_attainable(options.rtol, dtype)
+    if (flow.noise is None) != (key is None):
+        raise InvalidInput(
+            "a flow with noise needs key=jax.random.key(seed)."
+            if key is None
+            else "key is given but the flow has no noise; leave it out."
+        )
+    check(
+        flow.noise is None or is_forward(depths),
+        f"depth is {options.depth}; a flow with noise has no way back: run it forward.",
+    )
+    key = None if key is None else as_key(key)
+    passive, places = checked_probes(flow, mu, probes)
+    is_long = isinstance(integrator, LongDepth)
+    if is_long:
+        check_long_depth(flow, passive is not None)
+    settings = options.settings(integrator, dtype, flow.velocity.stops)
+    tokens = Tokens(flow, mu, places, settings, key)
+    points = Points(mu.points, passive)
+    if merge is None and not is_long:
+        return tokens, State.first(depths[0], points), depths
+    merging = as_merge(merge, dtype)
+    check_mergeable(mu, flow.noise is not None, is_forward(depths))
+    atoms = initial_atoms(depths[0], mu.points, is_long)
+    state = State.first(depths[0], points, atoms)
+    return MergingTokens(tokens, merging), state, depths

@@ -17,16 +17,16 @@ class Status(eqx.Enumeration):
 
     The members are `reached`, `steady`, `condition_met`, `escaped`,
     `blow_up_suspected`, `step_budget`, `not_finite`, `solver_failed`, `undefined`,
-    `unresolved` and `negative`.
+    `unresolved`, `negative` and `diverging`.
     """
 
     reached = "the depth asked for was reached"
     steady = "all came to rest before the depth asked for"
     condition_met = "a stop condition was met"
     escaped = (
-        "a token, or the radius of the Gaussian, left the escape radius, beyond which "
-        "numbers overflow unless you set another; the flow grows without bound or "
-        "blows up: shorten the depth, or rescale"
+        "a token, a head, or the radius of the Gaussian left the escape radius, beyond "
+        "which numbers overflow unless you set another; the flow grows without bound "
+        "or blows up: shorten the depth, or rescale"
     )
     blow_up_suspected = (
         "hardly any depth is left for steps that keep the accuracy, so a blow-up in "
@@ -35,19 +35,19 @@ class Status(eqx.Enumeration):
     )
     step_budget = (
         "the step budget between two saved depths was used up; the flow may be stiff: "
-        "use Stiff(), loosen rtol, save more often, or pass stop=StepBudget(more)"
+        "take a stiff solver, loosen rtol, save more often, or raise the step budget"
     )
     not_finite = (
         "the velocity or a step was not finite, so the last finite state was kept; "
         "scale the tokens or beta down, or take smaller steps"
     )
     solver_failed = (
-        "the implicit solver did not converge; loosen rtol or use the explicit solver"
+        "the implicit solver did not converge; loosen rtol or take an explicit solver"
     )
     undefined = (
         "the velocity lost its meaning: a token reached the origin and has no "
         "direction, or the attention that it is divided by vanished; stop before this "
-        "depth, or use PostNorm()"
+        "depth, or normalise after the residual instead (post-norm)"
     )
     unresolved = (
         "the density is too sharp for the modes allowed: it is turning into atoms; go "
@@ -57,6 +57,10 @@ class Status(eqx.Enumeration):
     negative = (
         "the density fell below zero by more than rounding, so that its modes do not "
         "suffice; raise most_modes of the solver Spectral, or lower atol"
+    )
+    diverging = (
+        "the risk rose from step to step, and the heads from before it did were kept; "
+        "take a smaller step"
     )
 
 
@@ -73,7 +77,15 @@ _NAMES = (
     "undefined",
     "unresolved",
     "negative",
+    "diverging",
 )
+
+#: What the advice of a status is called in Python, by the name of the status.
+IN_PYTHON = {
+    "step_budget": "solver=Stiff(), stop=StepBudget(steps)",
+    "solver_failed": "solver=Adaptive()",
+    "undefined": "PostNorm()",
+}
 
 #: Attributes that tell a reader of a file what the status codes mean.
 STATUS_FLAGS = {
@@ -97,7 +109,7 @@ def status_from(code: int) -> PyTree:
     return getattr(Status, _NAMES[code])
 
 
-class Moment(NamedTuple):
+class Snapshot(NamedTuple):
     """What a stop condition may look at; what is not looked at is not computed.
 
     Attributes:
@@ -113,16 +125,20 @@ class Moment(NamedTuple):
     speed: Callable[[], Float[Array, ""]]
 
 
-def moment_of(
+# A condition on depth and what moves there, and the status of a solve that it ends.
+Condition = tuple[Callable[[Array, Any], Array], PyTree]
+
+
+def snapshot_of(
     depth: Float[Array, ""], cloud: TokenCloud, velocities: Callable[[], Array]
-) -> Moment:
-    """Return the moment at which a cloud has these velocities."""
+) -> Snapshot:
+    """Return the snapshot of a cloud with these velocities."""
 
     def speed() -> Float[Array, ""]:
         speeds = jnp.linalg.norm(velocities(), axis=1)
         return jnp.max(jnp.where(cloud.weights > 0, speeds, 0))
 
-    return Moment(depth, cloud, cloud.radius, speed)
+    return Snapshot(depth, cloud, cloud.radius, speed)
 
 
 class AbstractStop(eqx.Module):
@@ -131,7 +147,7 @@ class AbstractStop(eqx.Module):
     status: eqx.AbstractClassVar[PyTree]
 
     @abc.abstractmethod
-    def __call__(self, moment: Moment) -> Bool[Array, ""]:
+    def __call__(self, snapshot: Snapshot) -> Bool[Array, ""]:
         """Return whether to stop."""
 
 
@@ -151,9 +167,9 @@ class EscapeRadius(AbstractStop):
     def __check_init__(self):
         check(self.radius > 0, f"radius is {self.radius}; it must be positive.")
 
-    def __call__(self, moment: Moment) -> Bool[Array, ""]:
+    def __call__(self, snapshot: Snapshot) -> Bool[Array, ""]:
         """Return whether a token has escaped."""
-        return moment.radius() > self.radius
+        return snapshot.radius() > self.radius
 
 
 class SteadyState(AbstractStop):
@@ -171,9 +187,9 @@ class SteadyState(AbstractStop):
     def __check_init__(self):
         check(self.speed > 0, f"speed is {self.speed}; it must be positive.")
 
-    def __call__(self, moment: Moment) -> Bool[Array, ""]:
+    def __call__(self, snapshot: Snapshot) -> Bool[Array, ""]:
         """Return whether all tokens rest."""
-        return moment.speed() < self.speed
+        return snapshot.speed() < self.speed
 
 
 class StopWhen(AbstractStop):
@@ -194,9 +210,9 @@ class StopWhen(AbstractStop):
             "measure.",
         )
 
-    def __call__(self, moment: Moment) -> Bool[Array, ""]:
+    def __call__(self, snapshot: Snapshot) -> Bool[Array, ""]:
         """Return what the function says."""
-        return self.condition(moment.depth, moment.measure)
+        return self.condition(snapshot.depth, snapshot.measure)
 
 
 class StepBudget(eqx.Module):

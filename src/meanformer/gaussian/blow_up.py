@@ -7,32 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from meanformer.attention import L2, AbstractAttention, AbstractInContextMap
-from meanformer.errors import InvalidInput, check
+from meanformer.errors import InvalidInput, as_number
 from meanformer.flows import LongDepth, Status
-from meanformer.gaussian.explicit import (
-    certain_root,
-    obeys_riccati,
-    riccati_clock,
-    riccati_matrix,
-    riccati_rates,
-)
+from meanformer.gaussian import explicit, long_run, velocity
 from meanformer.gaussian.exponents import BLEW_UP, REACHED
-from meanformer.gaussian.heads import (
-    Parts,
-    parts_of,
-    rounding_of,
-    score_of,
-    spectral_norm,
-    values_of,
-)
-from meanformer.gaussian.long_run import (
-    first_time,
-    in_double,
-    limit_of,
-    mean_matters,
-)
-from meanformer.gaussian.velocity import check_gaussian, check_map
-from meanformer.gaussian.without_warnings import quiet_solve
+from meanformer.gaussian.velocity import Parts, rounding_of, score_of, values_of
+from meanformer.gaussian.velocity import spectral_norm as norm
 from meanformer.measures import Gaussian
 from meanformer.numerics.multiples import agree
 
@@ -105,18 +85,18 @@ def blowup_time(
         horizon: how far to integrate where nothing is proved.
         rtol: relative tolerance of the integration.
     """
-    check(horizon > 0, f"horizon is {horizon}; it must be positive.")
+    as_number("horizon", horizon, "positive", above=0)
     known = proved(gamma, mu)
     if known.certainty != OPEN:
         return known
-    return _integrated(*in_double(gamma, mu), horizon, rtol, known)
+    return _integrated(*long_run.in_double(gamma, mu), horizon, rtol, known)
 
 
 def proved(gamma: AbstractInContextMap, mu: Gaussian) -> BlowUp:
     """Return what is known without an integration; it may leave the question open."""
-    check_map(gamma)
-    check_gaussian(mu)
-    parts = parts_of(gamma, mu)
+    velocity.check_map(gamma)
+    velocity.check_gaussian(mu)
+    parts = velocity.parts_of(gamma, mu)
     reason = global_reason(parts)
     is_point = not bool(jnp.any(mu.covariance() != 0))
     if is_point and not any(head.sees_second_moment for head in parts.heads):
@@ -125,7 +105,7 @@ def proved(gamma: AbstractInContextMap, mu: Gaussian) -> BlowUp:
         return BlowUp(None, None, None, NEVER, reason)
     lower = lower_bound(parts, mu)
     head = parts.only_head
-    if head is not None and obeys_riccati(head):
+    if head is not None and explicit.obeys_riccati(head):
         return _exact(head, mu, lower)
     upper = None if head is None else upper_bound(head, mu)
     return BlowUp(None, lower, upper, OPEN, "no theorem decides it")
@@ -142,8 +122,6 @@ def global_reason(parts: Parts) -> str | None:
 
 def _why_contracting(head: AbstractAttention) -> str | None:
     """Return why softmax never grows, if V is definite and A_s of the other sign."""
-    if not head.obeys_riccati or head.sees_second_moment:
-        return None
     value, symmetric = _symmetric_parts(head)
     if value is None:
         return None
@@ -152,12 +130,11 @@ def _why_contracting(head: AbstractAttention) -> str | None:
         return "V is zero" if not value.any() else None
     sign = np.sign(signs[0])
     highest = np.linalg.eigvalsh(sign * symmetric)[-1]
-    size = abs(float(head.temperature)) * spectral_norm(head.query)
-    if highest > rounding_of(head) * size * spectral_norm(head.key):
+    size = abs(float(head.temperature)) * norm(head.query)
+    if highest > rounding_of(head) * size * norm(head.key):
         return None
-    if sign > 0:
-        return "softmax: V is positive definite, A_s negative semi-definite"
-    return "softmax: V is negative definite, A_s positive semi-definite"
+    first, second = ("positive", "negative") if sign > 0 else ("negative", "positive")
+    return f"softmax: V is {first} definite, A_s {second} semi-definite"
 
 
 def lower_bound(parts: Parts, mu: Gaussian) -> float | None:
@@ -166,9 +143,9 @@ def lower_bound(parts: Parts, mu: Gaussian) -> float | None:
     $\frac{\mathrm{d}}{\mathrm{d}t}|S| \le 2a|S|^2 + 2u|S|$ with a rate $a$ from softmax
     and L2 heads and a rate $u$ from Sinkhorn heads and perceptrons.
     """
-    quadratic, linear, sees_mean = 0.0, spectral_norm(parts.affine), False
+    quadratic, linear, sees_mean = 0.0, norm(parts.affine), False
     for head in parts.heads:
-        value, score = spectral_norm(values_of(head)), spectral_norm(score_of(head))
+        value, score = norm(values_of(head)), norm(score_of(head))
         if head.sees_second_moment and head.peculiarity is not None:
             return None
         sees_mean |= head.sees_second_moment
@@ -178,14 +155,13 @@ def lower_bound(parts: Parts, mu: Gaussian) -> float | None:
             quadratic += abs(float(head.sharpness)) * value * score
     if any(float(head.beta) < 0 and isinstance(head, L2) for head in parts.heads):
         return None
-    size = spectral_norm(mu.covariance())
+    size = norm(mu.covariance())
     if sees_mean:
         # The second moment moves by the linear part alone, if there is nothing else.
-        if parts.has_constant or not all(
-            head.sees_second_moment for head in parts.heads
-        ):
+        others = [head for head in parts.heads if not head.sees_second_moment]
+        if parts.has_constant or others:
             return None
-        size = spectral_norm(mu.second_moment())
+        size = norm(mu.second_moment())
     if quadratic * size == 0:
         return None
     if linear == 0:
@@ -195,40 +171,37 @@ def lower_bound(parts: Parts, mu: Gaussian) -> float | None:
 
 def upper_bound(head: AbstractAttention, mu: Gaussian) -> float | None:
     """Return a depth by which the flow has blown up; `None` if none is known."""
-    if not head.obeys_riccati or head.sees_second_moment:
-        return None
     value, symmetric = _symmetric_parts(head)
     if value is None:
         return None
     # The flow is the same with both signs changed.
     sign = np.sign(np.trace(value)) or 1.0
     value, symmetric = sign * value, sign * symmetric
-    lowest_value = np.linalg.eigvalsh(value)[0]
-    lowest_score = np.linalg.eigvalsh(symmetric)[0]
-    rounding = rounding_of(head) * np.array(
-        [spectral_norm(value), spectral_norm(symmetric)]
-    )
-    if np.any([lowest_value, lowest_score] <= rounding):
+    lowest_value, lowest_score = lowest = [
+        np.linalg.eigvalsh(matrix)[0] for matrix in (value, symmetric)
+    ]
+    if np.any(lowest <= rounding_of(head) * np.array([norm(value), norm(symmetric)])):
         return None
     spread = np.asarray(mu.covariance(), np.float64)
     trace = float(np.trace(np.linalg.solve(value, spread)))
     if trace <= 0:
         return None
-    rate = 2 * lowest_score * lowest_value**2 * trace
-    return float(len(value) / rate)
+    return float(len(value) / (2 * lowest_score * lowest_value**2 * trace))
 
 
 def _exact(head: AbstractAttention, mu: Gaussian, lower: float | None) -> BlowUp:
-    root = certain_root(mu)
+    root = explicit.certain_root(mu)
     if head.sees_second_moment:
         mean = np.asarray(mu.mean(), np.float64)
         root = np.concatenate([root, mean[:, None]], axis=1)
-    _, signs, rounding = riccati_rates(head, root)
+    _, signs, rounding = explicit.riccati_rates(head, root)
     if signs.max(initial=0) <= rounding:
         reason = "V = vI, and v A_s is negative semi-definite on the range of S"
         return BlowUp(None, None, None, NEVER, reason)
     # Signs of the clock: blow-up where it meets an inverse eigenvalue.
-    rates = riccati_clock(head, 1.0) * np.linalg.eigvalsh(riccati_matrix(head, root))
+    rates = explicit.riccati_clock(head, 1.0) * np.linalg.eigvalsh(
+        explicit.riccati_matrix(head, root)
+    )
     fastest = float(rates.max(initial=0))
     if fastest <= UNSURE * np.abs(rates).max(initial=0):
         reason = "V = vI: it blows up, but so late that rounding hides when"
@@ -238,20 +211,14 @@ def _exact(head: AbstractAttention, mu: Gaussian, lower: float | None) -> BlowUp
     return BlowUp(depth, lower, depth, "exact", "V = vI: the explicit solution")
 
 
-def _integrated(
-    gamma: AbstractInContextMap,
-    mu: Gaussian,
-    horizon: float,
-    rtol: float,
-    known: BlowUp,
-) -> BlowUp:
+def _integrated(gamma, mu: Gaussian, horizon: float, rtol: float, known: BlowUp):
     """Follow the covariance as far as asked for; locate a blow-up more closely."""
     found = dataclasses.replace(known, certainty="not seen")
-    if mean_matters(gamma, mu):
+    if long_run.mean_matters(gamma, mu):
         end = horizon
     else:
-        units = max(horizon / first_time(gamma, mu), SHORTEST)
-        run = limit_of(gamma, mu, depth=units)
+        units = max(horizon / long_run.first_time(gamma, mu), SHORTEST)
+        run = long_run.limit_of(gamma, mu, depth=units)
         end = float(run.depths[-1])
         if run.ending != BLEW_UP or end > horizon:
             reached = min(end, horizon)
@@ -260,12 +227,11 @@ def _integrated(
             if len(run.depths) < 2:
                 reason = "the covariance rests, as far as rounding lets one see"
             return dataclasses.replace(found, reason=reason)
-    path = quiet_solve(
-        gamma, mu, 2 * end, save=2, solver=LongDepth(), rtol=rtol, steps=STEPS
-    )
+    options = {"solver": LongDepth(), "rtol": rtol, "steps": STEPS}
+    path = velocity.quiet_solve(gamma, mu, 2 * end, save=2, **options)
     if bool(path.status == Status.blow_up_suspected):
         end = float(path.depths[-1])
-    elif mean_matters(gamma, mu):
+    elif long_run.mean_matters(gamma, mu):
         reason = f"the integration ended: {path.message}"
         return dataclasses.replace(found, reason=reason)
     reason = "the integration ran into it"
@@ -273,8 +239,9 @@ def _integrated(
 
 
 def _symmetric_parts(head: AbstractAttention) -> tuple[np.ndarray | None, np.ndarray]:
-    """Return V if it is symmetric, else `None`, and beta times the symmetric A_s."""
+    """Return V of softmax if it is symmetric, else `None`, and beta times A_s."""
     value, score = values_of(head), score_of(head)
-    is_symmetric = agree(value, value.T, rounding_of(head))
+    is_softmax = head.obeys_riccati and not head.sees_second_moment
+    is_symmetric = is_softmax and agree(value, value.T, rounding_of(head))
     pull = float(head.temperature) * (score + score.T) / 2
     return (value + value.T) / 2 if is_symmetric else None, pull

@@ -1,7 +1,6 @@
 """Which flows of centred Gaussians are gradient flows, of what, in which metric."""
 
 import dataclasses
-import functools
 
 import equinox as eqx
 import jax
@@ -9,28 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from meanformer.attention import (
-    L2,
-    AbstractAttention,
-    AbstractExponential,
-    AbstractInContextMap,
-    GradientForm,
-    Linear,
-    Sinkhorn,
-    Softmax,
-)
+from meanformer import attention
+from meanformer.attention import AbstractExponential, AbstractInContextMap
 from meanformer.attention.affine import slope_and_drift
-from meanformer.errors import InvalidInput, check, is_concrete
+from meanformer.errors import check, is_concrete
 from meanformer.flows import GaussianTrajectory
 from meanformer.gaussian.velocity import check_gaussian
 from meanformer.measures import Gaussian
+from meanformer.numerics import multiples
 from meanformer.numerics.arrays import matmul
-from meanformer.numerics.multiples import (
-    agree,
-    definite_quotient,
-    multiple_of,
-    multiple_of_identity,
-)
 
 # Below this a logarithm is summed as a series, of so many terms.
 SERIES, TERMS = 0.05, 16
@@ -87,29 +73,29 @@ def gradient_structure(
     """
     # Also inside of a traced function: the layer itself must be known.
     with jax.ensure_compile_time_eval():
-        if not isinstance(gamma, AbstractAttention):
-            return _failed(f"no energy is known for {type(gamma).__name__}")
+        unknown = f"no energy is known for {type(gamma).__name__}"
+        if not isinstance(gamma, attention.AbstractAttention):
+            return GaussianStructure(False, unknown)
         if tolerance is None:
             tolerance = ROUNDINGS * float(jnp.finfo(gamma.value.dtype).eps)
         if gamma.peculiarity:
-            return _failed(gamma.peculiarity)
-        return _structure(gamma, tolerance)
+            return GaussianStructure(False, gamma.peculiarity)
+        form = gamma.gaussian_form(tolerance)
+        if not isinstance(form, attention.GradientForm):
+            return GaussianStructure(False, form or unknown)
+        return _structure(gamma, form, tolerance)
 
 
-def _structure(gamma: AbstractAttention, tolerance: float) -> GaussianStructure:
-    form = gamma.gaussian_form(tolerance)
-    if not isinstance(form, GradientForm):
-        return _failed(form or f"no energy is known for {type(gamma).__name__}")
+def _structure(gamma, form, tolerance: float) -> GaussianStructure:
     base = _known(form.matrix)
-    if agree(base, base.T, tolerance):
+    is_odd = form.may_be_odd and multiples.agree(base, -base.T, tolerance)
+    if is_odd or multiples.agree(base, base.T, tolerance):
         found = _of_value(gamma, base, form.name, tolerance)
-    elif not form.may_be_odd:
-        found = _failed(f"{form.name} is not symmetric")
-    elif agree(base, -base.T, tolerance):
-        found = _of_value(gamma, base, form.name, tolerance)
+    elif form.may_be_odd:
+        found = GaussianStructure(False, "A is neither symmetric nor antisymmetric")
     else:
-        found = _failed("A is neither symmetric nor antisymmetric")
-    multiple = multiple_of_identity(gamma.value)
+        found = GaussianStructure(False, f"{form.name} is not symmetric")
+    multiple = multiples.multiple_of_identity(gamma.value)
     if not found and multiple is not None and isinstance(gamma, AbstractExponential):
         return GaussianStructure(True, metric=FISHER_RAO, factor=multiple)
     return dataclasses.replace(found, factor=form.share * found.factor)
@@ -118,16 +104,17 @@ def _structure(gamma: AbstractAttention, tolerance: float) -> GaussianStructure:
 def _of_value(gamma, base: np.ndarray, name: str, tolerance) -> GaussianStructure:
     """Compare the value matrix with what the gradient has."""
     value = _known(gamma.value)
-    multiple = multiple_of(base, value, tolerance)
+    multiple = multiples.multiple_of(base, value, tolerance)
     if multiple is not None:
         return GaussianStructure(True, metric=BURES, factor=multiple)
-    twist = definite_quotient(base, value, tolerance)
+    twist = multiples.definite_quotient(base, value, tolerance)
     if twist is not None:
         sign = float(np.sign(np.trace(twist)))
         mobility = jnp.asarray(sign * twist, gamma.value.dtype)
         return GaussianStructure(True, "", BURES, sign, mobility)
-    return _failed(
-        f"V is not c {name}, and no positive definite P was found with V = c P {name}"
+    return GaussianStructure(
+        False,
+        f"V is not c {name}, and no positive definite P was found with V = c P {name}",
     )
 
 
@@ -152,18 +139,18 @@ def energy(gamma: AbstractInContextMap, mu: Gaussian) -> Float[Array, ""]:
         mu: a Gaussian, of mean zero except for Sinkhorn attention, whose energy has
             $m^\top Bm$ in addition.
     """
-    structure = _checked(gamma, mu)
-    return _energy(gamma, mu, structure)
+    return _energy(gamma, mu, _checked(gamma, mu))
 
 
-@functools.singledispatch
 def _energy(gamma, mu: Gaussian, structure: GaussianStructure) -> Float[Array, ""]:
-    raise InvalidInput(f"no energy is known for {type(gamma).__name__}.")
-
-
-@_energy.register(Softmax)
-@_energy.register(Linear)
-def _energy_of_score(gamma, mu, structure):
+    if isinstance(gamma, attention.Sinkhorn):
+        return entropic_reward(mu, gamma.form)
+    if isinstance(gamma, attention.L2):
+        return _energy_of_distance(gamma, mu)
+    check(
+        isinstance(gamma, attention.Softmax | attention.Linear),
+        f"no energy is known for {type(gamma).__name__}.",
+    )
     spread, score, beta = mu.covariance(), gamma.score, gamma.temperature
     if structure.metric == FISHER_RAO:
         return beta * jnp.trace(matmul(score, spread))
@@ -171,10 +158,10 @@ def _energy_of_score(gamma, mu, structure):
     return beta / 4 * jnp.trace(inner)
 
 
-@_energy.register(L2)
-def _energy_of_distance(gamma, mu, structure):
+def _energy_of_distance(gamma: attention.L2, mu: Gaussian) -> Float[Array, ""]:
     root, key = mu.root(), gamma.key
-    ratio = multiple_of(_known(key), _known(gamma.query), 1e-6)
+    ratio = multiples.multiple_of(_known(key), _known(gamma.query), 1e-6)
+    assert ratio is not None  # that it is one was checked before
     values = jnp.linalg.svd(matmul(key, root), compute_uv=False) ** 2
     # x - log(1 + x), over the sharpness.
     reach = jnp.sum(_log_excess(gamma.sharpness * values))
@@ -191,11 +178,6 @@ def _log_excess(x: Float[Array, " r"]) -> Float[Array, " r"]:
     series = np.concatenate([(-1.0) ** powers / powers, [0.0, 0.0]])
     near = jnp.polyval(jnp.asarray(series, x.dtype), near)
     return jnp.where(small, near, far - jnp.log1p(far))
-
-
-@_energy.register(Sinkhorn)
-def _energy_of_sinkhorn(gamma, mu, structure):
-    return entropic_reward(mu, gamma.form)
 
 
 def entropic_reward(mu: Gaussian, form: Float[Array, "d d"]) -> Float[Array, ""]:
@@ -286,11 +268,11 @@ def energy_profile(
 def _checked(gamma: AbstractInContextMap, mu: Gaussian) -> GaussianStructure:
     check_gaussian(mu)
     structure = gradient_structure(gamma)
-    if not structure:
-        raise InvalidInput(
-            f"this is not a gradient flow as far as is known: {structure.failure}."
-        )
-    if is_concrete(mu.mean()) and not isinstance(gamma, Sinkhorn):
+    check(
+        structure.holds,
+        f"this is not a gradient flow as far as is known: {structure.failure}.",
+    )
+    if is_concrete(mu.mean()) and not isinstance(gamma, attention.Sinkhorn):
         check(
             not bool(jnp.any(mu.mean() != 0)),
             "the energies are those of Gaussians of mean zero; this one has mean "
@@ -301,7 +283,3 @@ def _checked(gamma: AbstractInContextMap, mu: Gaussian) -> GaussianStructure:
 
 def _known(matrix: Array) -> np.ndarray:
     return np.asarray(matrix, np.float64)
-
-
-def _failed(failure: str) -> GaussianStructure:
-    return GaussianStructure(False, failure)

@@ -11,24 +11,11 @@ from jaxtyping import Array, Float
 from scipy.optimize import brentq
 from scipy.special import wrightomega
 
-from meanformer.attention import (
-    L2,
-    AbstractAttention,
-    AbstractInContextMap,
-    Linear,
-    Sinkhorn,
-    Softmax,
-)
+from meanformer import attention
+from meanformer.attention import AbstractAttention, AbstractInContextMap
 from meanformer.errors import InvalidInput, Overflow, Unsupported, as_number
 from meanformer.flows import AbstractSchedule, Flow
-from meanformer.gaussian.heads import (
-    ROUNDINGS,
-    only_head,
-    rounding_of,
-    score_of,
-    spectral_norm,
-)
-from meanformer.gaussian.velocity import check_gaussian
+from meanformer.gaussian import velocity
 from meanformer.measures import Gaussian
 from meanformer.numerics.multiples import agree, multiple_of_identity
 
@@ -69,11 +56,11 @@ def explicit_solution(
         InvalidInput: if the solution has blown up before.
         Overflow: if the solution is too large for the numbers.
     """
-    check_gaussian(mu)
+    velocity.check_gaussian(mu)
     time = as_number("depth", depth)
     if not isinstance(gamma, AbstractInContextMap):
         return _along_schedule(Flow(gamma).velocity, mu, time)
-    head = only_head(gamma, mu)
+    head = velocity.parts_of(gamma, mu).only_head
     if head is None:
         raise Unsupported("a closed form is known for a single attention layer only.")
     if head.peculiarity is not None:
@@ -112,10 +99,10 @@ def _along_schedule(schedule: AbstractSchedule, mu: Gaussian, depth: float) -> G
 
 def _pull(schedule: AbstractSchedule, mu: Gaussian, depth: float) -> np.ndarray:
     """Return v beta A_s at a depth, of a softmax layer."""
-    head = only_head(schedule.at(jnp.asarray(depth)), mu)
+    head = velocity.parts_of(schedule.at(jnp.asarray(depth)), mu).only_head
     if head is None or head.sees_second_moment or not is_riccati(head):
         raise Unsupported("under a schedule a closed form is known for softmax only.")
-    score = score_of(head)
+    score = velocity.score_of(head)
     return _identity_values(head) * float(head.temperature) * (score + score.T) / 2
 
 
@@ -124,13 +111,11 @@ def explicit_limit(gamma: AbstractInContextMap, mu: Gaussian) -> np.ndarray | No
 
     Softmax, or linear attention of a mean zero, with $V = vI$ and $vA_s$ negative
     semi-definite on the range of $S_0$: with the projection $\Pi$ onto the kernel of
-    $A_s$ there the limit is $(\Pi S_0^+\Pi)^+$.
-
-    Returns:
-        A factor of as many columns as the limit's rank; `None` elsewhere.
+    $A_s$ there the limit is $(\Pi S_0^+\Pi)^+$. The factor has as many columns as its
+    rank; it is `None` elsewhere.
     """
     try:
-        head = only_head(gamma, mu)
+        head = velocity.parts_of(gamma, mu).only_head
     except Unsupported:
         return None
     if head is None or not obeys_riccati(head):
@@ -152,18 +137,17 @@ def _solution(head: AbstractAttention, mu: Gaussian, depth: float) -> Gaussian:
 
 
 @_solution.register
-def _of_softmax(head: Softmax, mu: Gaussian, depth: float) -> Gaussian:
+def _of_softmax(head: attention.Softmax, mu: Gaussian, depth: float) -> Gaussian:
     rate = _identity_values(head)
     factor, mean = _law(head, mu.root(), mu.mean(), depth)
     return _like(mu, _grown(mean, rate * depth), factor)
 
 
 @_solution.register
-def _of_linear(head: Linear, mu: Gaussian, depth: float) -> Gaussian:
+def _of_linear(head: attention.Linear, mu: Gaussian, depth: float) -> Gaussian:
     mean = np.asarray(mu.mean(), np.float64)
     if not mean.any():
-        factor, _ = _law(head, mu.root(), mean, depth)
-        return _like(mu, mean, factor)
+        return _like(mu, mean, _law(head, mu.root(), mean, depth)[0])
     # The mean is one more column of a factor of the second moment, and moves with it.
     both = np.concatenate([np.asarray(mu.root()), mean[:, None]], axis=1)
     moved, at_mean = _law(head, both, mean, depth, needs_map=True)
@@ -171,11 +155,10 @@ def _of_linear(head: Linear, mu: Gaussian, depth: float) -> Gaussian:
 
 
 @_solution.register
-def _of_distance(head: L2, mu: Gaussian, depth: float) -> Gaussian:
-    _check_line(head, mu)
+def _of_distance(head: attention.L2, mu: Gaussian, depth: float) -> Gaussian:
+    mean, spread = _on_line(head, mu)
     if float(head.beta) < 0:
         raise Unsupported("no closed form is known for a repulsive L2 kernel.")
-    mean, spread = _numbers(mu)
     value, score, key = (float(x[0, 0]) for x in (head.value, head.score, head.key))
     sharpness = float(head.sharpness)
     rate = 2 * sharpness * value * score
@@ -191,9 +174,8 @@ def _of_distance(head: L2, mu: Gaussian, depth: float) -> Gaussian:
 
 
 @_solution.register
-def _of_sinkhorn(head: Sinkhorn, mu: Gaussian, depth: float) -> Gaussian:
-    _check_line(head, mu)
-    mean, spread = _numbers(mu)
+def _of_sinkhorn(head: attention.Sinkhorn, mu: Gaussian, depth: float) -> Gaussian:
+    mean, spread = _on_line(head, mu)
     value, form = float(head.value[0, 0]), float(head.form[0, 0])
     moved = _grown(mean, value * depth)
     if spread == 0 or form == 0 or value == 0:
@@ -276,7 +258,7 @@ def certain_root(mu: Gaussian) -> np.ndarray:
     if mu.factor is not None:
         return np.asarray(mu.factor, np.float64)
     values, vectors = np.linalg.eigh(np.asarray(mu.covariance(), np.float64))
-    rounding = ROUNDINGS * len(values) * float(jnp.finfo(mu.mean().dtype).eps)
+    rounding = velocity.ROUNDINGS * len(values) * float(jnp.finfo(mu.mean().dtype).eps)
     kept = values > rounding * values.max(initial=0)
     return vectors[:, kept] * np.sqrt(values[kept])
 
@@ -284,17 +266,20 @@ def certain_root(mu: Gaussian) -> np.ndarray:
 def riccati_rates(
     head: AbstractAttention, root: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, float]:
-    r"""Return what $2v\beta A_s$ is on the range of a factor.
+    r"""Return eigenvectors and eigenvalues of $2v\beta A_s$ on the range of a factor.
 
-    Returns:
-        Orthonormal eigenvectors as columns, the eigenvalues, and the rounding of these.
+    The last is the rounding of the eigenvalues.
     """
     vectors, sizes, _ = np.linalg.svd(root, full_matrices=False)
-    basis = vectors[:, sizes > rounding_of(head) * sizes.max(initial=0)]
+    basis = vectors[:, sizes > velocity.rounding_of(head) * sizes.max(initial=0)]
     clock = riccati_clock(head, 1.0)
     rates, turn = np.linalg.eigh(clock * riccati_matrix(head, basis))
-    size = abs(clock) * spectral_norm(head.query) * spectral_norm(head.key)
-    return basis @ turn, rates, rounding_of(head) * size
+    size = (
+        abs(clock)
+        * velocity.spectral_norm(head.query)
+        * velocity.spectral_norm(head.key)
+    )
+    return basis @ turn, rates, velocity.rounding_of(head) * size
 
 
 def _law(head, root, mean, depth: float, *, needs_map: bool = False):
@@ -319,15 +304,10 @@ def _law(head, root, mean, depth: float, *, needs_map: bool = False):
         )
     if not mean.any():
         return factor, mean
-    return factor, mean + root @ _share(vectors, values, clock) @ (
-        root.T @ score @ mean
-    )
-
-
-def _share(vectors: np.ndarray, values: np.ndarray, clock: float) -> np.ndarray:
-    r"""Return $g(H)$ with $g(x) = ((1-\tau x)^{-1/2} - 1)/x$, smooth at zero."""
-    roots = np.sqrt(1 - clock * values)
-    return (vectors * (clock / (roots * (1 + roots)))) @ vectors.T
+    # ((1 - tau x)^(-1/2) - 1)/x of the matrix H, smooth at zero.
+    roots = np.sqrt(left)
+    share = (vectors * (clock / (roots * (1 + roots)))) @ vectors.T
+    return factor, mean + root @ share @ (root.T @ score @ mean)
 
 
 def _identity_values(head: AbstractAttention) -> float:
@@ -339,21 +319,19 @@ def _identity_values(head: AbstractAttention) -> float:
     return rate
 
 
-def _check_line(head: AbstractAttention, mu: Gaussian) -> None:
+def _on_line(head: AbstractAttention, mu: Gaussian) -> tuple[float, float]:
+    """Return mean and variance in one dimension, or raise in others."""
     if mu.dimension != 1 or len(head.key) != 1:
         raise Unsupported(
             f"{type(head).__name__} has a closed form in one dimension only; this is "
             f"dimension {mu.dimension}."
         )
+    return float(mu.mean()[0]), float(mu.covariance()[0, 0])
 
 
 def _grown(mean, exponent: float):
     """Return the mean times an exponential; zero stays zero, however large that is."""
     return mean * math.exp(exponent) if np.any(mean) else mean
-
-
-def _numbers(mu: Gaussian) -> tuple[float, float]:
-    return float(mu.mean()[0]), float(mu.covariance()[0, 0])
 
 
 def _like(mu: Gaussian, mean: np.ndarray, factor: np.ndarray) -> Gaussian:

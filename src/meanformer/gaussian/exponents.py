@@ -29,12 +29,8 @@ ROUNDED = 55.0
 REACHED, BLEW_UP, ESCAPED, UNFINISHED = "reached", "blew up", "escaped", "unfinished"
 UNRESOLVED = "unresolved"
 # By the status of the solve; others are unfinished.
-ENDINGS = {
-    "reached": REACHED,
-    "blow_up_suspected": BLEW_UP,
-    "escaped": ESCAPED,
-    "unresolved": UNRESOLVED,
-}
+ENDINGS = {"blow_up_suspected": BLEW_UP}
+ENDINGS |= {name: name for name in (REACHED, ESCAPED, UNRESOLVED)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,11 +182,7 @@ def spectrum_of(factor: np.ndarray, log_scales: np.ndarray | None = None) -> Spe
 
     With the columns in the order of their size, $F = QR$, and the diagonal blocks of
     $RD^{1/2}$ that belong to columns of like size have its singular values, up to the
-    ratio of these sizes.
-
-    Args:
-        factor: the matrix $F$ of shape (d, r).
-        log_scales: the logarithms of the diagonal of $D$; zero by default.
+    ratio of these sizes. The scales are the logarithms of the diagonal of $D$.
     """
     sizes = np.linalg.norm(factor, axis=0)
     with np.errstate(divide="ignore"):

@@ -15,27 +15,15 @@ from jaxtyping import Array, Float, PyTree
 
 from meanformer.attention import AbstractInContextMap
 from meanformer.attention.affine import slope_and_drift
-from meanformer.errors import PrecisionWarning, check, warn
+from meanformer.errors import PrecisionWarning, as_number, check, warn
 from meanformer.flows import GaussianTrajectory, LongDepth, State, Status
 from meanformer.flows.dynamics.stretch import in_clock, run_stretch
 from meanformer.flows.solvers import RescaledErrors
 from meanformer.flows.status import status_name
+from meanformer.gaussian import exponents, velocity
 from meanformer.gaussian.explicit import explicit_limit
-from meanformer.gaussian.exponents import (
-    ENDINGS,
-    UNFINISHED,
-    LongRun,
-    completed,
-    run_of,
-    spectrum_of,
-)
-from meanformer.gaussian.velocity import (
-    affine_velocity,
-    centred,
-    check_gaussian,
-    check_map,
-)
-from meanformer.gaussian.without_warnings import quiet_solve
+from meanformer.gaussian.exponents import ENDINGS, UNFINISHED, LongRun
+from meanformer.gaussian.velocity import affine_velocity, centred, quiet_solve
 from meanformer.measures import Gaussian
 from meanformer.numerics.arrays import cast, matmul
 
@@ -86,9 +74,9 @@ def limit_of(
         rtol: tolerance of the integration, of every eigenvalue.
         max_steps: most steps; where they are used up, the flow of `solve` goes on.
     """
-    check_map(gamma)
-    check_gaussian(mu)
-    check(depth >= 1e3, f"depth is {depth}; it must be at least 1000.")
+    velocity.check_map(gamma)
+    velocity.check_gaussian(mu)
+    as_number("depth", depth, "at least 1000", least=1e3)
     check(bool(jnp.any(mu.covariance() != 0)), "the covariance is zero, and stays so.")
     run = _followed(*in_double(gamma, mu), depth, rtol, max_steps)
     return dataclasses.replace(run, limit_factor=explicit_limit(gamma, mu))
@@ -167,15 +155,15 @@ def growth_along(trajectory: GaussianTrajectory) -> LongRun:
     )
     ending = ENDINGS.get(status_name(trajectory.status), UNFINISHED)
     factors = np.asarray(trajectory.factors, np.float64)
-    spectra = [spectrum_of(factor) for factor in factors]
+    spectra = [exponents.spectrum_of(factor) for factor in factors]
     if factors.shape[1] == factors.shape[2]:
         volumes = 2 * np.asarray(trajectory.log_volumes, np.float64)
         log_det = spectra[0].logs.sum()
         spectra = [
-            completed(spectrum, log_det + volume)
+            exponents.completed(spectrum, log_det + volume)
             for spectrum, volume in zip(spectra, volumes, strict=True)
         ]
-    return run_of(depths, ending, spectra)
+    return exponents.run_of(depths, ending, spectra)
 
 
 def first_time(gamma: AbstractInContextMap, mu: Gaussian) -> float:
@@ -250,10 +238,8 @@ def _follow(
         inner = solve_triangular(
             factored.lower[:rank], moved[:rank], lower=True, unit_diagonal=True
         )
-        upper, ratios = (
-            jnp.triu(inner, 1),
-            jnp.subtract.outer(*[factored.log_pivots] * 2),
-        )
+        upper = jnp.triu(inner, 1)
+        ratios = jnp.subtract.outer(factored.log_pivots, factored.log_pivots)
         below = jnp.tril(jnp.exp(jnp.minimum(ratios, LARGEST)) * upper.T, -1)
         turning = upper - below + jnp.diag(jnp.diag(inner))
         moved = moved - matmul(factored.lower, turning)
@@ -285,22 +271,13 @@ def _follow(
         scales = _Factored(1 + jnp.abs(last.lower), 1 + jnp.abs(last.log_pivots), 1)
         return jax.tree.map(lambda e, scale: e / (allowed * scale), error, scales)
 
-    def arrived(depth, factored: _Factored):
-        return depth >= end
-
-    def growth_of(factored: _Factored) -> Float[Array, ""]:
-        """Return the rate of the logarithm of the trace."""
+    def blows_up(depth, factored: _Factored):
+        """Return whether the logarithm of the trace grows too fast for the depth."""
         moved, growth = change(factored)
         shares = jnp.exp(factored.log_pivots - factored.log_trace())
         grown = 2 * moved + factored.lower * growth[None, :]
-        columns = jnp.sum(factored.lower * grown, axis=0)
-        return jnp.sum(shares * columns)
-
-    def blows_up(depth, factored: _Factored):
-        return growth_of(factored) * depth * RESOLVED > 1
-
-    def escaped(depth, factored: _Factored):
-        return factored.log_trace() > LARGEST
+        rate = jnp.sum(shares * jnp.sum(factored.lower * grown, axis=0))
+        return rate * depth * RESOLVED > 1
 
     def unresolved(depth, factored: _Factored):
         least = rounding_of(factored) / COARSE
@@ -315,9 +292,9 @@ def _follow(
         diffrax.Kvaerno5(root_finder=optimistix.Newton(NEWTON, NEWTON)),
         RescaledErrors(controller, rescale),
         [
-            (arrived, Status.reached),
+            (lambda depth, _: depth >= end, Status.reached),
             (blows_up, Status.blow_up_suspected),
-            (escaped, Status.escaped),
+            (lambda _, factored: factored.log_trace() > LARGEST, Status.escaped),
             (unresolved, Status.unresolved),
         ],
         lambda factored: (depth_of(factored), factored),
@@ -331,18 +308,13 @@ def _follow(
     return jax.vmap(depth_of)(path), path.lower, path.log_pivots, moved.status
 
 
-def _read(
-    axes: np.ndarray,
-    depths: np.ndarray,
-    lower: np.ndarray,
-    log_pivots: np.ndarray,
-    status: PyTree,
-) -> LongRun:
+def _read(axes: np.ndarray, depths, lower, log_pivots, status: PyTree) -> LongRun:
     """Return the steps that were taken as a run."""
     taken = np.isfinite(depths) & np.isfinite(log_pivots).all(axis=1)
     taken &= np.isfinite(lower).all(axis=(1, 2))
     spectra = [
-        spectrum_of(axes @ matrix, logs)
+        exponents.spectrum_of(axes @ matrix, logs)
         for matrix, logs in zip(lower[taken], log_pivots[taken], strict=True)
     ]
-    return run_of(depths[taken], ENDINGS.get(status_name(status), UNFINISHED), spectra)
+    ending = ENDINGS.get(status_name(status), UNFINISHED)
+    return exponents.run_of(depths[taken], ending, spectra)

@@ -7,15 +7,8 @@ from jaxtyping import Array, Float
 from scipy.special import ndtri
 from scipy.stats import qmc
 
+from meanformer import flows
 from meanformer.errors import InvalidInput, as_integer
-from meanformer.flows import (
-    AbstractProgress,
-    Flow,
-    GaussianTrajectory,
-    Trajectory,
-    run_layers,
-    solve,
-)
 from meanformer.gaussian.velocity import check_gaussian
 from meanformer.measures import Gaussian, TokenCloud, wasserstein
 
@@ -33,8 +26,8 @@ class Comparison(eqx.Module):
             relative to the root of the trace.
     """
 
-    gaussians: GaussianTrajectory
-    tokens: Trajectory
+    gaussians: flows.GaussianTrajectory
+    tokens: flows.Trajectory
     depths: Float[Array, " t"]
     mean_errors: Float[Array, " t"]
     covariance_errors: Float[Array, " t"]
@@ -42,7 +35,7 @@ class Comparison(eqx.Module):
 
 
 def compare_with_particles(
-    flow: Flow,
+    flow: flows.Flow,
     mu: Gaussian | TokenCloud,
     depth: float,
     count: int = 1024,
@@ -51,7 +44,7 @@ def compare_with_particles(
     layers: int | None = None,
     rtol: float = 1e-6,
     seed: int = 0,
-    progress: bool | AbstractProgress = False,
+    progress: bool | flows.AbstractProgress = False,
 ) -> Comparison:
     """Flow a Gaussian and tokens with its first two moments side by side.
 
@@ -75,16 +68,21 @@ def compare_with_particles(
     elif isinstance(mu, Gaussian):
         cloud, gaussian = matched_tokens(mu, count, seed=seed), mu
     else:
-        raise InvalidInput(
-            f"mu is a {type(mu).__name__}; it must be a Gaussian or a TokenCloud."
-        )
+        given = type(mu).__name__
+        raise InvalidInput(f"mu is a {given}; it must be a Gaussian or a TokenCloud.")
     if layers is None:
-        path = solve(flow, gaussian, depth, save=save, rtol=rtol)
-        tokens = solve(flow, cloud, depth, save=save, rtol=rtol, progress=progress)
+        path = flows.solve(flow, gaussian, depth, save=save, rtol=rtol)
+        options = {"save": save, "rtol": rtol, "progress": progress}
+        tokens = flows.solve(flow, cloud, depth, **options)
     else:
-        path = run_layers(flow, gaussian, layers, step=depth / layers)
-        tokens = run_layers(flow, cloud, layers, step=depth / layers)
-    return _compared(path, tokens)
+        path = flows.run_layers(flow, gaussian, layers, step=depth / layers)
+        tokens = flows.run_layers(flow, cloud, layers, step=depth / layers)
+    length = min(len(path), len(tokens))
+    if path.depths[length - 1] != tokens.depths[length - 1]:
+        length -= 1  # where one of them ended early, the other one is not known
+    rows = [_differences(path.gaussian(i), tokens.cloud(i)) for i in range(length)]
+    columns = map(jnp.stack, zip(*rows, strict=True))
+    return Comparison(path, tokens, path.depths[:length], *columns)
 
 
 def matched_tokens(mu: Gaussian, count: int, *, seed: int = 0) -> TokenCloud:
@@ -109,25 +107,11 @@ def matched_tokens(mu: Gaussian, count: int, *, seed: int = 0) -> TokenCloud:
     return TokenCloud(jnp.asarray(points, mu.mean().dtype))
 
 
-def _compared(path: GaussianTrajectory, tokens: Trajectory) -> Comparison:
-    length = min(len(path), len(tokens))
-    if path.depths[length - 1] != tokens.depths[length - 1]:
-        length -= 1  # where one of them ended early, the other one is not known
-    rows = [_differences(path.gaussian(i), tokens.cloud(i)) for i in range(length)]
-    means, spreads, distances = (
-        jnp.stack(column) for column in zip(*rows, strict=True)
-    )
-    return Comparison(path, tokens, path.depths[:length], means, spreads, distances)
-
-
 def _differences(mu: Gaussian, cloud: TokenCloud) -> tuple[Array, Array, Array]:
     spread, found = mu.covariance(), cloud.covariance()
     size = jnp.linalg.norm(spread)
     relative = jnp.linalg.norm(found - spread) / jnp.where(size > 0, size, 1)
     scale = jnp.sqrt(jnp.trace(spread))
     distance = wasserstein(mu, Gaussian(cloud.mean(), found))
-    return (
-        jnp.linalg.norm(mu.mean() - cloud.mean()),
-        relative,
-        distance / jnp.where(scale > 0, scale, 1),
-    )
+    apart = jnp.linalg.norm(mu.mean() - cloud.mean())
+    return apart, relative, distance / jnp.where(scale > 0, scale, 1)

@@ -13,13 +13,8 @@ from jaxtyping import Array, Float
 
 from meanformer.attention import AbstractInContextMap
 from meanformer.errors import as_integer, as_key, check
-from meanformer.gaussian.heads import only_head, score_of
-from meanformer.gaussian.velocity import (
-    affine_velocity,
-    centred,
-    check_gaussian,
-    check_map,
-)
+from meanformer.gaussian import velocity
+from meanformer.gaussian.velocity import affine_velocity, centred
 from meanformer.measures import Gaussian
 from meanformer.numerics.arrays import matmul
 from meanformer.typing import Key
@@ -79,7 +74,7 @@ def stationary_points(
         The points found, the surest rank first; none if no start led to one whose
         smallest eigenvalue is clearly positive.
     """
-    check_map(gamma)
+    velocity.check_map(gamma)
     rank = as_integer("rank", rank, least=1)
     check(rank <= dimension, f"rank is {rank}; the dimension is {dimension}.")
     count = as_integer("starts", starts, least=1)
@@ -105,7 +100,7 @@ def is_stationary(
         tolerance: largest of both that counts as zero; by default the square root of
             the rounding of the Gaussian's numbers.
     """
-    check_gaussian(mu)
+    velocity.check_gaussian(mu)
     if tolerance is None:
         tolerance = float(np.sqrt(jnp.finfo(mu.mean().dtype).eps))
     mean, spread = mu.mean(), mu.covariance()
@@ -135,11 +130,7 @@ def _evened(spread: Float[Array, "d d"]) -> Float[Array, "d d"]:
 
 
 @eqx.filter_jit
-def _descend(
-    gamma: AbstractInContextMap,
-    roots: Float[Array, "s d r"],
-    trace: Float[Array, ""],
-) -> Float[Array, "s d r"]:
+def _descend(gamma, roots: Float[Array, "s d r"], trace: Float[Array, ""]):
     return jax.lax.map(lambda root: _solved(gamma, root, trace), roots)
 
 
@@ -157,9 +148,8 @@ def _solved(gamma, root: Float[Array, "d r"], trace: Float[Array, ""]):
         return change, jnp.sum(root**2) - trace
 
     solver = optimistix.LevenbergMarquardt(rtol=1e-14, atol=1e-14)
-    return optimistix.least_squares(
-        residual, solver, root, max_steps=200, throw=False
-    ).value
+    options = {"max_steps": 200, "throw": False}
+    return optimistix.least_squares(residual, solver, root, **options).value
 
 
 def covariance_velocity(
@@ -178,9 +168,9 @@ def certified(gamma: AbstractInContextMap, root: np.ndarray) -> StationaryPoint:
     """Measure how stationary a covariance is, how sure its rank, and how stable."""
     spread, change, slopes, jacobian = _measured(gamma, jnp.asarray(root))
     vectors, singular, _ = np.linalg.svd(root, full_matrices=False)
-    head, isotropy = only_head(gamma, centred(factor=root)), None
+    head, isotropy = velocity.parts_of(gamma, centred(factor=root)).only_head, None
     if head is not None:
-        score = score_of(head)
+        score = velocity.score_of(head)
         inner = np.linalg.norm(vectors.T @ score @ vectors, 2)
         isotropy = float(inner / (np.linalg.norm(score, 2) or 1.0))
     stability = np.linalg.eigvals(np.asarray(jacobian))
@@ -219,23 +209,20 @@ def linearised_flow(
     matrix is block triangular, and its eigenvalues are right.
     """
 
-    def velocity(vector: Array) -> Array:
-        return to_symmetric(covariance_velocity(gamma, from_symmetric(vector)))
+    def change(entries: Array) -> Array:
+        return entries_of(covariance_velocity(gamma, matrix_of(entries)))
 
-    return jax.jacfwd(velocity)(to_symmetric(covariance))
+    return jax.jacfwd(change)(entries_of(covariance))
 
 
-def to_symmetric(matrix: Float[Array, "d d"]) -> Float[Array, " k"]:
-    """Return the entries of a symmetric matrix on and above the diagonal.
-
-    Those above it count with the factor that keeps the norm.
-    """
+def entries_of(matrix: Float[Array, "d d"]) -> Float[Array, " k"]:
+    """Return the entries of a symmetric matrix, with the factors that keep the norm."""
     rows, columns = np.triu_indices(len(matrix))
     scale = np.where(rows == columns, 1.0, np.sqrt(2.0)).astype(matrix.dtype)
     return matrix[rows, columns] * scale
 
 
-def from_symmetric(vector: Float[Array, " k"]) -> Float[Array, "d d"]:
+def matrix_of(vector: Float[Array, " k"]) -> Float[Array, "d d"]:
     """Return the symmetric matrix of these entries."""
     size = (math.isqrt(8 * len(vector) + 1) - 1) // 2
     rows, columns = np.triu_indices(size)

@@ -1,27 +1,31 @@
-"""The affine velocity of a Gaussian, and how far another velocity is from affine."""
+"""The affine velocity of a Gaussian and its parts; velocities that are not affine."""
+
+import warnings
+from typing import NamedTuple
 
 import equinox as eqx
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
-from meanformer.attention import AbstractInContextMap
-from meanformer.attention.affine import slope_and_drift
-from meanformer.errors import InvalidInput, Unsupported, as_float_array
-from meanformer.flows import AbstractSchedule, Flow
+from meanformer import attention, flows
+from meanformer.attention import AbstractAttention, AbstractInContextMap
+from meanformer.attention.affine import check_affine, linearised, slope_and_drift
+from meanformer.attention.pointwise import AbstractPointwise
+from meanformer.errors import InvalidInput, StoppedEarly, Unsupported, as_float_array
 from meanformer.measures import Gaussian, quadrature
 from meanformer.numerics.arrays import matmul
 from meanformer.typing import ArrayLike
 
-# A velocity that varies by less, relative to its size, is constant.
-ROUNDINGS = 64
+# Relative errors of products of matrices, and of a velocity that is constant.
+ROUNDINGS, CONSTANT = 8, 64
 
 
 def check_gaussian(mu: object) -> None:
     """Raise unless this is a Gaussian."""
     if not isinstance(mu, Gaussian):
-        raise InvalidInput(
-            f"mu is a {type(mu).__name__}; it must be a Gaussian(mean, covariance)."
-        )
+        given = type(mu).__name__
+        raise InvalidInput(f"mu is a {given}; it must be a Gaussian(mean, covariance).")
 
 
 def check_map(gamma: object) -> None:
@@ -29,9 +33,9 @@ def check_map(gamma: object) -> None:
     if isinstance(gamma, AbstractInContextMap):
         return
     advice = "it must be an attention, a perceptron, or heads and sums of them"
-    if isinstance(gamma, Flow):
+    if isinstance(gamma, flows.Flow):
         advice = "give its velocity, flow.velocity.gamma, not the flow"
-    elif isinstance(gamma, AbstractSchedule) or callable(gamma):
+    elif isinstance(gamma, flows.AbstractSchedule) or callable(gamma):
         advice = "give the map at one depth: here it is the same at all"
     raise InvalidInput(f"gamma is a {type(gamma).__name__}; {advice}.")
 
@@ -74,6 +78,101 @@ def affine_velocity(
     check_gaussian(mu)
     slope, drift = slope_and_drift(gamma, mu)
     return slope, drift - matmul(slope, mu.mean())
+
+
+def quiet_solve(
+    gamma: AbstractInContextMap, mu: Gaussian, depth, *, steps: int = 4096, **options
+) -> flows.GaussianTrajectory:
+    """Flow a Gaussian under one map, without the warning of a solve that ended early.
+
+    There are at most so many steps between two saved depths; options are of `solve`.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", StoppedEarly)
+        options["stop"] = flows.StepBudget(steps)
+        return flows.solve(flows.Flow(gamma), mu, depth, **options)
+
+
+class Parts(NamedTuple):
+    """The terms of a velocity: heads, and an affine map that ignores the context.
+
+    The output matrices of the heads are multiplied into their values.
+    """
+
+    heads: tuple[AbstractAttention, ...]
+    affine: np.ndarray
+    has_constant: bool
+
+    @property
+    def only_head(self) -> AbstractAttention | None:
+        """The attention that is all there is; `None` if there is more, or none."""
+        is_alone = len(self.heads) == 1 and not self.affine.any()
+        return self.heads[0] if is_alone and not self.has_constant else None
+
+
+def parts_of(gamma: AbstractInContextMap, mu: Gaussian) -> Parts:
+    """Take sums and heads apart, or raise where a map is of another kind."""
+    check_affine(gamma, mu)
+    heads: list[AbstractAttention] = []
+    matrix, constant = np.zeros((mu.dimension, mu.dimension)), np.zeros(mu.dimension)
+    for term in terms_of(gamma):
+        if isinstance(term, AbstractAttention):
+            heads.append(term)
+            continue
+        if not isinstance(term, AbstractPointwise):
+            raise Unsupported(
+                f"{type(term).__name__} is neither an attention nor a map of points; "
+                "only sums and heads of those can be taken apart."
+            )
+        slope, shift = linearised(term.apply, 0 * mu.mean())
+        matrix, constant = matrix + np.asarray(slope), constant + np.asarray(shift)
+    return Parts(tuple(heads), matrix, bool(np.any(constant != 0)))
+
+
+def terms_of(gamma: AbstractInContextMap) -> list[AbstractInContextMap]:
+    """Return the summands of sums and heads, output matrices multiplied in."""
+    if isinstance(gamma, attention.Sum):
+        return [term for one in gamma.maps for term in terms_of(one)]
+    if not isinstance(gamma, attention.MultiHead):
+        return [gamma]
+    terms = []
+    for index, head in enumerate(gamma.heads):
+        for term in terms_of(head):
+            if gamma.outputs is None:
+                projected = term
+            else:
+                projected = term.followed_by(gamma.outputs[index])
+            if projected is None:
+                raise Unsupported(
+                    f"a head of kind {type(term).__name__} behind an output matrix "
+                    "cannot be taken apart; multiply the matrix into it."
+                )
+            terms.append(projected)
+    return terms
+
+
+def score_of(head: AbstractAttention) -> np.ndarray:
+    r"""Return $A = K^\top Q$ in double precision, whatever that of the head is."""
+    query, key = (np.asarray(x, np.float64) for x in (head.query, head.key))
+    return key.T @ query
+
+
+def values_of(head: AbstractAttention) -> np.ndarray:
+    """Return the matrix that is applied to the mean of the tokens, as a whole."""
+    value = np.asarray(head.value, np.float64)
+    if isinstance(head, attention.L2) and head.value_map == "kim":
+        return value @ score_of(head) / np.sqrt(len(head.key))
+    return value
+
+
+def rounding_of(head: AbstractAttention) -> float:
+    """Return the relative error of products of the matrices of a head."""
+    return ROUNDINGS * len(head.value) * float(np.finfo(head.value.dtype).eps)
+
+
+def spectral_norm(matrix: Float[Array, "m n"] | np.ndarray) -> float:
+    """Return the largest singular value."""
+    return float(np.linalg.norm(np.asarray(matrix, np.float64), 2))
 
 
 class ClosureResidual(eqx.Module):
@@ -127,6 +226,6 @@ def closure_residual(
         jnp.sqrt(matmul(weights, jnp.sum(rest**2, axis=1)))
         for rest in (left, moved, values)
     )
-    moves = size > ROUNDINGS * jnp.finfo(size.dtype).eps * whole
+    moves = size > CONSTANT * jnp.finfo(size.dtype).eps * whole
     relative = jnp.where(moves, absolute / jnp.where(moves, size, 1), 0)
     return ClosureResidual(slope, mean - matmul(slope, mu.mean()), absolute, relative)

@@ -55,11 +55,7 @@ class Cells(eqx.Module):
     hull: Polytope
 
     def __init__(
-        self,
-        vertices: ArrayLike,
-        *,
-        form: ArrayLike | None = None,
-        scores: str = "raw",
+        self, vertices: ArrayLike, *, form: ArrayLike | None = None, scores: str = "raw"
     ):
         points = _checked("vertices", vertices, (None, None))
         dimension = points.shape[1]
@@ -122,11 +118,8 @@ class Cells(eqx.Module):
             index < len(self),
             f"index is {index}; it must be below {len(self)}, the number of vertices.",
         )
-        number = as_number("margin", margin)
-        check(
-            0 <= number < np.inf,
-            f"margin is {margin}; it must be zero or more, and finite.",
-        )
+        allowed = "zero or more, and finite"
+        number = as_number("margin", margin, allowed, least=0, below=np.inf)
         gaps = self.directions - self.directions[index]
         gaps = gaps[(gaps != 0).any(axis=1)]
         sizes, form_size = norms_of(gaps), _size(self.form)
@@ -188,7 +181,7 @@ class Cells(eqx.Module):
 
     def explain(self) -> str:
         """Say in words which cells are empty and which vertices move, and why."""
-        empty = [index for index in range(len(self)) if self.cell(index).is_empty]
+        empty = [i for i in range(len(self)) if self.cell(i).is_empty]
         moving = np.flatnonzero(~self.keeps_vertex).tolist()
         sentences = [f"{len(self) - len(empty)} of {len(self)} cells have a volume."]
         if empty:

@@ -7,7 +7,7 @@ import equinox as eqx
 import numpy as np
 from jaxtyping import Bool, Float
 
-from meanformer.errors import InvalidInput, Overflow, as_number, check
+from meanformer.errors import InvalidInput, Overflow, as_doubles, as_number, check
 from meanformer.numerics.arrays import norms_of
 from meanformer.typing import ArrayLike
 
@@ -61,7 +61,16 @@ class Polytope(eqx.Module):
     def volume(self) -> float:
         """Length, area or volume; zero if there is none."""
         _, unit = unit_of(self.frame)
-        return scaled_volume(volume_of(self._unit_corners()), unit, self.dimension)
+        volume = volume_of(self._unit_corners())
+        exponent = self.dimension * (math.frexp(unit)[1] - 1)
+        try:
+            return math.ldexp(volume, exponent)
+        except OverflowError:
+            digits = math.log10(volume) + exponent * math.log10(2)
+            raise Overflow(
+                f"the volume is about 1e{digits:.0f}, too large for a number; give the "
+                "points in a larger unit."
+            ) from None
 
     @property
     def is_empty(self) -> bool:
@@ -90,11 +99,8 @@ class Polytope(eqx.Module):
         Each halfspace moves inwards by the distance; one that touches the polytope in
         no facet moves too, and cuts off nothing more.
         """
-        number = as_number("distance", distance)
-        check(
-            0 <= number < np.inf,
-            f"distance is {distance}; it must be zero or more, and finite.",
-        )
+        allowed = "zero or more, and finite"
+        number = as_number("distance", distance, allowed, least=0, below=np.inf)
         rows = self.halfspaces.copy()
         rows[:, -1] += number * norms_of(rows[:, :-1])
         return Polytope(rows, self.frame)
@@ -150,31 +156,13 @@ def unit_of(points: Float[np.ndarray, "n d"]) -> tuple[np.ndarray, float]:
 
 def as_points(name: str, value: Any, dimension: int) -> Float[np.ndarray, "m d"]:
     """Return points of this dimension in double precision, or raise."""
-    try:
-        points = np.asarray(value, np.float64)
-    except (TypeError, ValueError):
-        raise InvalidInput(
-            f"{name} is {value!r}; it must hold points of dimension {dimension}."
-        ) from None
+    points = as_doubles(name, value)
     check(
         points.ndim == 2 and points.shape[1] == dimension,
         f"{name} has shape {points.shape}; it must be (any, {dimension}), one row for "
         "each point.",
     )
     return points
-
-
-def scaled_volume(volume: float, unit: float, dimension: int) -> float:
-    """Return a volume of this dimension in other units, a power of two."""
-    exponent = dimension * (math.frexp(unit)[1] - 1)
-    try:
-        return math.ldexp(volume, exponent)
-    except OverflowError:
-        digits = math.log10(volume) + exponent * math.log10(2)
-        raise Overflow(
-            f"the volume is about 1e{digits:.0f}, too large for a number; give the "
-            "points in a larger unit."
-        ) from None
 
 
 def volume_of(corners: Float[np.ndarray, "p d"]) -> float:
@@ -215,7 +203,8 @@ def _polygon(halfspaces: np.ndarray, frame: np.ndarray) -> np.ndarray:
         corners = _clipped(corners, row[:-1], row[-1])
         if len(corners) == 0:
             return corners
-    corners = _distinct(corners, SAME)
+    gaps = np.linalg.norm(corners - np.roll(corners, 1, axis=0), axis=1)
+    corners = corners[gaps > SAME]
     return np.empty((0, 2)) if volume_of(corners) <= THIN else corners
 
 
@@ -231,11 +220,6 @@ def _clipped(corners: np.ndarray, normal: np.ndarray, offset: float) -> np.ndarr
         if high <= 0:
             kept.append(after)
     return np.array(kept).reshape(-1, 2)
-
-
-def _distinct(corners: np.ndarray, distance: float) -> np.ndarray:
-    gaps = np.linalg.norm(corners - np.roll(corners, 1, axis=0), axis=1)
-    return corners[gaps > distance]
 
 
 def _corners_by_qhull(halfspaces: np.ndarray) -> np.ndarray:

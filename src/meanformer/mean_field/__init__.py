@@ -5,6 +5,7 @@ from .branches import stationary_branch as stationary_branch
 from .evolution import Evolution as Evolution
 from .evolution import evolve as evolve
 from .linear_stability import FastestDegree as FastestDegree
+from .linear_stability import degree_powers as degree_powers
 from .linear_stability import fastest_degree as fastest_degree
 from .linear_stability import growth_rates as growth_rates
 from .linear_stability import predicted_clusters as predicted_clusters
@@ -21,6 +22,5 @@ from .noise import tricritical_beta as tricritical_beta
 from .rings import Axisymmetric as Axisymmetric
 from .rings import Rings as Rings
 from .rings import unfold_rings as unfold_rings
-from .spectrum import degree_powers as degree_powers
 from .stationary import StationaryState as StationaryState
 from .stationary import stationary_state as stationary_state

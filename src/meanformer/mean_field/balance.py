@@ -5,6 +5,12 @@ $$\varphi = \eta\,\Psi[\rho] + \text{const}, \qquad \rho = e^\varphi/\!\int e^\v
   \qquad \Psi = \sum_l r_l\rho_l p_l \ \text{ or its logarithm},$$
 with the coupling $\eta = \kappa/u$ of `Attraction`. All sums are Gauss rules, so the
 error falls faster than any power of the number of nodes.
+
+Orthonormal polynomials $p_l$ of the law of the height $z$ are zonal harmonics of degree
+$l$; on the circle, $\cos l\theta$ up to a factor. A harmonic of degree $l = m + j$ with
+$m$ waves around the axis is $(1-z^2)^{m/2}\,q_j(z)\,Y_m(\omega)$, where $q_j$ are the
+polynomials of dimension $d + 2m$. The exponential kernel and the Laplacian are diagonal
+in all of them.
 """
 
 import functools
@@ -16,11 +22,12 @@ from jaxtyping import Float
 
 from meanformer.errors import InvalidInput
 from meanformer.mean_field.noise import Attraction
-from meanformer.mean_field.zonal_basis import zonal_basis
 from meanformer.numerics.special.bessel import sphere_functions
+from meanformer.numerics.special.quadrature import gauss_gegenbauer
 from meanformer.numerics.special.zonal import log_zonal_mass
 
 Nodes = Float[np.ndarray, " n"]
+Table = Float[np.ndarray, "l n"]
 
 NEWTON_STEPS = 40
 SECTORS = 3  # waves around the axis: 0, 1, 2
@@ -31,13 +38,69 @@ class NoConvergence(InvalidInput):
     """Newton's method did not arrive; the message says what to change."""
 
 
-class Balance:
-    """Attraction against noise for densities with an axis, at a number of nodes.
+class ZonalBasis:
+    """Gauss nodes on the axis of a sphere, and as many harmonics there."""
 
-    Args:
-        model: the attraction.
-        count: number of nodes.
+    def __init__(self, dimension: int, count: int):
+        self.dimension, self.count = dimension, count
+        self.heights, self.masses = gauss_gegenbauer(count, dimension)
+        self.polynomials = orthonormal(self.heights, dimension, count)[0]
+        # Height squared is not subtracted from one: nodes come close to the poles.
+        self.radii_squared = (1 - self.heights) * (1 + self.heights)
+
+    def coefficients(self, values: Nodes) -> Float[np.ndarray, " l"]:
+        """Return the coefficients of a function given at the nodes."""
+        return self.polynomials @ (self.masses * values)
+
+    def sector(self, waves: int, count: int) -> tuple[Table, Table]:
+        r"""Return harmonics with so many waves around the axis, and their slopes.
+
+        These are $e_j = (1-z^2)^{m/2} q_j$ and $(1-z^2)^{1/2}\,\partial_z e_j$ at the
+        nodes, normalised in the law of $z$, for the degrees from $m$ on.
+        """
+        values, slopes = orthonormal(self.heights, self.dimension + 2 * waves, count)
+        radii = np.sqrt(self.radii_squared)
+        envelope = radii**waves
+        size = np.sqrt(self.masses @ envelope**2)
+        steep = radii * envelope * slopes
+        if waves > 0:
+            steep = steep - waves * self.heights * radii ** (waves - 1) * values
+        return envelope * values / size, steep / size
+
+
+@functools.lru_cache(maxsize=16)
+def zonal_basis(dimension: int, count: int) -> ZonalBasis:
+    """Return the basis, from a small store of those used last."""
+    return ZonalBasis(dimension, count)
+
+
+def orthonormal(
+    heights: Float[np.ndarray, " m"], dimension: int, count: int
+) -> tuple[Float[np.ndarray, "l m"], Float[np.ndarray, "l m"]]:
+    r"""Return the orthonormal polynomials of one coordinate, and their derivatives.
+
+    The recurrence is $z p_l = b_{l+1} p_{l+1} + b_l p_{l-1}$ with $b_1^2 = 1/d$ and
+    $b_l^2 = \frac{l(l+d-3)}{(2l+d-2)(2l+d-4)}$, $d \ge 2$.
     """
+    degrees = np.arange(2, max(count, 3))
+    squares = degrees * (degrees + dimension - 3.0)
+    squares /= (2 * degrees + dimension - 2.0) * (2 * degrees + dimension - 4.0)
+    factors = np.sqrt(np.concatenate([[0.0, 1 / dimension], squares]))
+    values = np.zeros((max(count, 2), len(heights)))
+    slopes = np.zeros_like(values)
+    values[0] = 1.0
+    values[1], slopes[1] = heights / factors[1], 1 / factors[1]
+    for last in range(1, count - 1):
+        below, above = factors[last], factors[last + 1]
+        values[last + 1] = (heights * values[last] - below * values[last - 1]) / above
+        slopes[last + 1] = (
+            values[last] + heights * slopes[last] - below * slopes[last - 1]
+        ) / above
+    return values[:count], slopes[:count]
+
+
+class Balance:
+    """Attraction against noise for densities with an axis, at a number of nodes."""
 
     def __init__(self, model: Attraction, count: int):
         self.model = model
@@ -82,9 +145,11 @@ class Balance:
 
     def order(self, density: Nodes, degree: int) -> float:
         r"""Return the mean of the zonal harmonic of a degree, one at the pole."""
+        at_pole = orthonormal(np.ones(1), self.model.dimension, degree + 1)[0][
+            degree, 0
+        ]
         zonal = self.basis.polynomials[degree]
-        mean = float(zonal @ (self.basis.masses * density))
-        return mean / self.basis.at_pole(degree)
+        return float(zonal @ (self.basis.masses * density) / at_pole)
 
     def excess_free_energy(self, density: Nodes, coupling: float) -> float:
         r"""Return $\kappa(F - F_\text{uniform})$, for unnormalised attention."""
@@ -106,14 +171,10 @@ class Balance:
         ones, which are all). The rotation of a density, a zero, is left out.
         """
         last = 2 if self.model.dimension == 2 else SECTORS
-        is_round = np.ptp(density) <= 1e-7 * density.max()
-        rates = []
-        for waves in range(last):
-            found = self.spectrum(density, coupling, waves)
-            if waves == 1 and not is_round:
-                found = np.delete(found, np.abs(found).argmin())
-            rates.append(np.real(found).max())
-        return float(max(rates))
+        spectra = [self.spectrum(density, coupling, waves) for waves in range(last)]
+        if np.ptp(density) > 1e-7 * density.max():
+            spectra[1] = np.delete(spectra[1], np.abs(spectra[1]).argmin())
+        return float(max(np.real(rates).max() for rates in spectra))
 
     def spectrum(self, density: Nodes, coupling: float, waves: int) -> np.ndarray:
         r"""Return eigenvalues of the linearised equation in a sector, times $\kappa$.
@@ -140,7 +201,7 @@ class Balance:
             around = waves * (waves + d - 3) / basis.radii_squared
             matrix += coupling * (values * around) @ (basis.masses * density * added).T
         matrix -= np.diag(degrees * (degrees + d - 2.0))
-        start = 1 if waves == 0 else 0
+        start = int(waves == 0)
         return np.linalg.eigvals(matrix[start:, start:])
 
 
@@ -178,18 +239,11 @@ def _log_kernel(dimension: int, beta, queries, heights):
 def newton(
     balance: Balance, logarithm: Nodes, log_coupling: float, condition
 ) -> tuple[Nodes, float]:
-    """Solve the balance together with one scalar condition.
+    """Solve the balance together with one scalar condition, starting from a guess.
 
-    Args:
-        balance: the equation.
-        logarithm: a guess of the logarithm of the density.
-        log_coupling: a guess of that of the coupling.
-        condition: takes both, returns its value and its derivatives in both.
-
-    Returns:
-        The solution. Raises `NoConvergence` after too many steps.
+    The condition takes the logarithms of the density and of the coupling, and returns
+    its value and its derivatives in both. Raises `NoConvergence` after too many steps.
     """
-    count = len(logarithm)
     previous = np.inf
     for _ in range(NEWTON_STEPS):
         coupling = np.exp(log_coupling)
@@ -205,7 +259,7 @@ def newton(
         if not np.isfinite(size) or np.abs(change[-1]) > 50:
             break
         scale = min(1.0, 4.0 / max(size, 1e-300))
-        logarithm = logarithm + scale * change[:count]
+        logarithm = logarithm + scale * change[:-1]
         log_coupling = log_coupling + scale * float(change[-1])
         settled = 1e-12 * (1 + np.abs(logarithm).max())
         # Rounding may stop it a little earlier: then steps no longer shrink.

@@ -1,6 +1,7 @@
 """Branches of stationary states as noise falls: bifurcation, folds, Maxwell point."""
 
-from typing import SupportsIndex
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, SupportsIndex
 
 import equinox as eqx
 import numpy as np
@@ -8,19 +9,22 @@ from jaxtyping import Bool, Float
 
 from meanformer.attention import AbstractExponential
 from meanformer.errors import InvalidInput, as_integer, as_number, check
-from meanformer.mean_field.balance import Balance
-from meanformer.mean_field.continuation import Branch, Place
-from meanformer.mean_field.noise import attraction, checked_kappa
-from meanformer.mean_field.stationary import (
-    MOST_NODES,
-    NEUTRAL,
-    NODES,
-    StationaryState,
-    state_of,
-    too_narrow,
+from meanformer.mean_field import stationary
+from meanformer.mean_field.balance import (
+    Balance,
+    NoConvergence,
+    Nodes,
+    fixed_amplitude,
+    newton,
 )
+from meanformer.mean_field.noise import attraction, checked_kappa
+from meanformer.mean_field.stationary import StationaryState
 
 MOST_POINTS = 2000
+FIRST_AMPLITUDE = 0.02
+FIRST_STEP = 0.05
+SMALLEST_STEP = 1e-6
+LEAST_COSINE = 0.9  # of the angle that the branch may turn by within one step
 
 
 class StationaryBranch(eqx.Module):
@@ -77,7 +81,7 @@ class StationaryBranch(eqx.Module):
     @property
     def is_stable(self) -> Bool[np.ndarray, " t"]:
         """Which states are stable; the uniform one at the beginning is not."""
-        return self.kappas * self.growths < -NEUTRAL
+        return self.kappas * self.growths < -stationary.NEUTRAL
 
     def orders_at(self, kappa: float) -> Float[np.ndarray, " k"]:
         r"""Return the orders of all states of the branch at a $\kappa$, interpolated.
@@ -137,8 +141,7 @@ def stationary_branch(
     degree = as_integer("degree", degree, least=1)
     sign = as_integer("sign", sign, least=-1)
     check(sign in (-1, 1), f"sign is {sign}; it must be 1 or -1.")
-    spacing = as_number("spacing", spacing, "a positive number")
-    check(spacing > 0, f"spacing is {spacing}; it must be positive.")
+    spacing = as_number("spacing", spacing, "a positive number", above=0)
     critical = model.unit / float(model.ratios(degree + 1)[degree])
     last = 2 * critical if until is None else checked_kappa(until)
     check(
@@ -146,14 +149,114 @@ def stationary_branch(
         f"until is {last:.6g}, but the branch begins at kappa {critical:.6g}; give a "
         "larger one.",
     )
-    count = max(NODES, 8 * degree)
-    while count <= MOST_NODES:
+    count = max(stationary.NODES, 8 * degree)
+    while count <= stationary.MOST_NODES:
         record = _BranchRecord(Branch(Balance(model, count), degree, sign), last)
         record.go(spacing)
         if record.is_resolved():
             return record.result()
         count *= 2
-    raise too_narrow(last)
+    raise stationary.too_narrow(last)
+
+
+class Place(NamedTuple):
+    """A solution of the balance, and the direction of its branch there."""
+
+    logarithm: Nodes
+    log_coupling: float
+    along: Nodes
+    across: float
+
+
+class Branch:
+    """A branch of solutions, followed by arc length in the norm of the uniform law."""
+
+    def __init__(self, balance: Balance, degree: int, sign: int):
+        self.balance, self.degree, self.sign = balance, degree, sign
+
+    def origin(self) -> Place:
+        """Return the uniform density at which the branch begins."""
+        zonal = self.sign * self.balance.basis.polynomials[self.degree]
+        critical = -np.log(self.balance.ratios[self.degree])
+        return Place(np.zeros_like(zonal), float(critical), zonal, 0.0)
+
+    def first(self) -> Place:
+        """Return a solution near the uniform one."""
+        start, size = self.origin(), FIRST_AMPLITUDE
+        condition = fixed_amplitude(self.balance, self.degree, self.sign * size)
+        guess = size * start.along, start.log_coupling
+        return self.place(*newton(self.balance, *guess, condition), start)
+
+    def place(self, logarithm: Nodes, log_coupling: float, last: Place) -> Place:
+        """Return a solution with its direction, the one that goes on from the last."""
+        slope, in_coupling = self.balance.derivatives(logarithm, np.exp(log_coupling))
+        weighted = self.balance.basis.masses * last.along
+        system = np.block([[slope, in_coupling[:, None]], [weighted, last.across]])
+        direction = np.linalg.solve(system, np.append(np.zeros(len(logarithm)), 1.0))
+        along, across = direction[:-1], float(direction[-1])
+        size = np.sqrt(self.balance.basis.masses @ along**2 + across**2)
+        return Place(logarithm, log_coupling, along / size, across / size)
+
+    def after(self, last: Place, step: float) -> Place:
+        """Return the solution at a distance along the tangent."""
+        weighted = self.balance.basis.masses * last.along
+
+        def condition(logarithm, log_coupling):
+            there = Place(logarithm, log_coupling, last.along, last.across)
+            return self.distance(last, there) - step, weighted, last.across
+
+        guess = last.logarithm + step * last.along
+        coupling = last.log_coupling + step * last.across
+        return self.place(*newton(self.balance, guess, coupling, condition), last)
+
+    def walk(self, largest_step: float) -> Iterator[tuple[Place, float, Place]]:
+        """Yield stretches for ever: start, step, end; steps adapt to the turns.
+
+        The largest step is relative to the logarithm, once that exceeds one.
+        """
+        here, step = self.first(), min(FIRST_STEP, largest_step)
+        while step >= SMALLEST_STEP:
+            try:
+                there = self.after(here, step)
+                cosine = self.product(here, there.along, there.across)
+            except (NoConvergence, np.linalg.LinAlgError):
+                cosine = -1.0
+            if cosine < LEAST_COSINE:
+                step /= 2
+                continue
+            yield here, step, there
+            here = there
+            size = np.sqrt(self.balance.basis.masses @ here.logarithm**2)
+            longest = largest_step * max(1.0, float(size))
+            step = min(step * (1.5 if cosine > 0.99 else 1.0), longest)
+        raise NoConvergence(
+            "the branch could not be followed further; ask for a smaller largest kappa."
+        )
+
+    def product(self, here: Place, along: Nodes, across: float) -> float:
+        """Return the inner product of the tangent at a place and of another vector."""
+        masses = self.balance.basis.masses
+        return float(masses @ (here.along * along) + here.across * across)
+
+    def distance(self, here: Place, there: Place) -> float:
+        """Return how far a place lies from the first, along the tangent there."""
+        gone = there.logarithm - here.logarithm
+        return self.product(here, gone, there.log_coupling - here.log_coupling)
+
+    def locate(
+        self, here: Place, step: float, function: Callable[[Place], float]
+    ) -> Place:
+        """Return where a function changes its sign on a stretch."""
+        from scipy.optimize import brentq
+
+        places: dict[float, Place] = {}
+
+        def value(distance: float) -> float:
+            places[distance] = self.after(here, distance) if distance > 0 else here
+            return function(places[distance])
+
+        root = float(brentq(value, 0.0, step, xtol=1e-14, rtol=1e-14))
+        return places.get(root) or self.after(here, root)
 
 
 class _BranchRecord:
@@ -172,7 +275,10 @@ class _BranchRecord:
             if len(self.places) == 1:
                 self.places.append(here)
             if there.log_coupling >= self.bound:
-                step, there = self._end(here, step)
+                there = self.branch.locate(
+                    here, step, lambda place: place.log_coupling - self.bound
+                )
+                step = self.branch.distance(here, there)
             self.places += [*self._found(here, step, there), there]
             if there.log_coupling >= self.bound - 1e-12:
                 return
@@ -181,11 +287,6 @@ class _BranchRecord:
                     f"the branch has more than {MOST_POINTS} points; give a larger "
                     "spacing or a smaller until."
                 )
-
-    def _end(self, here: Place, step: float) -> tuple[float, Place]:
-        """Return the place on a stretch that lies at the bound, and its distance."""
-        end = self.branch.locate(here, step, lambda p: p.log_coupling - self.bound)
-        return self.branch.distance(here, end), end
 
     def _found(self, here: Place, step: float, there: Place) -> list[Place]:
         """Return folds and equal free energies on a stretch, in order."""
@@ -206,12 +307,12 @@ class _BranchRecord:
 
     def _state(self, place: Place) -> StationaryState:
         kappa = self.balance.model.unit * float(np.exp(place.log_coupling))
-        return state_of(self.balance, place.logarithm, kappa)
+        return stationary.state_of(self.balance, place.logarithm, kappa)
 
     def is_resolved(self) -> bool:
         """Whether the nodes are enough for all densities."""
         densities = [self.balance.density(place.logarithm) for place in self.places]
-        return all(self.balance.is_resolved(density) for density in densities)
+        return all(map(self.balance.is_resolved, densities))
 
     def result(self) -> StationaryBranch:
         """Return the branch."""

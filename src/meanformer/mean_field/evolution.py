@@ -1,5 +1,6 @@
 """The mean field on the circle: a density while it is smooth, tokens afterwards."""
 
+import dataclasses
 import warnings
 
 import equinox as eqx
@@ -7,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
+from meanformer import flows
 from meanformer.errors import (
     PrecisionWarning,
     StoppedEarly,
@@ -15,26 +17,14 @@ from meanformer.errors import (
     check,
     warn,
 )
-from meanformer.flows import (
-    DensityTrajectory,
-    Flow,
-    ProgressBar,
-    Spectral,
-    Status,
-    Trajectory,
-    solve,
-)
+from meanformer.flows import Flow
+from meanformer.flows.dynamics.density import check_circle_flow
 from meanformer.flows.dynamics.density_field import turns_with_queries
 from meanformer.flows.dynamics.recorder import NoProgress
 from meanformer.flows.inputs import saved_depths
-from meanformer.flows.set_up import check_circle_flow
 from meanformer.flows.trajectories.interpolation import check_in_range
 from meanformer.mean_field.panels import carried, refined
-from meanformer.measures import (
-    FourierDensity,
-    TokenCloud,
-    circle_moments,
-)
+from meanformer.measures import FourierDensity, TokenCloud, circle_moments
 from meanformer.typing import ArrayLike
 
 # Tolerances finer than so many roundings only cost steps.
@@ -55,8 +45,8 @@ class Evolution(eqx.Module):
             tokens, the largest along depth; zero if there are none.
     """
 
-    densities: DensityTrajectory
-    tokens: Trajectory | None
+    densities: flows.DensityTrajectory
+    tokens: flows.Trajectory | None
     error: float = eqx.field(static=True)
 
     def __str__(self) -> str:
@@ -146,29 +136,29 @@ def evolve(
     )
     check_circle_flow(flow)
     most_modes = as_integer("most_modes", most_modes, least=1)
-    most = max(4 * most_modes, MANY)
-    nodes = most if nodes is None else as_integer("nodes", nodes, least=1)
+    nodes = max(4 * most_modes, MANY) if nodes is None else nodes
+    nodes = as_integer("nodes", nodes, least=1)
     depths = saved_depths(depth, save, density.moments.dtype, flow.velocity.jumps)
     finest = ROUNDINGS * float(jnp.finfo(depths.dtype).eps)
     options = {"rtol": max(rtol, finest), "atol": max(atol, finest)}
-    bar = ProgressBar("following the mean field") if progress else NoProgress()
+    bar = flows.ProgressBar("following the mean field") if progress else NoProgress()
     if turns_with_queries(flow.velocity):
         # So many modes cost less than a program for each of fewer ones.
         density = density.resized(max(most_modes, density.modes))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", StoppedEarly)
-        smooth = solve(
+        smooth = flows.solve(
             flow,
             density,
             (float(depths[0]), float(depths[-1])),
             save=depths,
             # Where clusters part there is little mass: the density must be right there.
-            solver=Spectral(most_modes=most_modes, tail=options["rtol"]),
+            solver=flows.Spectral(most_modes=most_modes, tail=options["rtol"]),
             progress=bar,
             **options,
         )
-    is_sharp = bool(smooth.status == Status.unresolved)
-    if not (is_sharp or bool(smooth.status == Status.reached)):
+    is_sharp = bool(smooth.status == flows.Status.unresolved)
+    if not (is_sharp or bool(smooth.status == flows.Status.reached)):
         warn(smooth.message, StoppedEarly)
     left = depths[_is_beyond(depths, smooth.depths)]
     if not is_sharp or len(left) == 0:
@@ -184,15 +174,13 @@ def evolve(
     options["step"] = 2 * length / int(smooth.accepted_steps[-1])
     panels = refined(flow, smooth.density(-1), nodes, (late[0], late[-1]), **options)
     tokens = carried(flow, panels, late, progress=bar, **options)
+    # Those that are absent stand after the others.
     count = panels.masses.size
-    tokens = eqx.tree_at(
-        lambda path: (path.points, path.velocities, path.weights),
+    tokens = dataclasses.replace(
         tokens,
-        (
-            tokens.points[:, :count],
-            tokens.velocities[:, :count],
-            tokens.weights[:count],
-        ),
+        points=tokens.points[:, :count],
+        velocities=tokens.velocities[:, :count],
+        weights=tokens.weights[:count],
     )
     places = np.asarray(tokens.points).reshape(-1, *panels.places.shape)
     error = float(panels.errors(places).sum(1).max())

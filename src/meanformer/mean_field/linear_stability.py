@@ -1,9 +1,11 @@
-"""Linear stability of the uniform measure on the sphere: which modes grow, and how."""
+"""Degrees on the sphere: how fast they grow about the uniform measure, their power."""
 
+import functools
 import math
 from typing import SupportsIndex
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, ScalarLike
@@ -18,7 +20,13 @@ from meanformer.errors import (
     check_finite,
     is_concrete,
 )
-from meanformer.numerics.special.zonal import log_zonal_mass, zonal_slopes
+from meanformer.geometry import Sphere
+from meanformer.measures import TokenCloud
+from meanformer.measures.cloud import check_cloud
+from meanformer.numerics.arrays import matmul, unit_rows
+from meanformer.numerics.nearest import PAIRS_AT_ONCE
+from meanformer.numerics.pair_sums.tiles import map_rows
+from meanformer.numerics.special import zonal
 from meanformer.typing import ArrayLike
 
 # Rates closer to each other than this many roundings count as equal.
@@ -170,7 +178,7 @@ def _relative(
     dimension: int, factor: Float[Array, ""], last: int
 ) -> Float[Array, " l"]:
     r"""Return $\kappa_l/(b\kappa_0)$ for $l$ up to the last, and zero for $l = 0$."""
-    slopes = zonal_slopes(dimension, factor**2, last)
+    slopes = zonal.zonal_slopes(dimension, factor**2, last)
     rest = jnp.concatenate([slopes[:1], factor * slopes[1:]])
     return jnp.concatenate([jnp.zeros_like(slopes[:1]), jnp.cumprod(rest)])
 
@@ -181,7 +189,7 @@ def _speed(
     """Return how much faster the flow is than that of softmax attention."""
     if attention.is_normalised:
         return jnp.ones_like(factor)
-    log_speed = attention.shifted(log_zonal_mass(dimension, factor))
+    log_speed = attention.shifted(zonal.log_zonal_mass(dimension, factor))
     largest = math.log(float(jnp.finfo(log_speed.dtype).max))
     if is_concrete(log_speed) and float(log_speed) > largest:
         raise Overflow(
@@ -199,7 +207,69 @@ def checked_degrees(degrees: ArrayLike | range) -> np.ndarray:
         f"degrees is {degrees!r}; it must list integers, for instance range(1, 6).",
     )
     check(
-        bool((known >= 0).all()),
-        f"degrees holds {known.min()}; degrees are 0 or more.",
+        bool((known >= 0).all()), f"degrees holds {known.min()}; degrees are 0 or more."
     )
     return known
+
+
+def degree_powers(cloud: TokenCloud, degrees: ArrayLike | range) -> Float[Array, " k"]:
+    r"""Power of each degree in a measure on the sphere, whatever its orientation.
+
+    $$C_l = \iint P_l(\langle x, y\rangle)\,\mathrm{d}\mu(x)\,\mathrm{d}\mu(y) \ge 0,$$
+    with the Legendre polynomial of the dimension, $P_l(1) = 1$; on the circle
+    $C_l = |\int e^{il\theta}\,\mathrm{d}\mu|^2$. It is 0 for the uniform measure, 1 for
+    one point, and $1/n$ on average for $n$ independent uniform tokens. Near the uniform
+    measure it grows like $e^{2\lambda_lt}$, with the rate $\lambda_l$ of
+    `growth_rates`.
+
+    Args:
+        cloud: the tokens, unit vectors of dimension 2 or more.
+        degrees: the degrees, integers, 0 or more.
+
+    Returns:
+        The powers. Cost: $O(nl)$ on the circle, $O(n^2l)$ time otherwise.
+    """
+    known = checked_degrees(degrees)
+    check_cloud("cloud", cloud)
+    check(
+        cloud.dimension >= 2,
+        f"cloud has dimension {cloud.dimension}; a sphere needs 2 or more.",
+    )
+    Sphere().check(cloud.points)
+    present = (cloud.weights > 0)[:, None]
+    points = jnp.where(present, cloud.points, jax.lax.stop_gradient(cloud.points))
+    of = _on_circle if cloud.dimension == 2 else _between_pairs
+    return of(unit_rows(points), cloud.weights, int(known.max()) + 1)[known]
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _on_circle(
+    points: Float[Array, "n 2"], weights: Float[Array, " n"], count: int
+) -> Float[Array, " k"]:
+    """Return the squared moduli of Fourier coefficients, by turning the phases."""
+
+    def turn(phases, _):
+        cosines, sines = phases
+        size = jnp.dot(weights, cosines) ** 2 + jnp.dot(weights, sines) ** 2
+        turned = cosines * x - sines * y, cosines * y + sines * x
+        return turned, size
+
+    x, y = points.T
+    start = jnp.ones_like(x), jnp.zeros_like(x)
+    return jax.lax.scan(turn, start, length=count)[1]
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _between_pairs(
+    points: Float[Array, "n d"], weights: Float[Array, " n"], count: int
+) -> Float[Array, " k"]:
+    dimension = points.shape[1]
+
+    def of_rows(block):
+        rows, masses = block
+        cosines = jnp.clip(matmul(rows, points.T), -1, 1)
+        table = zonal.zonal_polynomials(dimension, cosines, count)
+        return masses[:, None] * jnp.einsum("lmn,n->ml", table, weights)
+
+    length = max(1, PAIRS_AT_ONCE // (count * len(points)))
+    return jnp.sum(map_rows(of_rows, (points, weights), length), axis=0)

@@ -86,27 +86,23 @@ def minimising_movement(
         The measures. Cost: $O(n^3)$ for a step of Newton's method; not under `jit`.
     """
     chart = _Chart(flow, mu)
-    tau = as_number("step", step)
-    check(0 < tau < np.inf, f"step is {tau}; it must be positive.")
+    tau = as_number("step", step, "positive and finite", above=0, below=np.inf)
     count = as_integer("count", count, least=1)
-    places = [chart.coordinates(mu.points)]
-    distances, iterations = [], []
+    place, rows = chart.coordinates(mu.points), []
+    first = place
     for index in range(count):
-        after, distance, steps, is_done = _step(
-            chart, places[-1], jnp.asarray(tau, mu.points.dtype)
-        )
-        _check_step(chart, after, bool(is_done), tau, index)
-        places.append(after)
-        distances.append(distance)
-        iterations.append(steps)
-    path = jnp.stack(places)
+        place, *row, is_done = _step(chart, place, jnp.asarray(tau, place.dtype))
+        _check_step(chart, place, bool(is_done), tau, index)
+        rows.append((place, *row))
+    places, distances, iterations = map(jnp.stack, zip(*rows, strict=True))
+    path = jnp.concatenate([first[None], places])
     return MinimisingMovement(
         tau * jnp.arange(count + 1, dtype=path.dtype),
         jax.vmap(chart.points)(path),
         mu.weights,
         jax.lax.map(chart.energy, path),
-        jnp.stack(distances),
-        jnp.stack(iterations),
+        distances,
+        iterations,
     )
 
 
@@ -198,16 +194,12 @@ def _step(
         start = loss(places)
         slack = 64 * jnp.finfo(start.dtype).eps * (jnp.abs(start) + 1)
 
-        def is_worse(state):
-            share, tries = state
+        def is_worse(share):
             worse = ~(loss(places + share * move) <= start + slack)
-            return worse & (tries < HALVINGS)
+            return worse & (share > 0.5**HALVINGS)
 
-        def halve(state):
-            return state[0] / 2, state[1] + 1
-
-        begin = jnp.ones((), places.dtype), jnp.zeros((), int)
-        return jax.lax.while_loop(is_worse, halve, begin)[0] * move
+        whole = jnp.ones((), places.dtype)
+        return jax.lax.while_loop(is_worse, lambda share: share / 2, whole) * move
 
     def advance(state):
         places, _, steps = state

@@ -12,13 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from meanformer.errors import (
-    InvalidInput,
-    as_finite_array,
-    as_integer,
-    check,
-    is_concrete,
-)
+from meanformer.errors import as_finite_array, as_integer, check, is_concrete
 from meanformer.measures import AbstractMeasure, TokenCloud, quadrature
 from meanformer.numerics.special.quadrature import gauss_gegenbauer
 
@@ -71,9 +65,8 @@ def circle_nodes(
     """
     count = as_integer("count", count, least=1)
     angles = jnp.asarray(2 * np.pi / count * (np.arange(count) + 0.5))
-    weights = _weighted(
-        density, angles, jnp.full_like(angles, 1 / count), normalize=normalize
-    )
+    masses = jnp.full_like(angles, 1 / count)
+    weights = _weighted(density, angles, masses, normalize=normalize)
     return TokenCloud(jnp.stack([jnp.cos(angles), jnp.sin(angles)], axis=1), weights)
 
 
@@ -113,26 +106,23 @@ def _weighted(
     density: Density, nodes: Array, masses: Float[Array, " n"], *, normalize: bool
 ) -> Float[Array, " n"]:
     """Return masses times density, checked to be a probability."""
-    if not callable(density):
-        raise InvalidInput(f"density is {density!r}; it must be a function of points.")
+    check(
+        callable(density), f"density is {density!r}; it must be a function of points."
+    )
     values = as_finite_array("density", density(nodes), masses.shape, masses.dtype)
-    if is_concrete(values):
-        lowest = float(jnp.min(values))
-        check(
-            lowest >= 0, f"density is {lowest:.6g} at a node; it must not be negative."
-        )
     weights = masses * values
     total = jnp.sum(weights)
-    if normalize:
+    if is_concrete(values):
+        lowest, mass = float(jnp.min(values)), float(total)
+        negative = f"density is {lowest:.6g} at a node; it must not be negative."
+        check(lowest >= 0, negative)
         check(
-            not is_concrete(total) or float(total) > 0,
+            mass > 0 or not normalize,
             "the density is zero at all nodes; it has no mass to divide by.",
         )
-        return weights / total
-    if is_concrete(total):
         check(
-            abs(float(total) - 1) <= MASS_TOLERANCE,
-            f"the mass is {float(total):.8g}; a density relative to the reference has "
+            normalize or abs(mass - 1) <= MASS_TOLERANCE,
+            f"the mass is {mass:.8g}; a density relative to the reference has "
             "mass 1: divide by it, take more nodes, or pass normalize=True.",
         )
-    return weights
+    return weights / total if normalize else weights

@@ -30,15 +30,6 @@ _zonal_ratios = jax.jit(zonal_ratios, static_argnums=(0, 2))
 _log_zonal_mass = jax.jit(log_zonal_mass, static_argnums=0)
 
 
-def _ratios(dimension: int, beta: float, count: int) -> Float[np.ndarray, " l"]:
-    """Return ratios of eigenvalues of the kernel in double precision, on the host."""
-    # A length of few sizes: each is a program of its own.
-    length = max(16, 1 << (count - 1).bit_length())
-    with jax.enable_x64(True):
-        ratios = _zonal_ratios(dimension, jnp.asarray(beta, float), length)
-        return np.asarray(ratios)[:count]
-
-
 class Attraction(NamedTuple):
     r"""Attention by inner products on a sphere, as stationary states see it.
 
@@ -54,20 +45,18 @@ class Attraction(NamedTuple):
     unit: float
 
     def ratios(self, count: int) -> Float[np.ndarray, " l"]:
-        r"""Return $\kappa_l/\kappa_0$ for the first degrees."""
-        return _ratios(self.dimension, self.beta, count)
+        r"""Return $\kappa_l/\kappa_0$ for the first degrees, in double precision."""
+        # A length of few sizes: each is a program of its own.
+        length = max(16, 1 << (count - 1).bit_length())
+        with jax.enable_x64(True):
+            beta = jnp.asarray(self.beta, float)
+            return np.asarray(_zonal_ratios(self.dimension, beta, length))[:count]
 
 
 def attraction(
     attention: AbstractExponential, dimension: SupportsIndex | None = None
 ) -> Attraction:
-    r"""Read what stationary states need off an attention that attracts.
-
-    Args:
-        attention: softmax or unnormalised, scores $b\langle x,y\rangle$, values $cy$,
-            $b, c > 0$.
-        dimension: dimension of the space around the sphere, if not the attention's.
-    """
+    """Read what stationary states need off an attention that attracts."""
     factor, value = isotropic_factors(attention, _TOPIC, is_attracting=True)
     beta = as_number("beta", factor, "known: call this outside of jit")
     if dimension is None:
@@ -148,12 +137,8 @@ def noise_of_kappa(kappa: float) -> float:
 
 def checked_kappa(kappa: float) -> float:
     """Return the inverse noise as a number, or raise unless it is positive."""
-    known = as_number("kappa", kappa, "a positive number")
-    check(
-        0 < known < math.inf,
-        f"kappa is {known}; it must be positive and finite: it is 2 / noise**2.",
-    )
-    return known
+    allowed = "positive and finite: it is 2 / noise**2"
+    return as_number("kappa", kappa, allowed, above=0, below=math.inf)
 
 
 def tricritical_beta(dimension: SupportsIndex) -> float:
@@ -176,8 +161,8 @@ def tricritical_beta(dimension: SupportsIndex) -> float:
     size = as_integer("dimension", dimension, least=2)
 
     def excess(beta: float) -> float:
-        ratios = _ratios(size, beta, 3)
-        return size * float(ratios[2] / ratios[1]) - 1
+        _, first, second = Attraction(size, beta, is_softmax=False, unit=1.0).ratios(3)
+        return size * float(second / first) - 1
 
     # b/(d+2) > I_(d/2+1)/I_(d/2) > b/(m + sqrt(m^2 + b^2)) with m = d/2 + 1.
     low, high = (size + 2) / size, size * (size + 2) / (size**2 - 1)
@@ -214,10 +199,8 @@ def branch_curvature(
     Returns:
         The number $b$, with an error of some $10^{-16}\beta$ of it.
     """
-    model, degree = (
-        attraction(attention, dimension),
-        as_integer("degree", degree, least=1),
-    )
+    model = attraction(attention, dimension)
+    degree = as_integer("degree", degree, least=1)
     d = model.dimension
     check(
         model.beta <= LARGEST_BETA,

@@ -14,9 +14,9 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, PyTree
 
 from meanformer.flows import Flow, Trajectory, solve
-from meanformer.flows.dynamics.recorder import AbstractProgress, NoProgress
+from meanformer.flows.dynamics.recorder import NoProgress
 from meanformer.flows.solvers import AbstractAdaptive
-from meanformer.flows.status import AbstractStop, Moment, Status
+from meanformer.flows.status import AbstractStop, Snapshot, Status
 from meanformer.measures import FourierDensity, TokenCloud
 from meanformer.typing import ArrayLike
 
@@ -84,9 +84,9 @@ class Unresolved(AbstractStop):
     limit: Float[Array, ""]
     status: ClassVar[PyTree] = Status.condition_met
 
-    def __call__(self, moment: Moment) -> Bool[Array, ""]:
+    def __call__(self, snapshot: Snapshot) -> Bool[Array, ""]:
         """Return whether one has."""
-        cloud = cast(TokenCloud, moment.measure)
+        cloud = cast(TokenCloud, snapshot.measure)
         masses = cloud.weights.reshape(-1, ORDER)
         errors = _errors(masses, cloud.points.reshape(*masses.shape, 2))
         return jnp.max(errors) > self.limit
@@ -97,13 +97,14 @@ def carried(
     panels: Panels,
     depths: ArrayLike,
     *,
-    rtol: float,
-    atol: float,
     step: float,
     limit: float = np.inf,
-    progress: AbstractProgress,
+    **options: Any,
 ) -> Trajectory:
-    """Return the panels' tokens along depth, up to where an error is too large."""
+    """Return the panels' tokens along depth, up to where an error is too large.
+
+    The options are the tolerances of `solve` and its progress.
+    """
     depths = jnp.asarray(depths)
     return solve(
         flow,
@@ -113,9 +114,7 @@ def carried(
         solver=FirstStepGiven(jnp.asarray(step, depths.dtype)),
         stop=Unresolved(jnp.asarray(limit, depths.dtype)),
         # Reported one by one, any number of depths is visited by one program.
-        progress=progress,
-        rtol=rtol,
-        atol=atol,
+        **options,
     )
 
 
@@ -142,17 +141,10 @@ def refined(
     while len(finer.starts) > len(panels.starts):
         panels, finer = finer, _halved(density, finer, rtol, most)
     depth, end = span
+    rougher = {"rtol": ROUGHER * rtol, "atol": ROUGHER * atol, "progress": NoProgress()}
     while depth != end and len(panels.starts) < most:
-        path = carried(
-            flow,
-            panels,
-            [depth, end],
-            rtol=ROUGHER * rtol,
-            atol=ROUGHER * atol,
-            step=step,
-            limit=LATEST * rtol,
-            progress=NoProgress(),
-        )
+        options = {"step": step, "limit": LATEST * rtol, **rougher}
+        path = carried(flow, panels, [depth, end], **options)
         is_unresolved = bool(path.status == Status.condition_met)
         depth = path.depths[-1] if is_unresolved else end
         moved = np.asarray(path.points[-1])[: panels.masses.size]
@@ -191,12 +183,11 @@ def _begun(density: FourierDensity, starts: np.ndarray, widths: np.ndarray) -> P
     # A series that is cut off may fall a little below zero.
     values = np.maximum(values.reshape(angles.shape), 0)
     masses = values * widths[:, None] * _MASSES / 2
+    places = np.stack([np.cos(angles), np.sin(angles)], -1)
     # The rule is exact for twice the degree of the series: its error is a square.
     tails = np.abs(values @ _VALUES_TO_SERIES[-2:].T).max(1)
     losses = masses.sum(1) * (tails / np.maximum(values.max(1), tails + TINY)) ** 2
-    return Panels(
-        starts, widths, masses, losses, np.stack([np.cos(angles), np.sin(angles)], -1)
-    )
+    return Panels(starts, widths, masses, losses, places)
 
 
 def _errors(masses: Any, places: Any) -> Any:

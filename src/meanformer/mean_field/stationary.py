@@ -13,10 +13,10 @@ from meanformer.mean_field.balance import (
     NoConvergence,
     fixed_coupling,
     newton,
+    orthonormal,
     ring_kernel,
 )
 from meanformer.mean_field.noise import Attraction, attraction, checked_kappa
-from meanformer.mean_field.zonal_basis import orthonormal
 from meanformer.typing import ArrayLike
 
 SWEEPS = 20_000
@@ -59,10 +59,10 @@ class StationaryState(eqx.Module):
     def __str__(self) -> str:
         """Return where it is, how ordered, and whether it is stable."""
         kind = "stable" if self.is_stable else "unstable"
-        energy = (
-            "" if self.free_energy is None else f", free energy {self.free_energy:.6g}"
-        )
-        return f"kappa {self.kappa:.10g}: order {self.order:.10g}{energy}, {kind}"
+        parts = [f"kappa {self.kappa:.10g}: order {self.order:.10g}"]
+        if self.free_energy is not None:
+            parts.append(f"free energy {self.free_energy:.6g}")
+        return ", ".join([*parts, kind])
 
     @property
     def is_stable(self) -> bool:
@@ -144,8 +144,7 @@ def stationary_state(
         The state, to rounding. Cost: a second at most, on the host.
     """
     model, kappa = attraction(attention, dimension), checked_kappa(kappa)
-    start = as_number("start", start, "a number between -1 and 1")
-    check(abs(start) < 1, f"start is {start}; it must lie between -1 and 1.")
+    start = as_number("start", start, "a number between -1 and 1", above=-1, below=1)
     slope = start * (model.dimension - start**2) / (1 - start**2)
     count = NODES
     while count <= MOST_NODES:

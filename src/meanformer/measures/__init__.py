@@ -3,6 +3,7 @@
 from meanformer.measures.abstract import AbstractContext as AbstractContext
 from meanformer.measures.abstract import AbstractMeasure as AbstractMeasure
 from meanformer.measures.box import TruncatedNormalBox as TruncatedNormalBox
+from meanformer.measures.box import UniformBox as UniformBox
 from meanformer.measures.cloud import TiltedCloud as TiltedCloud
 from meanformer.measures.cloud import TokenCloud as TokenCloud
 from meanformer.measures.cloud import tilt as tilt
@@ -19,6 +20,8 @@ from meanformer.measures.operations import mix as mix
 from meanformer.measures.operations import pad as pad
 from meanformer.measures.operations import resample as resample
 from meanformer.measures.quadrature import quadrature as quadrature
+from meanformer.measures.sphere_and_ball import UniformBall as UniformBall
+from meanformer.measures.sphere_and_ball import UniformSphere as UniformSphere
 from meanformer.measures.transport import AffineMap as AffineMap
 from meanformer.measures.transport import Coupling as Coupling
 from meanformer.measures.transport import (
@@ -30,6 +33,3 @@ from meanformer.measures.transport import sinkhorn_divergence as sinkhorn_diverg
 from meanformer.measures.transport import transport_map as transport_map
 from meanformer.measures.transport import transport_plan as transport_plan
 from meanformer.measures.transport import wasserstein as wasserstein
-from meanformer.measures.uniform import UniformBall as UniformBall
-from meanformer.measures.uniform import UniformBox as UniformBox
-from meanformer.measures.uniform import UniformSphere as UniformSphere

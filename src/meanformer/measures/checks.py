@@ -1,4 +1,4 @@
-"""Checks of tilts, weights, positions and closed forms, shared by all measures."""
+"""Checks of weights, positions and closed forms, shared by all measures."""
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -9,11 +9,6 @@ from meanformer.errors import Unsupported, as_finite_array, check, is_concrete
 from meanformer.typing import ArrayLike
 
 WEIGHT_TOLERANCE = 1e-6
-
-
-def checked_tilts(dimension: int, tilts: ArrayLike) -> Float[Array, "m d"]:
-    """Return tilts as an array with one row for each, or raise."""
-    return as_finite_array("u", tilts, (None, dimension))
 
 
 def checked_weights(

@@ -24,7 +24,6 @@ from meanformer.geometry.circle import on_circle
 from meanformer.measures.abstract import AbstractContext, AbstractMeasure, FeatureMap
 from meanformer.measures.checks import (
     checked_positions,
-    checked_tilts,
     checked_weights,
 )
 from meanformer.numerics.arrays import held, matmul, safe_norm
@@ -101,7 +100,7 @@ class AbstractCloud(AbstractContext):
         self, u: Float[Array, "m d"]
     ) -> tuple[Float[Array, " m"], Float[Array, "m d"]]:
         """Return the log-Laplace transform and the tilted mean from one pass."""
-        return self._tilted(checked_tilts(self.dimension, u), None)
+        return self._tilted(as_finite_array("u", u, (None, self.dimension)), None)
 
     def tilted_through(
         self, queries: Float[Array, "m k"], key: Float[Array, "k d"]

@@ -20,28 +20,15 @@ from meanformer.errors import (
     as_integer,
     as_key,
     check,
-    check_finite,
-    check_shape,
     is_concrete,
 )
 from meanformer.geometry import Sphere
 from meanformer.geometry.circle import on_circle
 from meanformer.measures.abstract import AbstractContext, AbstractMeasure, FeatureMap
-from meanformer.measures.checks import checked_tilts
 from meanformer.measures.cloud import TokenCloud
+from meanformer.numerics.special import trigonometric
 from meanformer.numerics.special.bessel import moderated, sphere_functions
-from meanformer.numerics.special.trigonometric import (
-    at_angles,
-    coefficients_of,
-    from_grid,
-    grid_angles,
-    moments_of,
-    on_grid,
-    ring_tilt_sums,
-    share_below,
-    tilt_sums,
-)
-from meanformer.typing import ArrayLike, Key
+from meanformer.typing import ArrayLike, Key, MassAndMean
 
 # How far below zero a density may be, in units of its largest value.
 NEGATIVE = 1e-6
@@ -98,11 +85,10 @@ class FourierDensity(AbstractMeasure):
             f"density is {density!r}; it must be a function of angles.",
         )
         count = 4 * modes + 4
-        values = density(grid_angles(count, jnp.result_type(float)))
-        values = as_float_array("density", values)
+        angles = trigonometric.grid_angles(count, jnp.result_type(float))
+        values = as_float_array("density", density(angles))
         values = jnp.broadcast_to(values, (count,)) if values.ndim == 0 else values
-        check_shape("density", values, (count,))
-        check_finite("density", values)
+        values = as_finite_array("density", values, (count,))
         if is_concrete(values):
             lowest = float(values.min())
             check(
@@ -110,20 +96,17 @@ class FourierDensity(AbstractMeasure):
                 f"the function is {lowest:.3g} at one of the angles; a density is "
                 "nowhere negative.",
             )
-        series = from_grid(values, modes)
+        series = trigonometric.from_grid(values, modes)
         mass = series[0].real
-        if is_concrete(mass) and not normalize:
+        if is_concrete(mass):
             slack = max(MASS_TOLERANCE, 100 * float(jnp.finfo(values.dtype).eps))
             check(
-                abs(float(mass) - 1) <= slack,
+                normalize or abs(float(mass) - 1) <= slack,
                 f"the density has mass {float(mass):.10g}; it must be 1, or pass "
                 "normalize=True.",
             )
-        check(
-            not is_concrete(mass) or float(mass) > 0,
-            "the density has no positive mass.",
-        )
-        return cls(moments_of(series[1:]) / mass)
+            check(float(mass) > 0, "the density has no positive mass.")
+        return cls(trigonometric.moments_of(series[1:]) / mass)
 
     @property
     def dimension(self) -> int:
@@ -138,12 +121,12 @@ class FourierDensity(AbstractMeasure):
     @property
     def coefficients(self) -> Complex[Array, " k"]:
         r"""The coefficients $c_1, \dots, c_K$."""
-        return coefficients_of(self.moments)
+        return trigonometric.coefficients_of(self.moments)
 
     def density(self, angles: ArrayLike) -> Float[Array, " m"]:
         """Return the density at any angles; $O(mK)$ time and memory."""
         angles = as_finite_array("angles", angles, (None,))
-        return at_angles(self.moments, angles.astype(self.moments.dtype))
+        return trigonometric.at_angles(self.moments, angles.astype(self.moments.dtype))
 
     def on_grid(self, count: SupportsIndex) -> Float[Array, " n"]:
         """Return the density at equispaced angles, from zero on, by a fast transform.
@@ -152,7 +135,7 @@ class FourierDensity(AbstractMeasure):
             count: how many angles, more than twice the number of modes.
         """
         count = as_integer("count", count, least=2 * self.modes + 1)
-        return on_grid(self.moments, count)
+        return trigonometric.on_grid(self.moments, count)
 
     def resized(self, modes: SupportsIndex) -> "FourierDensity":
         """Return the same with more moments, zeros, or with fewer of them.
@@ -179,8 +162,7 @@ class FourierDensity(AbstractMeasure):
 
     def second_moment(self) -> Float[Array, "d d"]:
         r"""Return $\tfrac12 I$ and the second moment of the angle around it."""
-        zero = jnp.zeros((), self.moments.dtype)
-        cosine, sine = self.moments[1] if self.modes > 1 else (zero, zero)
+        cosine, sine = self.resized(2).moments[1]
         rows = jnp.stack([1 + cosine, sine, sine, 1 - cosine])
         return rows.reshape(2, 2) / 2
 
@@ -188,11 +170,9 @@ class FourierDensity(AbstractMeasure):
         """Return two: a trigonometric polynomial lives on the whole circle."""
         return jnp.full((), 2, self.moments.dtype)
 
-    def tilted_mass_and_mean(
-        self, u: Float[Array, "m d"]
-    ) -> tuple[Float[Array, " m"], Float[Array, "m d"]]:
+    def tilted_mass_and_mean(self, u: Float[Array, "m d"]) -> MassAndMean:
         """Return both by sums over the modes, $O(mK)$ time and memory."""
-        u = checked_tilts(2, u)
+        u = as_finite_array("u", u, (None, 2))
         return _tilted(self.moments, u, None)
 
     def sample(self, count: int, *, key: Key) -> Float[Array, "count d"]:
@@ -200,19 +180,19 @@ class FourierDensity(AbstractMeasure):
         count, key = as_integer("count", count, least=0), as_key(key)
         dtype = self.moments.dtype
         shares = jr.uniform(key, (count,), dtype)
-        angles = grid_angles(8 * self.modes + 8, dtype)
-        table = share_below(self.moments, angles)
+        angles = trigonometric.grid_angles(8 * self.modes + 8, dtype)
+        table = trigonometric.share_below(self.moments, angles)
         found = jnp.interp(shares, jnp.append(table, 1), jnp.append(angles, 2 * np.pi))
         for _ in range(REFINEMENTS):
-            missing = shares - share_below(self.moments, found)
-            slope = at_angles(self.moments, found)
+            missing = shares - trigonometric.share_below(self.moments, found)
+            slope = trigonometric.at_angles(self.moments, found)
             width = angles[1] - angles[0]
             step = missing / jnp.where(slope > 0, slope, jnp.inf)
             found = found + jnp.clip(step, -width, width)
         return on_circle(found)
 
     def _check_positive(self) -> None:
-        values = np.asarray(on_grid(self.moments, 4 * self.modes + 4))
+        values = np.asarray(trigonometric.on_grid(self.moments, 4 * self.modes + 4))
         lowest, highest = float(values.min()), float(values.max())
         slack = max(NEGATIVE, 100 * float(jnp.finfo(self.moments.dtype).eps))
         if lowest < -slack * highest:
@@ -241,9 +221,7 @@ class RingOfTilts(AbstractContext):
         """Two."""
         return 2
 
-    def tilted_mass_and_mean(
-        self, u: Float[Array, "m d"]
-    ) -> tuple[Float[Array, " m"], Float[Array, "m d"]]:
+    def tilted_mass_and_mean(self, u: Float[Array, "m d"]) -> MassAndMean:
         """Return both, from the first tilt alone."""
         if len(u) != self.count:
             raise Unsupported(f"the ring has {self.count} tilts, not {len(u)}.")
@@ -251,7 +229,7 @@ class RingOfTilts(AbstractContext):
 
     def linear_mean(
         self, u: Float[Array, "m k"], feature_map: FeatureMap | None = None
-    ) -> tuple[Float[Array, " m"], Float[Array, "m d"]]:
+    ) -> MassAndMean:
         """Return what the density returns."""
         return self.on_circle.linear_mean(u, feature_map)
 
@@ -293,9 +271,9 @@ def _tilted(
     tilts = lax.complex(moderate[:, 0], moderate[:, 1])
     moments = moments.astype(u.dtype)
     if ring is None:
-        sums = tilt_sums(moments, tilts)
+        sums = trigonometric.tilt_sums(moments, tilts)
     else:
-        sums = ring_tilt_sums(moments, tilts[0], ring)
+        sums = trigonometric.ring_tilt_sums(moments, tilts[0], ring)
     # Rounding may have spoiled the sums.
     square = jnp.sum(moderate**2, axis=1)
     rounding = jnp.finfo(u.dtype).eps

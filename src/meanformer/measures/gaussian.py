@@ -13,22 +13,19 @@ from jaxtyping import Array, Bool, Float
 from meanformer.errors import (
     Unsupported,
     as_finite_array,
-    as_float_array,
     as_integer,
     as_key,
     check,
-    check_finite,
     is_concrete,
 )
 from meanformer.measures.abstract import AbstractMeasure
-from meanformer.measures.checks import checked_tilts
 from meanformer.numerics.arrays import matmul, widened
 from meanformer.numerics.matrices import (
     checked_covariance,
     sqrt_one_plus_square,
     sqrt_psd,
 )
-from meanformer.typing import ArrayLike, Key
+from meanformer.typing import ArrayLike, Key, MassAndMean
 
 
 class Gaussian(AbstractMeasure):
@@ -55,28 +52,19 @@ class Gaussian(AbstractMeasure):
         *,
         factor: ArrayLike | None = None,
     ):
-        self.location = as_float_array("mean", mean)
-        check(
-            self.location.ndim == 1 and self.location.size > 0,
-            f"mean has shape {self.location.shape}; it must be (d,).",
-        )
-        check_finite("mean", self.location)
+        self.location = as_finite_array("mean", mean, (None,))
+        d, dtype = len(self.location), self.location.dtype
+        check(d > 0, "mean has shape (0,); it must have at least one coordinate.")
         check(
             (covariance is None) != (factor is None),
             "a Gaussian needs either its covariance or a factor of it.",
         )
         if covariance is not None:
-            self.factor, self.spread = None, self._checked_spread(covariance)
+            spread = as_finite_array("covariance", covariance, (d, d), dtype)
+            self.factor, self.spread = None, checked_covariance("covariance", spread)
         else:
-            self.factor = as_finite_array(
-                "factor", factor, (self.dimension, None), self.location.dtype
-            )
+            self.factor = as_finite_array("factor", factor, (d, None), dtype)
             self.spread = matmul(self.factor, self.factor.T)
-
-    def _checked_spread(self, covariance: ArrayLike) -> Float[Array, "d d"]:
-        shape = 2 * self.location.shape
-        spread = as_finite_array("covariance", covariance, shape, self.location.dtype)
-        return checked_covariance("covariance", spread)
 
     @property
     def dimension(self) -> int:
@@ -95,11 +83,9 @@ class Gaussian(AbstractMeasure):
         r"""Return $F$ with $S = FF^\top$: the factor, or the symmetric root."""
         return sqrt_psd(self.spread) if self.factor is None else self.factor
 
-    def tilted_mass_and_mean(
-        self, u: Float[Array, "m d"]
-    ) -> tuple[Float[Array, " m"], Float[Array, "m d"]]:
+    def tilted_mass_and_mean(self, u: Float[Array, "m d"]) -> MassAndMean:
         r"""Return $\langle u, m\rangle + \tfrac12 u^\top S u$ and $m + S u$."""
-        u = checked_tilts(self.dimension, u)
+        u = as_finite_array("u", u, (None, self.dimension))
         if self.factor is None:
             moved = matmul(u, self.spread)
             variances = jnp.sum(moved * u, axis=1)
@@ -141,7 +127,13 @@ class Gaussian(AbstractMeasure):
         )
         location, spread = solved[:, 0], solved[:, 1:]
         exponent = matmul(self.location, matmul(precision, location))
-        return -0.5 * (log_determinant + exponent), self._at(location, spread)
+        # Symmetrised, not checked.
+        tilted = eqx.tree_at(
+            lambda gaussian: (gaussian.location, gaussian.spread),
+            self,
+            (location, (spread + spread.T) / 2),
+        )
+        return -0.5 * (log_determinant + exponent), tilted
 
     def _tilted_by_factor(
         self,
@@ -182,18 +174,6 @@ class Gaussian(AbstractMeasure):
         shift = matmul(conditional, matmul(conditional.T, pull))
         return Gaussian(self.location - shift, factor=conditional)
 
-    def _at(
-        self, location: Float[Array, " d"], spread: Float[Array, "d d"]
-    ) -> "Gaussian":
-        """Return another Gaussian; its covariance is symmetrised, not checked."""
-        symmetric = (spread + spread.T) / 2
-        return eqx.tree_at(
-            lambda gaussian: (gaussian.location, gaussian.spread, gaussian.factor),
-            self,
-            (location, symmetric, None),
-            is_leaf=lambda leaf: leaf is None,
-        )
-
     def _if_integrable(
         self,
         precision: Float[Array, "d d"],
@@ -211,8 +191,7 @@ class Gaussian(AbstractMeasure):
             "it needs I + 2 beta S K^T K to stay positive: move beta towards zero."
         )
         if not (is_concrete(self.spread) and is_concrete(precision)):
-            parameters = lax.stop_gradient((self.spread, precision))
-            holds = _is_integrable(*parameters)
+            holds = _is_integrable(*lax.stop_gradient((self.spread, precision)))
             if is_positive:
                 return jnp.where(holds, value, jnp.nan)
             return eqx.error_if(value, ~holds, message)

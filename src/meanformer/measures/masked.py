@@ -18,6 +18,7 @@ from meanformer.numerics.pair_sums.dense import kernel_shares
 from meanformer.numerics.pair_sums.kernel import identity
 from meanformer.numerics.pair_sums.pairs import Pairs
 from meanformer.numerics.pair_sums.sums import AbstractPairSums
+from meanformer.typing import MassAndMean
 
 
 class MaskedCloud(AbstractCloud):
@@ -77,20 +78,20 @@ class MaskedCloud(AbstractCloud):
         pairs = Pairs(tilts, self.points, weights, first=first, last=last)
         return self.sums.kernel(pairs, self.points[:, :0], jnp.ones_like)[0]
 
-    def averaged(self, pairs: Pairs) -> tuple[Float[Array, " m"], Float[Array, "m d"]]:
+    def averaged(self, pairs: Pairs) -> MassAndMean:
         """Return log-mass and mean of what each query sees under these scores."""
         log_mass, mean = self.sums.softmax(pairs, self.points)
         return log_mass - jnp.log(self._divisor()), mean
 
     def kernel_mean(
         self, u: Float[Array, "m d"], profile: Callable[[Array], Array]
-    ) -> tuple[Float[Array, " m"], Float[Array, "m d"]]:
+    ) -> MassAndMean:
         """Return mass and moment of the profile over what each query sees."""
         return self._kernel_mean(u, self.points, profile)
 
     def linear_mean(
         self, u: Float[Array, "m k"], feature_map: FeatureMap | None = None
-    ) -> tuple[Float[Array, " m"], Float[Array, "m d"]]:
+    ) -> MassAndMean:
         """Return mass and moment of a linear kernel over what each query sees."""
         return self._kernel_mean(u, features_of(self.base, feature_map), identity)
 

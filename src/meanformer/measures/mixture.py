@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Float
 
-from meanformer.errors import InvalidInput, as_integer, as_key, check
+from meanformer.errors import InvalidInput, as_finite_array, as_integer, as_key, check
 from meanformer.measures.abstract import AbstractMeasure
-from meanformer.measures.checks import checked_tilts, checked_weights
+from meanformer.measures.checks import checked_weights
 from meanformer.numerics.arrays import matmul
 from meanformer.numerics.softmax import weighted_logsumexp
-from meanformer.typing import ArrayLike, Key
+from meanformer.typing import ArrayLike, Key, MassAndMean
 
 
 class Mixture(AbstractMeasure):
@@ -48,14 +48,13 @@ class Mixture(AbstractMeasure):
         between = matmul((self.weights[:, None] * deviations).T, deviations)
         return jnp.sum(self.weights[:, None, None] * within, axis=0) + between
 
-    def tilted_mass_and_mean(
-        self, u: Float[Array, "m d"]
-    ) -> tuple[Float[Array, " m"], Float[Array, "m d"]]:
+    def tilted_mass_and_mean(self, u: Float[Array, "m d"]) -> MassAndMean:
         """Return the log-Laplace transform and the tilted mean together."""
-        u = checked_tilts(self.dimension, u)
+        u = as_finite_array("u", u, (None, self.dimension))
         parts = [component.tilted_mass_and_mean(u) for component in self.components]
-        log_masses = jnp.stack([mass for mass, _ in parts], axis=1)
-        means = jnp.stack([mean for _, mean in parts], axis=1)
+        log_masses, means = (
+            jnp.stack(part, axis=1) for part in zip(*parts, strict=True)
+        )
         log_mass, shares = weighted_logsumexp(log_masses, self.weights)
         return log_mass, jnp.sum(shares[:, :, None] * means, axis=1)
 
@@ -63,12 +62,8 @@ class Mixture(AbstractMeasure):
         """Draw a component for each point, then the point."""
         count, key = as_integer("count", count, least=0), as_key(key)
         key_choice, *keys = jr.split(key, 1 + len(self.components))
-        draws = jnp.stack(
-            [
-                component.sample(count, key=key_component)
-                for component, key_component in zip(self.components, keys, strict=True)
-            ]
-        )
+        parts = zip(self.components, keys, strict=True)
+        draws = jnp.stack([one.sample(count, key=own) for one, own in parts])
         choice = jr.choice(key_choice, len(keys), (count,), p=self.weights)
         return draws[choice, jnp.arange(count)]
 
@@ -80,23 +75,21 @@ class Mixture(AbstractMeasure):
             component.quadratic_tilt(precision, is_positive=is_positive)
             for component in self.components
         ]
-        log_masses = jnp.stack([log_mass for log_mass, _ in parts])
-        log_mass, shares = weighted_logsumexp(log_masses[None, :], self.weights)
+        log_masses, rests = zip(*parts, strict=True)
+        log_masses = jnp.stack(log_masses)[None, :]
+        log_mass, shares = weighted_logsumexp(log_masses, self.weights)
         return log_mass[0], eqx.tree_at(
             lambda mixture: (mixture.weights, mixture.components),
             self,
-            (shares[0], tuple(rest for _, rest in parts)),
+            (shares[0], rests),
         )
 
     def kernel_mean(self, u, profile):
         """Return the profile's mass and first moment, summed over components."""
         parts = [component.kernel_mean(u, profile) for component in self.components]
-        masses = jnp.stack([mass for mass, _ in parts])
-        moments = jnp.stack([moment for _, moment in parts])
-        return (
-            jnp.sum(self.weights[:, None] * masses, axis=0),
-            jnp.sum(self.weights[:, None, None] * moments, axis=0),
-        )
+        masses, moments = (jnp.stack(part) for part in zip(*parts, strict=True))
+        moments = jnp.sum(self.weights[:, None, None] * moments, axis=0)
+        return jnp.sum(self.weights[:, None] * masses, axis=0), moments
 
     def _means(self) -> Float[Array, "k d"]:
         return jnp.stack([component.mean() for component in self.components])

@@ -21,11 +21,7 @@ from meanformer.errors import (
 )
 from meanformer.measures.abstract import AbstractMeasure
 from meanformer.measures.checks import checked_weights
-from meanformer.measures.cloud import (
-    AbstractWeightedCloud,
-    TokenCloud,
-    check_cloud,
-)
+from meanformer.measures.cloud import AbstractWeightedCloud, TokenCloud, check_cloud
 from meanformer.measures.mixture import Mixture, check_measures
 from meanformer.numerics.arrays import widened
 from meanformer.numerics.linkage import close_components
@@ -48,13 +44,12 @@ def merge(cloud: TokenCloud, tolerance: float = 0.0) -> TokenCloud:
         A cloud with one token for each group, in the order of their first members.
     """
     check_cloud("cloud", cloud)
-    tolerance = as_number("tolerance", tolerance, "a number, zero or more")
-    check(tolerance >= 0, f"tolerance is {tolerance}; it must not be negative.")
-    if not (is_concrete(cloud.points) and is_concrete(cloud.weights)):
-        raise InvalidInput(
-            "merge cannot run under jit or grad, where values are not known; the "
-            "number of tokens left depends on them, so call it outside."
-        )
+    tolerance = as_number("tolerance", tolerance, "a number, zero or more", least=0)
+    check(
+        is_concrete(cloud.points) and is_concrete(cloud.weights),
+        "merge cannot run under jit or grad, where values are not known; the number of "
+        "tokens left depends on them, so call it outside.",
+    )
     kept = np.flatnonzero(np.asarray(cloud.weights) > 0)
     # In float64, because many small masses in one group would round away in float32.
     masses = np.asarray(cloud.weights, np.float64)[kept]
@@ -91,11 +86,10 @@ def mix(
         return Mixture(shares, measures)
     _check_placed(clouds)
     positions = [cloud.positions for cloud in clouds if cloud.positions is not None]
+    parts = zip(shares, clouds, strict=True)
     return TokenCloud(
         jnp.concatenate([cloud.points for cloud in clouds]),
-        jnp.concatenate(
-            [share * cloud.weights for share, cloud in zip(shares, clouds, strict=True)]
-        ),
+        jnp.concatenate([share * cloud.weights for share, cloud in parts]),
         positions=jnp.concatenate(positions) if positions else None,
         sums=clouds[0].sums,
     )
@@ -219,10 +213,7 @@ def group_labels(
         # In one more coordinate, different places are more than a step apart.
         ranks = np.unique(places, return_inverse=True)[1]
         points = np.column_stack([points, (2 * tolerance or 1.0) * ranks])
-    return _by_appearance(close_components(points, tolerance))
-
-
-def _by_appearance(labels: np.ndarray) -> np.ndarray:
+    labels = close_components(points, tolerance)
     _, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
     rank = np.empty(len(first), int)
     rank[np.argsort(first)] = np.arange(len(first))

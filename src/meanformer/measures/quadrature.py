@@ -9,22 +9,15 @@ from jaxtyping import Array, Float
 
 from meanformer.errors import Unsupported, as_integer, check, is_concrete
 from meanformer.measures.abstract import AbstractMeasure
-from meanformer.measures.box import TruncatedNormalBox
+from meanformer.measures.box import TruncatedNormalBox, UniformBox
 from meanformer.measures.cloud import AbstractWeightedCloud, TokenCloud
 from meanformer.measures.fourier_density import FourierDensity
 from meanformer.measures.gaussian import Gaussian
 from meanformer.measures.mixture import Mixture
-from meanformer.measures.uniform import UniformBall, UniformBox, UniformSphere
+from meanformer.measures.sphere_and_ball import UniformBall, UniformSphere
 from meanformer.numerics.arrays import matmul, widened
 from meanformer.numerics.matrices import sqrt_psd
-from meanformer.numerics.special.quadrature import (
-    LARGEST_RULE,
-    ball_rule,
-    gauss_hermite,
-    gauss_legendre,
-    sphere_rule,
-    tensor_rule,
-)
+from meanformer.numerics.special import quadrature as rules
 
 # Of these orders the largest is taken whose nodes are few enough.
 _ORDERS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 64, 96)
@@ -105,13 +98,10 @@ def _quadrature(measure: AbstractMeasure, order: int) -> TokenCloud:
     )
 
 
-@_quadrature.register(TokenCloud)
-def _(measure: TokenCloud, order: int) -> TokenCloud:
-    return measure
-
-
 @_quadrature.register(AbstractWeightedCloud)
 def _(measure: AbstractWeightedCloud, order: int) -> TokenCloud:
+    if isinstance(measure, TokenCloud):
+        return measure
     return TokenCloud(measure.points, measure.weights, sums=measure.sums)
 
 
@@ -119,14 +109,15 @@ def _(measure: AbstractWeightedCloud, order: int) -> TokenCloud:
 def _(measure: Gaussian, order: int) -> TokenCloud:
     dtype, wide = measure.mean().dtype, widened(measure)
     axes = _axes(wide.covariance())
-    nodes, masses = _as_arrays(*tensor_rule(*gauss_hermite(order), len(axes)), axes)
+    rule = rules.tensor_rule(*rules.gauss_hermite(order), len(axes))
+    nodes, masses = _as_arrays(*rule, axes)
     points = wide.mean()[None, :] + matmul(nodes, axes)
     return TokenCloud(points.astype(dtype), masses.astype(dtype))
 
 
 @_quadrature.register(UniformBox)
 def _(measure: UniformBox, order: int) -> TokenCloud:
-    rule = tensor_rule(*gauss_legendre(order), measure.dimension)
+    rule = rules.tensor_rule(*rules.gauss_legendre(order), measure.dimension)
     nodes, masses = _as_arrays(*rule, measure.low)
     half_lengths = (measure.high - measure.low) / 2
     return TokenCloud(measure.mean()[None, :] + nodes * half_lengths[None, :], masses)
@@ -149,16 +140,10 @@ def _(measure: FourierDensity, order: int) -> TokenCloud:
 
 
 @_quadrature.register(UniformSphere)
-def _(measure: UniformSphere, order: int) -> TokenCloud:
-    rule = sphere_rule(measure.dimension, order)
-    nodes, masses = _as_arrays(*rule, measure.radius)
-    return TokenCloud(measure.radius * nodes, masses)
-
-
 @_quadrature.register(UniformBall)
-def _(measure: UniformBall, order: int) -> TokenCloud:
-    rule = ball_rule(measure.dimension, order)
-    nodes, masses = _as_arrays(*rule, measure.radius)
+def _(measure: UniformSphere | UniformBall, order: int) -> TokenCloud:
+    rule = rules.sphere_rule if isinstance(measure, UniformSphere) else rules.ball_rule
+    nodes, masses = _as_arrays(*rule(measure.dimension, order), measure.radius)
     return TokenCloud(measure.radius * nodes, masses)
 
 
@@ -167,14 +152,12 @@ def _(measure: Mixture, order: int) -> TokenCloud:
     clouds = [_quadrature(component, order) for component in measure.components]
     count = sum(cloud.count for cloud in clouds)
     check(
-        count <= LARGEST_RULE,
+        count <= rules.LARGEST_RULE,
         f"the rules of the components have {count} nodes in all; at most "
-        f"{LARGEST_RULE:.0e} are allowed: lower the order.",
+        f"{rules.LARGEST_RULE:.0e} are allowed: lower the order.",
     )
-    masses = [
-        share * cloud.weights
-        for share, cloud in zip(measure.weights, clouds, strict=True)
-    ]
+    parts = zip(measure.weights, clouds, strict=True)
+    masses = [share * cloud.weights for share, cloud in parts]
     points = jnp.concatenate([cloud.points for cloud in clouds])
     return TokenCloud(points, jnp.concatenate(masses))
 

@@ -8,49 +8,47 @@ from .convergence import TokenConvergence as TokenConvergence
 from .convergence import asymptotic_covariance as asymptotic_covariance
 from .convergence import token_convergence as token_convergence
 from .critical.extremes import Extremum as Extremum
+from .critical.extremes import Localisation as Localisation
 from .critical.extremes import energy_maximiser as energy_maximiser
 from .critical.extremes import energy_minimiser as energy_minimiser
+from .critical.extremes import localisation as localisation
 from .critical.find import CriticalPoints as CriticalPoints
 from .critical.find import find_critical_points as find_critical_points
-from .critical.flows import perceptron_flow as perceptron_flow
-from .critical.localisation import Localisation as Localisation
-from .critical.localisation import localisation as localisation
 from .critical.newton import CriticalPoint as CriticalPoint
 from .critical.newton import newton_critical_point as newton_critical_point
-from .distances import DistanceStatistics as DistanceStatistics
-from .distances import distance_statistics as distance_statistics
 from .energy.energies import EnergyProfile as EnergyProfile
 from .energy.energies import dissipation as dissipation
 from .energy.energies import energy as energy
+from .energy.energies import energy_gradient as energy_gradient
 from .energy.energies import energy_profile as energy_profile
+from .energy.energies import first_variation as first_variation
+from .energy.energies import perturbed as perturbed
 from .energy.matrix_energy import CircleDensity as CircleDensity
 from .energy.matrix_energy import matrix_energy_flow as matrix_energy_flow
 from .energy.matrix_energy import optimal_circle_density as optimal_circle_density
 from .energy.potentials import IntegratedActivation as IntegratedActivation
-from .energy.sphere import energy_gradient as energy_gradient
-from .energy.sphere import first_variation as first_variation
-from .energy.sphere import perturbed as perturbed
+from .energy.potentials import perceptron_flow as perceptron_flow
 from .energy.structure import GradientStructure as GradientStructure
 from .energy.structure import is_gradient_flow as is_gradient_flow
 from .equiangular.equiangular import Equiangular as Equiangular
 from .equiangular.equiangular import LongTimeLaw as LongTimeLaw
-from .equiangular.phase_curve import PhaseCurve as PhaseCurve
-from .equiangular.phase_curve import critical_beta as critical_beta
-from .equiangular.phase_curve import phase_curve as phase_curve
-from .limits.boolean_phase import BooleanPhase as BooleanPhase
-from .limits.boolean_phase import boolean_phase as boolean_phase
+from .equiangular.times import PhaseCurve as PhaseCurve
+from .equiangular.times import critical_beta as critical_beta
+from .equiangular.times import phase_curve as phase_curve
 from .limits.detection import LimitDetection as LimitDetection
 from .limits.finding import LimitReport as LimitReport
 from .limits.finding import detect_limit as detect_limit
 from .limits.finding import find_limit as find_limit
+from .limits.leaders import BooleanPhase as BooleanPhase
 from .limits.leaders import Following as Following
 from .limits.leaders import attention_rank as attention_rank
+from .limits.leaders import boolean_phase as boolean_phase
 from .limits.leaders import find_leaders as find_leaders
 from .limits.prediction import LimitPrediction as LimitPrediction
 from .limits.prediction import predict_limit as predict_limit
-from .linearised.stationary import StationaryReport as StationaryReport
-from .linearised.stationary import energy_hessian as energy_hessian
-from .linearised.stationary import stationary_report as stationary_report
+from .linearised.rates import StationaryReport as StationaryReport
+from .linearised.rates import energy_hessian as energy_hessian
+from .linearised.rates import stationary_report as stationary_report
 from .long_context import ContextSimilarity as ContextSimilarity
 from .long_context import context_similarity as context_similarity
 from .long_context import long_context_critical as long_context_critical
@@ -59,11 +57,11 @@ from .long_context import long_context_limit as long_context_limit
 from .long_context import long_context_scan as long_context_scan
 from .long_context import long_context_similarity as long_context_similarity
 from .long_context import mean_cosine as mean_cosine
-from .low_temperature.bound import BoundFit as BoundFit
-from .low_temperature.bound import (
+from .low_temperature.comparison import BoundFit as BoundFit
+from .low_temperature.comparison import LowTemperature as LowTemperature
+from .low_temperature.comparison import (
     fit_low_temperature_bound as fit_low_temperature_bound,
 )
-from .low_temperature.comparison import LowTemperature as LowTemperature
 from .low_temperature.comparison import (
     low_temperature_comparison as low_temperature_comparison,
 )
@@ -74,18 +72,21 @@ from .metastability.clocks import clocks as clocks
 from .metastability.plateaus import Plateau as Plateau
 from .metastability.plateaus import Plateaus as Plateaus
 from .metastability.plateaus import plateaus as plateaus
-from .metastability.prediction import PredictedStaircase as PredictedStaircase
-from .metastability.prediction import predicted_staircase as predicted_staircase
 from .metastability.saddles import Saddle as Saddle
 from .metastability.saddles import Saddles as Saddles
 from .metastability.saddles import saddles as saddles
 from .metastability.separation import Separation as Separation
 from .metastability.separation import separation as separation
+from .metastability.staircase import PredictedStaircase as PredictedStaircase
 from .metastability.staircase import Staircase as Staircase
 from .metastability.staircase import greedy_staircase as greedy_staircase
+from .metastability.staircase import predicted_staircase as predicted_staircase
 from .metastability.two_groups import TwoGroups as TwoGroups
 from .modes.counting import Modes as Modes
+from .modes.counting import ModeSample as ModeSample
 from .modes.counting import count_modes as count_modes
+from .modes.counting import sample_modes as sample_modes
+from .modes.counting import sample_poisson_modes as sample_poisson_modes
 from .modes.kac_rice import expected_circle_modes as expected_circle_modes
 from .modes.kac_rice import expected_modes as expected_modes
 from .modes.kac_rice import mode_constant as mode_constant
@@ -93,11 +94,10 @@ from .modes.kac_rice import mode_rate as mode_rate
 from .modes.kac_rice import mode_window as mode_window
 from .modes.kernels import convex_angle as convex_angle
 from .modes.poisson import poisson_mode_density as poisson_mode_density
-from .modes.sampling import ModeSample as ModeSample
-from .modes.sampling import sample_modes as sample_modes
-from .modes.sampling import sample_poisson_modes as sample_poisson_modes
-from .modes.shot_noise import poisson_mode_integral as poisson_mode_integral
+from .modes.poisson import poisson_mode_integral as poisson_mode_integral
+from .order import DistanceStatistics as DistanceStatistics
 from .order import GramHistogram as GramHistogram
+from .order import distance_statistics as distance_statistics
 from .order import first_passage as first_passage
 from .order import gram_histogram as gram_histogram
 from .order import inner_products as inner_products

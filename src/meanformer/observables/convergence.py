@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from meanformer.attention import AbstractInContextMap, Softmax
-from meanformer.errors import InvalidInput, Unsupported, as_float_array, as_key, check
+from meanformer.errors import Unsupported, as_float_array, as_key, check
 from meanformer.flows import AbstractIntegrator, Flow, solve
 from meanformer.measures import AbstractMeasure, TokenCloud
 from meanformer.typing import ArrayLike, Key
@@ -90,32 +90,30 @@ def token_convergence(
         if the reference has a closed form, otherwise from the influence of each token.
     """
     probes = as_float_array("probes", probes)
-    _check_sizes(counts, probes, repeats)
-    limit = _limit(source, reference)
-    if isinstance(layer, AbstractInContextMap):
-        evaluate = _AtProbes(layer, probes)
-    elif isinstance(layer, Flow):
-        evaluate = _Carried(layer, probes, depth, solver)
-    else:
-        raise InvalidInput(f"layer is {layer!r}; it must be a map or a Flow.")
+    check(probes.ndim == 2, f"probes has shape {probes.shape}; it must be (m, d).")
+    check(
+        len(set(counts)) >= 2 and min(counts) > 0,
+        f"counts is {counts}; it must hold at least two different positive numbers.",
+    )
+    check(repeats >= 2, f"repeats is {repeats}; at least two are needed.")
+    check(
+        isinstance(layer, AbstractInContextMap | Flow),
+        f"layer is {layer!r}; it must be a map or a Flow.",
+    )
+    limit = source if reference is None else reference
+    check(
+        isinstance(limit, AbstractMeasure),
+        "source is a sampler, so the limit is not known; pass reference=measure.",
+    )
+    evaluate = _AtProbes(layer, probes, depth, solver)
     exact = evaluate(limit)
     keys = jr.split(as_key(key), (len(counts), repeats))
-    errors = jnp.stack(
-        [
-            _errors(evaluate, source, count, exact, row)
-            for count, row in zip(counts, keys, strict=True)
-        ]
-    )
-    slope, interval = fitted_slope(np.asarray(counts), np.asarray(errors))
+    pairs = zip(counts, keys, strict=True)
+    errors = jnp.stack([_errors(evaluate, source, n, exact, row) for n, row in pairs])
+    fit = fitted_slope(np.asarray(counts), np.asarray(errors))
     scaled = np.asarray(counts)[:, None] * np.asarray(errors) ** 2
-    return TokenConvergence(
-        tuple(counts),
-        errors,
-        slope,
-        interval,
-        float(np.sqrt(scaled.mean())),
-        _predicted(layer, limit, probes),
-    )
+    constants = float(np.sqrt(scaled.mean())), _predicted(layer, limit, probes)
+    return TokenConvergence(tuple(counts), errors, *fit, *constants)
 
 
 @eqx.filter_jit
@@ -132,39 +130,20 @@ def _errors(evaluate, source, count: int, exact, keys) -> Float[Array, " r"]:
 
 
 class _AtProbes(eqx.Module):
-    """A map, evaluated at the probes; a module, so that one compilation serves all."""
+    """A map at the probes, or where a flow carries them; one compilation serves all."""
 
-    layer: AbstractInContextMap
-    probes: Float[Array, "p d"]
-
-    def __call__(self, mu: AbstractMeasure) -> Float[Array, "p e"]:
-        return self.layer(mu, self.probes)
-
-
-class _Carried(eqx.Module):
-    """The probes at the end of a flow."""
-
-    flow: Flow
+    layer: AbstractInContextMap | Flow
     probes: Float[Array, "p d"]
     depth: float
     solver: AbstractIntegrator | None
 
-    def __call__(self, mu: TokenCloud) -> Float[Array, "p d"]:
-        path = solve(
-            self.flow, mu, self.depth, probes=self.probes, save=2, solver=self.solver
-        )
+    def __call__(self, mu: AbstractMeasure) -> Float[Array, "p e"]:
+        if isinstance(self.layer, AbstractInContextMap):
+            return self.layer(mu, self.probes)
+        options = {"probes": self.probes, "save": 2, "solver": self.solver}
+        path = solve(self.layer, mu, self.depth, **options)
         assert path.probes is not None, "they are carried along"
         return path.probes[-1]
-
-
-def _limit(source, reference: AbstractMeasure | None) -> AbstractMeasure:
-    if reference is not None:
-        return reference
-    if isinstance(source, AbstractMeasure):
-        return source
-    raise InvalidInput(
-        "source is a sampler, so the limit is not known; pass reference=measure."
-    )
 
 
 def _predicted(layer, limit, probes) -> float | None:
@@ -240,26 +219,14 @@ def _from_influences(gamma, mu: TokenCloud, x: Float[Array, "m d"]):
 def fitted_slope(
     counts: np.ndarray, errors: np.ndarray
 ) -> tuple[float, tuple[float, float]]:
-    """Return the exponent of the count and its interval, from errors of repeats.
-
-    Weighted least squares of the logarithms; the weights are sampling errors.
-    """
+    """Return the exponent of the count and its interval, by weighted least squares."""
     squares = errors**2
     means = squares.mean(axis=1)
     check(bool((means > 0).all()), "the map has no error at the probes to fit.")
-    # The logarithm of a root has half the relative error of the mean square.
+    # Sampling errors: the logarithm of a root has half the relative one of the square.
     spread = squares.std(axis=1, ddof=1) / np.sqrt(errors.shape[1]) / means / 2
     (slope, _), covariance = np.polyfit(
         np.log(counts), np.log(means) / 2, 1, w=1 / spread, cov="unscaled"
     )
     margin = 1.96 * float(np.sqrt(covariance[0, 0]))
     return float(slope), (float(slope) - margin, float(slope) + margin)
-
-
-def _check_sizes(counts: Sequence[int], probes: Array, repeats: int) -> None:
-    check(probes.ndim == 2, f"probes has shape {probes.shape}; it must be (m, d).")
-    check(
-        len(set(counts)) >= 2 and min(counts) > 0,
-        f"counts is {counts}; it must hold at least two different positive numbers.",
-    )
-    check(repeats >= 2, f"repeats is {repeats}; at least two are needed.")

@@ -1,17 +1,16 @@
 r"""Long contexts: what one layer does when the temperature falls like a logarithm."""
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
 from meanformer.attention import AbstractAttention, identity_attention
-from meanformer.errors import InvalidInput, as_doubles, as_number, check, is_concrete
+from meanformer.errors import as_doubles, as_number, check, is_concrete
 from meanformer.geometry import Sphere
 from meanformer.measures import TokenCloud
 from meanformer.measures.cloud import check_cloud
-from meanformer.numerics.arrays import safe_norm, unit_rows
+from meanformer.numerics.arrays import cast, safe_norm, unit_rows
 from meanformer.typing import ArrayLike
 
 # Beyond this exponent a term is as good as infinite.
@@ -55,8 +54,8 @@ def long_context_similarity(
     with np.errstate(divide="ignore"):
         log_z = score + np.log(-np.expm1(-score))
         log_kappa = np.log(kappa)
-    first = _bounded_exp(np.log(2) + log_kappa - log_z)
-    second = _bounded_exp(np.log(n) + log_kappa - 2 * log_z)
+    logs = np.log(2) + log_kappa - log_z, np.log(n) + log_kappa - 2 * log_z
+    first, second = np.exp(np.minimum(logs, LARGEST_EXPONENT))
     return np.asarray(1 - (1 - rho) / (1 + first + second))
 
 
@@ -171,8 +170,7 @@ def context_similarity(
         averages, which need no pairs.
     """
     check_cloud("cloud", cloud)
-    gamma = as_number("gamma", gamma)
-    check(gamma >= 0, f"gamma is {gamma}; it must not be negative.")
+    gamma = as_number("gamma", gamma, "a number from 0 on", least=0)
     check(is_concrete(cloud.points), "context_similarity needs known tokens, not jit.")
     Sphere().check(cloud.points)
     count = int((np.asarray(cloud.weights) > 0).sum())
@@ -188,13 +186,13 @@ def context_similarity(
     )
     outputs = unit_rows(images)
     level = float(np.clip(before, -1 / (count - 1), 1))
-    is_below_one = level < 1
-    critical = 1 / (1 - level) if is_below_one else np.finfo(beta.dtype).max
+    critical = 1 / (1 - level) if level < 1 else np.finfo(beta.dtype).max
+    predicted = long_context_similarity(count, gamma, level)
     return ContextSimilarity(
         beta,
         before,
         mean_cosine(outputs, cloud.weights),
-        jnp.asarray(long_context_similarity(count, gamma, level), beta.dtype),
+        jnp.asarray(predicted, beta.dtype),
         jnp.asarray(critical, beta.dtype),
         outputs,
     )
@@ -226,18 +224,13 @@ def _at_temperature(
 ) -> AbstractAttention:
     if attention is None:
         layer = identity_attention("softmax", cloud.dimension, beta)
-        dtype = cloud.points.dtype
-        return jax.tree.map(lambda leaf: leaf.astype(dtype), layer)
-    if not isinstance(attention, AbstractAttention):
-        raise InvalidInput(
-            f"attention is a {type(attention).__name__}; it must be one attention with "
-            "a beta, such as Softmax(query, key, value)."
-        )
+        return cast(layer, cloud.points.dtype)
+    check(
+        isinstance(attention, AbstractAttention),
+        f"attention is a {type(attention).__name__}; it must be one attention with a "
+        "beta, such as Softmax(query, key, value).",
+    )
     return eqx.tree_at(lambda layer: layer.beta, attention, beta)
-
-
-def _bounded_exp(exponent):
-    return np.exp(np.minimum(exponent, LARGEST_EXPONENT))
 
 
 def _numbers(name: str, value: ArrayLike) -> Numbers:

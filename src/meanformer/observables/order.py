@@ -1,20 +1,14 @@
-"""Order parameters: the mean, inner products and their histogram, the span."""
+"""Order parameters: the mean, inner products and distances, the span."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array, Float, Int
 
-from meanformer.errors import (
-    InvalidInput,
-    as_finite_array,
-    as_integer,
-    as_number,
-    check,
-    is_concrete,
-)
+from meanformer.errors import as_finite_array, as_integer, as_number, check, is_concrete
 from meanformer.flows import Trajectory
 from meanformer.geometry import AbstractSpace, Sphere
 from meanformer.measures import TokenCloud
@@ -24,6 +18,7 @@ from meanformer.numerics.pair_sums.tiles import map_rows
 from meanformer.typing import ArrayLike
 
 PAIRS_AT_ONCE = 2_000_000
+BLOCK_AREA = 1 << 20
 
 
 def order_parameter(cloud: TokenCloud) -> Float[Array, ""]:
@@ -56,11 +51,11 @@ def inner_products(cloud: TokenCloud) -> Float[Array, " p"]:
         for histograms of many tokens use `gram_histogram`.
     """
     check_cloud("cloud", cloud)
-    if not is_concrete(cloud.weights):
-        raise InvalidInput(
-            "how many pairs there are depends on the weights, which are not known "
-            "under jit; close over the cloud, or use smallest_inner_product."
-        )
+    check(
+        is_concrete(cloud.weights),
+        "how many pairs there are depends on the weights, which are not known under "
+        "jit; close over the cloud, or use smallest_inner_product.",
+    )
     points = cloud.points[np.flatnonzero(np.asarray(cloud.weights) > 0)]
     first, second = np.triu_indices(len(points), 1)
     return matmul(points, points.T)[first, second]
@@ -109,8 +104,7 @@ def span_dimension(
     """
     check_cloud("cloud", cloud)
     if is_concrete(tolerance):
-        given = as_number("tolerance", tolerance)
-        check(given > 0, f"tolerance is {given}; it must be positive.")
+        as_number("tolerance", tolerance, "positive", above=0)
     points = jnp.where((cloud.weights > 0)[:, None], cloud.points, 0)
     values = jnp.linalg.svd(points, compute_uv=False)
     return jnp.sum(values**2 > tolerance)
@@ -154,10 +148,8 @@ def gram_histogram(trajectory: Trajectory, bins: int | ArrayLike = 40) -> GramHi
         _histogram(np.asarray(points, np.float64)[kept], weights[kept], edges)
         for points in trajectory.points
     ]
-    dtype = trajectory.points.dtype
-    return GramHistogram(
-        trajectory.depths, jnp.asarray(edges, dtype), jnp.asarray(np.stack(rows), dtype)
-    )
+    arrays = (jnp.asarray(x, trajectory.points.dtype) for x in (edges, np.stack(rows)))
+    return GramHistogram(trajectory.depths, *arrays)
 
 
 def first_passage(
@@ -188,12 +180,11 @@ def first_passage(
         isinstance(space, AbstractSpace),
         f"space is {space!r}; it must be a space, such as Sphere().",
     )
-    levels = as_finite_array("levels", levels, (None,))
+    given = np.asarray(as_finite_array("levels", levels, (None,)), np.float64)
     clouds = [trajectory.cloud(index) for index in range(len(trajectory))]
     for cloud in clouds:
         space.check(cloud.points)
     smallest = np.array([_smallest_on(space, cloud) for cloud in clouds])
-    given = np.asarray(levels, np.float64)
     found: list[float | None] = [None] * len(given)
     depth = float(trajectory.depths[0])
     for index in np.argsort(given, kind="stable"):
@@ -215,13 +206,7 @@ def _smallest_on(space: AbstractSpace, cloud: TokenCloud) -> float:
     return float(smallest_inner_product(cloud.moved(space.retract(cloud.points))))
 
 
-def _passage(
-    trajectory: Trajectory,
-    smallest: np.ndarray,
-    level: float,
-    space: AbstractSpace,
-    earliest: float,
-) -> float | None:
+def _passage(trajectory: Trajectory, smallest, level, space, earliest) -> float | None:
     """Return where a level is reached, given where the next lower one is."""
     from scipy.optimize import brentq
 
@@ -261,9 +246,7 @@ def _edges(trajectory: Trajectory, bins: int | ArrayLike) -> np.ndarray:
     return edges
 
 
-def _histogram(
-    points: np.ndarray, weights: np.ndarray, edges: np.ndarray
-) -> np.ndarray:
+def _histogram(points, weights, edges: np.ndarray) -> np.ndarray:
     total = np.zeros(len(edges) - 1)
     rows = max(1, PAIRS_AT_ONCE // len(points))
     for start in range(0, len(points), rows):
@@ -272,3 +255,93 @@ def _histogram(
         masses = weights[block, None] * weights[None, :]
         total += np.histogram(products, edges, weights=masses)[0]
     return total
+
+
+class DistanceStatistics(eqx.Module):
+    r"""Statistics of $|x - y|$ for two tokens drawn independently from a cloud.
+
+    Attributes:
+        mean: $\iint |x-y|\,\mathrm{d}\mu\,\mathrm{d}\mu$.
+        largest: the diameter of the support.
+        levels: the levels of the quantiles.
+        quantiles: for each level $q$ the smallest $r$ with probability at least $q$ of
+            $|x-y| \le r$.
+    """
+
+    mean: Float[Array, ""]
+    largest: Float[Array, ""]
+    levels: Float[Array, " q"]
+    quantiles: Float[Array, " q"]
+
+
+def distance_statistics(
+    cloud: TokenCloud,
+    levels: ArrayLike = (0.05, 0.25, 0.5, 0.75, 0.95),
+) -> DistanceStatistics:
+    r"""Statistics of the distances between the tokens of a cloud.
+
+    They belong to the measure: a token also meets itself, and neither the order of
+    tokens nor splitting one in two changes anything.
+
+    Args:
+        cloud: the tokens; those of weight zero are absent.
+        levels: levels in $[0, 1]$ of the quantiles to compute.
+
+    Returns:
+        The statistics. Cost: $O(n^2 d)$ time, about fifty times for the quantiles,
+        which are found by bisection to rounding; memory for one block of pairs.
+    """
+    levels = as_finite_array("levels", levels, (None,), cloud.points.dtype)
+    if is_concrete(levels):
+        given = np.asarray(levels)
+        inside = bool(((given >= 0) & (given <= 1)).all())
+        check(inside, f"levels is {levels}; they must lie in [0, 1].")
+    return _statistics(cloud, levels)
+
+
+@eqx.filter_jit
+def _statistics(cloud: TokenCloud, levels: Float[Array, " q"]) -> DistanceStatistics:
+    # Absent tokens stand on a present one, so that they cannot be the farthest.
+    anchor = cloud.points[jnp.argmax(cloud.weights)]
+    present = (cloud.weights > 0)[:, None]
+    cloud = cloud.moved(jnp.where(present, cloud.points, anchor[None, :]))
+    largest = _of_rows(cloud, jnp.max).max()
+    mean = cloud.weights @ _of_rows(cloud, lambda distances: distances @ cloud.weights)
+    return DistanceStatistics(mean, largest, levels, _quantiles(cloud, levels, largest))
+
+
+def _quantiles(cloud: TokenCloud, levels: Array, largest: Array) -> Array:
+    """Return the smallest radii within which there is enough mass."""
+    enough = levels - 64 * jnp.finfo(levels.dtype).eps
+
+    def halve(_, bracket):
+        low, high = bracket
+        middle = (low + high) / 2
+        is_enough = _mass_within(cloud, middle) >= enough
+        return jnp.where(is_enough, low, middle), jnp.where(is_enough, middle, high)
+
+    zeros = jnp.zeros_like(levels)
+    steps = jnp.finfo(levels.dtype).nmant + 2
+    high = lax.fori_loop(0, steps, halve, (zeros, zeros + largest))[1]
+    return jnp.where(_mass_within(cloud, zeros) >= enough, 0, high)
+
+
+def _mass_within(cloud: TokenCloud, radii: Float[Array, " q"]) -> Float[Array, " q"]:
+    """Return the mass of the pairs that are no farther apart than each radius."""
+
+    def masses(distances: Float[Array, " n"]) -> Float[Array, " q"]:
+        is_near = distances[None, :] <= radii[:, None]
+        return jnp.where(is_near, cloud.weights[None, :], 0).sum(axis=1)
+
+    return cloud.weights @ _of_rows(cloud, masses)
+
+
+def _of_rows(cloud: TokenCloud, summary: Callable) -> Array:
+    """Summarise the distances of each token to all others, a block at a time."""
+
+    def of_row(point):
+        differences = point[None, :] - cloud.points
+        return summary(jnp.sqrt(jnp.sum(differences**2, axis=1)))
+
+    rows = min(max(1, BLOCK_AREA // cloud.points.size), cloud.count)
+    return lax.map(of_row, cloud.points, batch_size=rows)

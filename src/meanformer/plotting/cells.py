@@ -4,12 +4,12 @@ from typing import Any
 
 import numpy as np
 
-from meanformer.errors import InvalidInput, check
+from meanformer.errors import check
 from meanformer.flows import HardmaxRun
 from meanformer.geometry import Cells, Polytope
 from meanformer.plotting import style
 from meanformer.plotting.hulls import hull_facets
-from meanformer.plotting.limits import check_planar
+from meanformer.plotting.token_paths import check_dimension
 
 # Names of vertices stand so far outside of the hull, as a share of its size.
 NAME_OFFSET = 0.09
@@ -40,12 +40,11 @@ def draw_cells(
     Returns:
         The axes.
     """
-    check_planar("the dimension is", cells.dimension)
-    check(0 <= opacity <= 1, f"opacity is {opacity}; it must be between 0 and 1.")
+    check_dimension(cells.dimension, 2, subject="the dimension is")
+    style.check_opacity(opacity)
     for index, own in enumerate(cell_colours(cells)):
-        draw_polytope(
-            cells.cell(index), axes, color=color or own, opacity=opacity, linewidth=0.6
-        )
+        options = {"color": color or own, "opacity": opacity, "linewidth": 0.6}
+        draw_polytope(cells.cell(index), axes, **options)
     _draw_vertices(cells, axes)
     axes.plot(0, 0, "+", color=style.INK, markersize=7, markeredgewidth=1.2)
     if len(cells) <= 10 if is_labelled is None else is_labelled:
@@ -76,14 +75,12 @@ def draw_polytope(
     Returns:
         The axes.
     """
-    from matplotlib.colors import to_rgba
-
-    check_planar("the dimension is", polytope.dimension)
+    check_dimension(polytope.dimension, 2, subject="the dimension is")
     corners = polytope.corners
     if len(corners) > 0:
         axes.fill(
             *corners.T,
-            facecolor=to_rgba(color, opacity),
+            facecolor=(color, opacity),
             edgecolor=style.INK,
             linewidth=linewidth,
             label=label,
@@ -104,7 +101,7 @@ def draw_form(cells: Cells, axes: Any, *, resolution: int = 240) -> Any:
     """
     from matplotlib.patches import Polygon
 
-    check_planar("the dimension is", cells.dimension)
+    check_dimension(cells.dimension, 2, subject="the dimension is")
     corners = cells.hull.corners
     sides = np.linspace(corners.min(0), corners.max(0), resolution).T
     grid = np.stack(np.meshgrid(*sides), axis=-1)
@@ -113,9 +110,8 @@ def draw_form(cells: Cells, axes: Any, *, resolution: int = 240) -> Any:
     shown = np.append(values[inside], _halved_form(cells, corners))
     low, high = shown.min(), shown.max()
     levels = np.linspace(low, max(high, low + 1e-300), 25)
-    image = axes.contourf(
-        *sides, np.clip(values, low, high), levels, cmap=style.depth_colours()
-    )
+    values = np.clip(values, low, high)
+    image = axes.contourf(*sides, values, levels, cmap=style.depth_colours())
     image.set_clip_path(Polygon(corners, transform=axes.transData))
     axes.fill(*corners.T, facecolor="none", edgecolor=style.INK, linewidth=1.0)
     axes.plot(0, 0, "+", color=style.INK, markersize=7, markeredgewidth=1.2)
@@ -159,9 +155,9 @@ def draw_leaders(
         The axes.
     """
     count, _, dimension = run.points.shape
-    check_planar("the dimension is", dimension)
-    if not -count <= step < count:
-        raise InvalidInput(f"step is {step}; the run has steps 0 to {count - 1}.")
+    check_dimension(dimension, 2, subject="the dimension is")
+    allowed = f"the run has steps 0 to {count - 1}"
+    check(-count <= step < count, f"step is {step}; {allowed}.")
     now = step % count
     points, leads = run.points[now], run.is_leader[now]
     present = np.asarray(run.start.weights) > 0
@@ -191,28 +187,23 @@ def cell_colours(cells: Cells) -> list[str]:
     angles = np.arctan2(*cells.vertices[:, :2].T[::-1]) if cells.dimension > 1 else None
     order = np.argsort(cells.vertices[:, 0] if angles is None else angles)
     cycle = next(length for length in CYCLES if len(cells) % length != 1)
-    colours = [""] * len(cells)
-    for rank, index in enumerate(order):
-        colours[index] = style.PALETTE[rank % cycle]
-    return colours
+    return [style.PALETTE[rank % cycle] for rank in np.argsort(order)]
 
 
 def _colours_at(run: HardmaxRun, index: int, color: str | None) -> np.ndarray:
     """The colour of whom each token follows: one for all that are ever followed."""
-    followed = run.followed[index]
     if color is not None:
-        return np.full(followed.shape, color)
+        return np.full(run.followed[index].shape, color)
     ever = np.unique(run.followed[run.followed >= 0])
-    rank = np.searchsorted(ever, followed) % (len(style.PALETTE) - 1)
+    rank = np.searchsorted(ever, run.followed[index]) % (len(style.PALETTE) - 1)
     return np.where(run.is_tied[index], style.INK, np.array(style.PALETTE)[rank])
 
 
 def _draw_vertices(cells: Cells, axes: Any) -> None:
     at_corner = _at_corner(cells)
-    stays = cells.keeps_vertex
     options = {"s": 34, "facecolors": "white", "edgecolors": style.INK, "zorder": 3}
     axes.scatter(*cells.vertices[at_corner].T, linewidths=1.0, **options)
-    leaves = cells.vertices[at_corner & ~stays].T
+    leaves = cells.vertices[at_corner & ~cells.keeps_vertex].T
     axes.scatter(*leaves, s=20, marker="x", color=style.INK, linewidths=1, zorder=4)
     axes.scatter(*cells.vertices[~at_corner].T, s=8, color=style.INK, zorder=3)
 

@@ -9,14 +9,13 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from meanformer.errors import InvalidInput
+from meanformer.errors import check
 from meanformer.measures import TokenCloud
 from meanformer.plotting import style
+from meanformer.plotting import token_paths as tokens
 from meanformer.plotting.circles import draw_circle
-from meanformer.plotting.discs import draw_tails, scatter_discs, token_colours
+from meanformer.plotting.clouds import draw_hyperplanes
 from meanformer.plotting.hulls import draw_hull
-from meanformer.plotting.limits import set_box, set_square
-from meanformer.plotting.space import draw_hyperplanes
 from meanformer.plotting.spheres import draw_sphere
 from meanformer.plotting.token_paths import TokenPaths, check_dimension
 
@@ -91,56 +90,80 @@ class AbstractFrames(abc.ABC):
 
 
 @dataclasses.dataclass(frozen=True)
-class PlaneFrames(AbstractFrames):
+class AbstractFreeFrames(AbstractFrames):
+    """Draws tokens that may be anywhere, in axes that stand still or follow them.
+
+    Args:
+        tail, labels, decorate: as for `AbstractFrames`.
+        hull: draw the convex hull of the tokens.
+        follows: let the axes shrink and grow with the tokens, instead of holding the
+            whole movie.
+        hyperplanes: a normal and offsets of lines or planes to draw, as for
+            `draw_hyperplanes`.
+    """
+
+    hull: bool = False
+    follows: bool = False
+    hyperplanes: tuple[Any, Any] | None = None
+
+    @abc.abstractmethod
+    def around(self, figure: Any, frame: Frame, shown: np.ndarray) -> Any:
+        """Return new axes that hold these points."""
+
+    def draw(self, figure: Any, frame: Frame) -> Any:
+        """Draw the tokens, and what is to be seen around them."""
+        paths, points = frame.paths, frame.paths.points[frame.index]
+        shown = points if self.follows else paths.points.reshape(-1, paths.dimension)
+        axes = self.around(figure, frame, shown)
+        colours = tokens.token_colours(paths, frame.index, self.labels)
+        tails = paths.tail(frame.index, self.tail)
+        tokens.draw_tails(tails, colours, axes, widest=1.3)
+        tokens.scatter_discs(points, paths.weights, axes, c=colours)
+        if self.hull:
+            draw_hull(points, axes)
+        if self.hyperplanes is not None:
+            draw_hyperplanes(*self.hyperplanes, axes)
+        return axes
+
+
+@dataclasses.dataclass(frozen=True)
+class PlaneFrames(AbstractFreeFrames):
     """Draws tokens in the plane with fading tails, for `movie`.
 
     Args:
         tail, labels, decorate: as for `AbstractFrames`.
-        hull: draw the convex hull of the tokens.
-        follows: let the axes shrink and grow with the tokens, instead of holding the
-            whole movie.
-        hyperplanes: a normal and offsets of lines to draw, as for `draw_hyperplanes`.
+        hull, follows, hyperplanes: as for `AbstractFreeFrames`.
     """
 
-    hull: bool = False
-    follows: bool = False
-    hyperplanes: tuple[Any, Any] | None = None
-
-    def draw(self, figure: Any, frame: Frame) -> Any:
-        """Draw the tokens in a square that stands still or follows them."""
-        check_dimension(frame.paths, 2)
+    def around(self, figure: Any, frame: Frame, shown: np.ndarray) -> Any:
+        """Return a square that stands still or follows the tokens."""
+        check_dimension(frame.paths.dimension, 2)
         axes = figure.add_axes(FLAT_PLACE)
-        set_square(axes, _shown(self, frame), margin=0.06)
-        return _draw_free(self, axes, frame)
+        style.set_square(axes, shown, margin=0.06)
+        return axes
 
 
 @dataclasses.dataclass(frozen=True)
-class SpaceFrames(AbstractFrames):
+class SpaceFrames(AbstractFreeFrames):
     """Draws tokens in space with fading tails from a slowly turning eye, for `movie`.
 
     Args:
         tail, labels, decorate: as for `AbstractFrames`.
-        hull: draw the convex hull of the tokens.
-        follows: let the axes shrink and grow with the tokens, instead of holding the
-            whole movie.
-        hyperplanes: a normal and offsets of planes to draw, as for `draw_hyperplanes`.
+        hull, follows, hyperplanes: as for `AbstractFreeFrames`.
         view: elevation and azimuth of the eye at first, in degrees.
         turn: by how many degrees it moves around until the end.
     """
 
-    hull: bool = False
-    follows: bool = False
-    hyperplanes: tuple[Any, Any] | None = None
     view: tuple[float, float] = (22.0, -60.0)
     turn: float = 60.0
 
-    def draw(self, figure: Any, frame: Frame) -> Any:
-        """Draw the tokens in a box that stands still or follows them."""
-        check_dimension(frame.paths, 3)
+    def around(self, figure: Any, frame: Frame, shown: np.ndarray) -> Any:
+        """Return a box that stands still or follows the tokens."""
+        check_dimension(frame.paths.dimension, 3)
         axes = figure.add_axes(ROUND_PLACE, projection="3d")
-        set_box(axes, _shown(self, frame), zoom=0.88)
+        style.set_box(axes, shown, zoom=0.88)
         axes.view_init(self.view[0], self.view[1] + self.turn * frame.share)
-        return _draw_free(self, axes, frame)
+        return axes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,35 +205,13 @@ class CircleFrames(AbstractFrames):
 def usual_frames(paths: TokenPaths) -> AbstractFrames:
     """What suits tokens of this dimension, on the unit sphere or not."""
     kinds = {2: (PlaneFrames, CircleFrames), 3: (SpaceFrames, SphereFrames)}
-    if paths.dimension not in kinds:
-        raise InvalidInput(
-            f"the tokens have dimension {paths.dimension}; movies are drawn in 2 and 3 "
-            "dimensions: pass a function draw, or keep two or three coordinates of the "
-            "points."
-        )
+    check(
+        paths.dimension in kinds,
+        f"the tokens have dimension {paths.dimension}; movies are drawn in 2 and 3 "
+        "dimensions: pass a function draw, or keep two or three coordinates of the "
+        "points.",
+    )
     return kinds[paths.dimension][paths.is_round]()
-
-
-def _shown(frames: PlaneFrames | SpaceFrames, frame: Frame) -> np.ndarray:
-    """The points that the axes hold: those of this frame, or of all."""
-    paths = frame.paths
-    if frames.follows:
-        return paths.points[frame.index]
-    return paths.points.reshape(-1, paths.dimension)
-
-
-def _draw_free(frames: PlaneFrames | SpaceFrames, axes: Any, frame: Frame) -> Any:
-    """Draw tokens of the plane or of space, and what is to be seen around them."""
-    paths, index = frame.paths, frame.index
-    points = paths.points[index]
-    colours = token_colours(paths, index, frames.labels)
-    draw_tails(paths.tail(index, frames.tail), colours, axes, widest=1.3)
-    scatter_discs(points, paths.weights, axes, c=colours)
-    if frames.hull:
-        draw_hull(points, axes)
-    if frames.hyperplanes is not None:
-        draw_hyperplanes(*frames.hyperplanes, axes)
-    return axes
 
 
 def _depth_text(frame: Frame) -> str:

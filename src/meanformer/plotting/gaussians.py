@@ -9,12 +9,12 @@ from meanformer.errors import check
 from meanformer.flows import GaussianTrajectory
 from meanformer.measures import Gaussian
 from meanformer.plotting import style
-from meanformer.plotting.discs import add_lines
-from meanformer.plotting.limits import check_axes, check_planar, remove_walls
-from meanformer.plotting.rates import draw_slope
+from meanformer.plotting.curves import draw_slope
+from meanformer.plotting.token_paths import check_dimension
 
 # A guide lies so much below the smallest eigenvalue, which it would hide otherwise.
 GUIDE_OFFSET = 3.0
+WHOSE = "the Gaussian has dimension"
 
 
 def draw_ellipse(
@@ -40,7 +40,7 @@ def draw_ellipse(
     Returns:
         The axes.
     """
-    check_planar("the Gaussian has dimension", gaussian.dimension)
+    check_dimension(gaussian.dimension, 2, subject=WHOSE)
     curve = _ellipse(gaussian.mean(), gaussian.covariance(), deviations)
     axes.plot(*curve.T, color=color, **options)
     return axes
@@ -67,12 +67,12 @@ def draw_ellipses(
         The axes.
     """
     means, depths = np.asarray(trajectory.means), np.asarray(trajectory.depths)
-    check_planar("the Gaussian has dimension", means.shape[1])
+    check_dimension(means.shape[1], 2, subject=WHOSE)
     covariances = np.asarray(trajectory.covariances)
     chosen = np.unique(np.linspace(0, len(depths) - 1, count).round().astype(int))
     curves = [_ellipse(means[i], covariances[i], deviations) for i in chosen]
     options = {"cmap": style.depth_colours(), "linewidths": 1.6}
-    lines = add_lines(axes, curves, autolim=True, **options)
+    lines = style.add_lines(axes, curves, autolim=True, **options)
     lines.set_array(depths[chosen])
     lines.set_clim(depths.min(), depths.max())
     axes.plot(*means.T, color=style.INK, linewidth=0.9)
@@ -123,28 +123,18 @@ def draw_eigenvalues(
     depths, values = depths[later], np.sort(values[later], axis=1)
     shown = np.where(values > 0, values, np.nan)
     names = [label] + [None] * (values.shape[1] - 1)
-    for column, name in zip(shown.T, names, strict=True):
-        axes.plot(depths, column, color=color, label=name, **options)
-    axes.set(
-        xscale="log",
-        yscale="log",
-        xlabel="depth $t$",
-        ylabel=r"eigenvalues of $S(t)$",
-    )
+    axes.plot(depths, shown, color=color, label=names, **options)
+    axes.set(xscale="log", yscale="log")
+    axes.set(xlabel="depth $t$", ylabel=r"eigenvalues of $S(t)$")
     if slope is not None and values[-1, 0] > 0:
         # The later part only: nothing has a slope before it has begun to decay.
         late = np.geomspace(np.sqrt(depths[0] * depths[-1]), depths[-1], 3)
         last = values[-1, 0] / GUIDE_OFFSET
         draw_slope(late, last, slope, axes)
-        axes.annotate(
-            f"slope ${slope:g}$",
-            (late[1], last * (late[1] / late[-1]) ** slope),
-            (-4, -4),
-            textcoords="offset points",
-            ha="right",
-            va="top",
-            color=style.GREY,
-        )
+        middle = late[1], last * (late[1] / late[-1]) ** slope
+        below = {"textcoords": "offset points", "ha": "right", "va": "top"}
+        name = f"slope ${slope:g}$"
+        axes.annotate(name, middle, (-4, -4), color=style.GREY, **below)
     return axes
 
 
@@ -172,7 +162,7 @@ def draw_cone(
     Returns:
         The axes.
     """
-    check_axes(axes, 3)
+    style.check_axes(axes, 3)
     arrays = [np.asarray(path, float) for path in paths]
     for array in arrays:
         check(
@@ -188,7 +178,7 @@ def draw_cone(
     top = max(float(p[:, 2].max()) for p in points) if height is None else height
     # Otherwise the surface would cover paths inside the cone.
     axes.computed_zorder = False
-    _draw_surface(axes, top)
+    _set_cone(axes, top)
     colours = dict(zip(dict.fromkeys(names), style.PALETTE, strict=False))
     for path, name in zip(points, names, strict=True):
         inside = _cut_off(path, top)
@@ -197,7 +187,6 @@ def draw_cone(
         axes.plot(*inside.T, label=label, **options)
         axes.plot(*inside[0], "o", markersize=4, markerfacecolor="white", **options)
         axes.plot(*inside[-1], "o", markersize=4, **options)
-    _finish_cone(axes, top)
     if outcomes is not None:
         axes.legend(loc="upper left", bbox_to_anchor=(-0.1, 1.0))
     return axes
@@ -214,44 +203,34 @@ def _cut_off(path: np.ndarray, top: float) -> np.ndarray:
     beyond = np.flatnonzero(path[:, 2] > top)
     if beyond.size == 0:
         return path
-    check(
-        beyond[0] > 0,
-        f"a path starts at trace {path[0, 2]:.4g}; height is {top:.4g}.",
-    )
+    first = f"a path starts at trace {path[0, 2]:.4g}"
+    check(beyond[0] > 0, f"{first}; height is {top:.4g}.")
     last, first = path[beyond[0] - 1], path[beyond[0]]
     share = (top - last[2]) / (first[2] - last[2])
     return np.concatenate([path[: beyond[0]], [last + share * (first - last)]])
 
 
-def _draw_surface(axes: Any, top: float) -> None:
+def _set_cone(axes: Any, top: float) -> None:
+    """Draw the surface of the cone up to a height, and set the axes around it."""
     angles = np.linspace(0, 2 * np.pi, 61)
     circle = np.stack([np.cos(angles), np.sin(angles)])
     heights = np.linspace(0, top, 5)
     x, y = heights[None, :, None] * circle[:, None, :]
     z = np.broadcast_to(heights[:, None], x.shape)
-    axes.plot_surface(
-        x, y, z, color=style.GREY, alpha=0.10, linewidth=0, shade=False, zorder=1
-    )
+    options = {"color": style.GREY, "alpha": 0.10, "linewidth": 0, "shade": False}
+    axes.plot_surface(x, y, z, zorder=1, **options)
     thin = {"color": style.GREY, "linewidth": 0.5, "alpha": 0.6, "zorder": 2}
     for level in heights[1:]:
         axes.plot(*(level * circle), level, **thin)
     for index in range(0, 60, 5):
         tip = top * circle[:, index]
         axes.plot([0, tip[0]], [0, tip[1]], [0, top], **thin)
-
-
-def _finish_cone(axes: Any, top: float) -> None:
-    axes.set(
-        xlim=(-top, top),
-        ylim=(-top, top),
-        zlim=(0, top),
-        xlabel=r"$S_{11} - S_{22}$",
-        ylabel=r"$2\,S_{12}$",
-        zlabel=r"$S_{11} + S_{22}$",
-    )
+    axes.set(xlim=(-top, top), ylim=(-top, top), zlim=(0, top))
+    axes.set(xlabel=r"$S_{11} - S_{22}$", ylabel=r"$2\,S_{12}$")
+    axes.set(zlabel=r"$S_{11} + S_{22}$")
     axes.set_box_aspect((1, 1, 0.8), zoom=1.0)
     axes.grid(visible=False)
-    remove_walls(axes)
+    style.remove_walls(axes)
 
 
 def _ellipse(mean: Any, covariance: Any, deviations: float) -> np.ndarray:

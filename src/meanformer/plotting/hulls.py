@@ -4,9 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from meanformer.errors import check
 from meanformer.plotting import style
-from meanformer.plotting.limits import check_axes, set_box
 from meanformer.plotting.token_paths import check_dimension, paths_of
 
 FLAT = 1e-9  # of the extent of the points: below it they have none
@@ -39,14 +37,19 @@ def draw_hull(
         The axes.
     """
     paths = paths_of(points)
-    check_dimension(paths, 2, 3)
-    check(0 <= opacity <= 1, f"opacity is {opacity}; it must be between 0 and 1.")
-    check_axes(axes, paths.dimension)
+    check_dimension(paths.dimension, 2, 3)
+    style.check_opacity(opacity)
+    style.check_axes(axes, paths.dimension)
     facets = hull_facets(paths.points[-1])
-    pieces = _facets_3d if paths.dimension == 3 else _facets_2d
-    if paths.dimension == 3 and not axes.has_data():
-        set_box(axes, paths.points[-1])
-    axes.add_collection(pieces(facets, color, opacity, **options))
+    if paths.dimension == 2:
+        faces, edge = [(color, opacity)], (color, 0.8)
+        defaults = {"linewidths": 1.2, "zorder": 1.5}
+    else:
+        faces = [(_lit(facet, color), opacity) for facet in facets]
+        edge, defaults = (color, 0.75), {"linewidths": 0.9}
+        if not axes.has_data():
+            style.set_box(axes, paths.points[-1])
+    style.add_polygons(axes, facets, faces, edge, autolim=True, **defaults | options)
     if vertices:
         corners = np.unique(np.concatenate(facets), axis=0)
         axes.scatter(*corners.T, s=16, color=color, zorder=options.get("zorder", 2.5))
@@ -73,28 +76,21 @@ def hull_facets(points: np.ndarray) -> list[np.ndarray]:
     noise = ROUNDING * np.abs(points).max() * np.sqrt(len(points))
     rank = int((extents > max(FLAT * extents[0], noise)).sum())
     flat = (points - middle) @ directions[:rank].T / (extents[0] or 1.0)
-    return [points[indices] for indices in _FACETS[rank](flat)]
+    return [points[indices] for indices in _facets(flat)]
 
 
-def _point(flat: np.ndarray) -> list[np.ndarray]:
-    return [np.array([0])]
-
-
-def _segment(flat: np.ndarray) -> list[np.ndarray]:
-    return [np.array([flat[:, 0].argmin(), flat[:, 0].argmax()])]
-
-
-def _polygon(flat: np.ndarray) -> list[np.ndarray]:
+def _facets(flat: np.ndarray) -> list[np.ndarray]:
+    """The vertices of each facet of points that have an extent in all directions."""
     from scipy.spatial import ConvexHull
 
-    return [ConvexHull(flat).vertices]
-
-
-def _polyhedron(flat: np.ndarray) -> list[np.ndarray]:
-    """Triangles of one plane are joined into one facet."""
-    from scipy.spatial import ConvexHull
-
+    if flat.shape[1] == 0:
+        return [np.array([0])]
+    if flat.shape[1] == 1:
+        return [np.array([flat.argmin(), flat.argmax()])]
     hull = ConvexHull(flat)
+    if flat.shape[1] == 2:
+        return [hull.vertices]
+    # Triangles of one plane are joined into one facet.
     planes = hull.equations / [1, 1, 1, np.abs(flat).max()]
     facets, left = [], list(range(len(planes)))
     while left:
@@ -106,42 +102,12 @@ def _polyhedron(flat: np.ndarray) -> list[np.ndarray]:
     return facets
 
 
-_FACETS = {0: _point, 1: _segment, 2: _polygon, 3: _polyhedron}
-
-
 def around(corners: np.ndarray, normal: np.ndarray) -> np.ndarray:
     """The order of the corners of a plane convex polygon of space, one by one."""
     spokes = corners - corners.mean(axis=0)
     first = spokes[np.linalg.norm(spokes, axis=1).argmax()]
     second = np.cross(normal, first)
     return np.argsort(np.arctan2(spokes @ second, spokes @ first))
-
-
-def _facets_2d(facets: list, color: str, opacity: float, **options: Any) -> Any:
-    from matplotlib.collections import PolyCollection
-    from matplotlib.colors import to_rgba
-
-    return PolyCollection(
-        facets,
-        facecolors=[to_rgba(color, opacity)],
-        edgecolors=[to_rgba(color, 0.8)],
-        linewidths=1.2,
-        **{"zorder": 1.5} | options,
-    )
-
-
-def _facets_3d(facets: list, color: str, opacity: float, **options: Any) -> Any:
-    from matplotlib.colors import to_rgba
-    from mpl_toolkits.mplot3d.art3d import Poly3DCollection
-
-    shades = [to_rgba(_lit(facet, color), opacity) for facet in facets]
-    return Poly3DCollection(
-        facets,
-        facecolors=shades,
-        edgecolors=[to_rgba(color, 0.75)],
-        linewidths=0.9,
-        **options,
-    )
 
 
 def _lit(facet: np.ndarray, color: str) -> np.ndarray:

@@ -7,7 +7,6 @@ from jaxtyping import Array, Float
 
 from meanformer.errors import as_integer, check, check_choice
 from meanformer.plotting import style
-from meanformer.plotting.limits import set_square
 from meanformer.plotting.token_paths import check_dimension, paths_of
 from meanformer.typing import ArrayLike
 
@@ -33,13 +32,9 @@ def draw_matrix(
     Returns:
         The axes.
     """
-    from matplotlib.colors import LinearSegmentedColormap
-
     entries = np.asarray(matrix)
     top = np.abs(entries).max() if largest is None else largest
-    colours = LinearSegmentedColormap.from_list(
-        "signed", (style.ORANGE, "#f4f4f2", style.BLUE)
-    )
+    colours = style.colours_through("signed", style.ORANGE, "#f4f4f2", style.BLUE)
     axes.imshow(entries, cmap=colours, vmin=-top, vmax=top)
     if entries.size <= 64:
         for (row, column), entry in np.ndenumerate(entries):
@@ -103,7 +98,10 @@ def draw_attention(
         transform=axes.get_xaxis_transform(),
         clip_on=False,
     )
-    _number_rows_and_leaders(axes, rows, chosen)
+    shown = rows if len(rows) <= ROOM_FOR_TICKS else []
+    axes.set_yticks(range(len(shown)), [str(row + 1) for row in shown])
+    columns = np.arange(len(rows)) if len(rows) <= ROOM_FOR_COLUMNS else chosen
+    axes.set_xticks(columns, _legible(columns, len(rows)))
     if rank is not None:
         axes.set_title(f"rank {rank}", loc="left", pad=12)
     return axes
@@ -143,7 +141,7 @@ def draw_leader_graph(
         The axes.
     """
     paths, entries = paths_of(points), np.asarray(matrix)
-    check_dimension(paths, 2)
+    check_dimension(paths.dimension, 2)
     tokens, count = paths.points[-1], len(paths.weights)
     check(
         entries.shape == (count, count),
@@ -152,25 +150,18 @@ def draw_leader_graph(
     )
     chosen = _chosen(entries, leaders)
     widest = WIDEST_ARROW * min(1.0, float(np.sqrt(ROOM_FOR_ARROWS / count)))
-    set_square(axes, tokens, margin=0.08)
+    style.set_square(axes, tokens, margin=0.08)
     for query, token in np.argwhere((entries >= least) & ~np.eye(count, dtype=bool)):
         if np.any(tokens[query] != tokens[token]):
             weight = entries[query, token]
             _add_arrow(axes, tokens[query], tokens[token], weight, widest)
     axes.scatter(*tokens.T, s=22, color=style.BLUE, zorder=3, linewidths=0)
     axes.scatter(*tokens[chosen].T, s=70, color=style.ORANGE, zorder=4, linewidths=0)
-    if numbers:
-        for leader in chosen:
-            axes.annotate(
-                str(leader + 1),
-                tokens[leader],
-                xytext=tuple(10 * _outwards(tokens, tokens[leader])),
-                textcoords="offset points",
-                color=style.ORANGE,
-                ha="center",
-                va="center",
-                zorder=5,
-            )
+    for leader in chosen if numbers else []:
+        beside = tuple(10 * _outwards(tokens, tokens[leader]))
+        options = {"textcoords": "offset points", "ha": "center", "va": "center"}
+        options |= {"color": style.ORANGE, "zorder": 5}
+        axes.annotate(str(leader + 1), tokens[leader], beside, **options)
     return axes
 
 
@@ -212,15 +203,6 @@ def _followed(entries: np.ndarray, chosen: np.ndarray) -> np.ndarray:
     """The leader that each row attends to most, by its place among the leaders."""
     check(len(chosen) > 0, "leaders is empty; name a token, or leave it out.")
     return entries[:, chosen].argmax(axis=1)
-
-
-def _number_rows_and_leaders(axes: Any, rows: np.ndarray, chosen: np.ndarray) -> None:
-    if len(rows) <= ROOM_FOR_TICKS:
-        axes.set_yticks(range(len(rows)), [str(row + 1) for row in rows])
-    else:
-        axes.set_yticks([])
-    columns = np.arange(len(rows)) if len(rows) <= ROOM_FOR_COLUMNS else chosen
-    axes.set_xticks(columns, _legible(columns, len(rows)))
 
 
 def _legible(columns: np.ndarray, count: int) -> list[str]:

@@ -1,7 +1,8 @@
 """Movies of tokens along depth, as GIF or MP4 files."""
 
+import io
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,18 +12,25 @@ import numpy as np
 from meanformer.errors import InvalidInput, as_integer, as_number, check
 from meanformer.files import write_atomically
 from meanformer.flows import AbstractProgress, Trajectory
-from meanformer.flows.dynamics.recorder import NoProgress, ProgressBar
-from meanformer.plotting import gifs, style
+from meanformer.flows.dynamics.recorder import NoProgress, ProgressBar, bar_for
+from meanformer.plotting import style
 from meanformer.plotting.frames import Frame, usual_frames
 from meanformer.plotting.token_paths import check_trajectory, paths_of, resample
 
 SIZE = (4.8, 4.8)  # inches
 SUFFIXES = (".gif", ".mp4")
+POSITIVE = "positive and finite"
+BOTH_SIDES = "a number; both sides must be positive and finite"
 LONGEST_SIDE = 2**16  # pixels; drawings and GIF files go no further
 LARGEST_AREA = 2**26  # pixels, of four bytes
 # No date, no version, no encoder: the same movie is the same file.
 PLAIN_FILE = ("-fflags", "+bitexact", "-flags:v", "+bitexact", "-map_metadata", "-1")
-
+# A GIF file has few colours, chosen once for all frames; each pixel has the nearest.
+COLOURS = 256
+EXACT = 16  # the most common colours, which are kept as they are
+SAMPLES = 7  # frames that a palette is taken from
+SMALLEST = 0.5  # of the size drawn
+FASTEST = 50  # frames a second; viewers slow down what is faster
 
 Draw = Callable[[Any, Frame], Any]
 
@@ -65,7 +73,7 @@ def movie(
     check_path(path)
     film = Film(trajectory, draw, frames, depths, fps, size, dpi)
     path.parent.mkdir(parents=True, exist_ok=True)  # fails now rather than at the end
-    bar = _bar(progress)
+    bar = bar_for(ProgressBar("drawing") if progress is True else progress)
     if path.suffix.lower() == ".gif":
         write_atomically(path, film.to_gif(bar))
     else:
@@ -108,8 +116,8 @@ class Film:
     ):
         check_trajectory(trajectory)
         for name, value in (("fps", fps), ("dpi", dpi)):
-            is_possible = 0 < as_number(name, value) < float("inf")
-            check(is_possible, f"{name} is {value}; it must be positive and finite.")
+            as_number(name, value)
+            as_number(name, value, POSITIVE, above=0, below=np.inf)
         _check_size(size, dpi)
         self.paths = resample(trajectory, _frame_depths(trajectory, frames, depths))
         # Frames are few and between: the saved tokens tell whether they are round.
@@ -151,34 +159,33 @@ class Film:
 
         Its colours are those of some frames: what stays still is then stored once.
         """
-        gifs.check_rate(self.fps)
-        some = gifs.spread(len(self))
-        palette = gifs.choose_palette([*self.pictures(some, NoProgress())])
+        _check_rate(self.fps)
+        some = spread(len(self))
+        palette = choose_palette([*self.pictures(some, NoProgress())])
         images = [
-            gifs.index_picture(picture, palette)
+            index_picture(picture, palette)
             for picture in self.pictures(range(len(self)), progress)
         ]
-        return gifs.encode_gif(images, self.fps)
+        return encode_gif(images, self.fps)
 
     def small_gif(self, largest: int) -> tuple[bytes, bytes]:
         """The movie as a GIF file of at most so many bytes, and its last frame as PNG.
 
         Drawn once, then made smaller; it holds all pictures in memory.
         """
-        gifs.check_rate(self.fps)
+        _check_rate(self.fps)
         pictures = [*self.pictures(range(len(self)), NoProgress())]
-        return gifs.small_gif(pictures, self.fps, largest)
+        return small_gif(pictures, self.fps, largest)
 
 
 def _check_size(size: Any, dpi: float) -> None:
     """Raise unless frames of this size have pixels, and not too many."""
-    is_pair = np.shape(size) == (2,)
-    sides = [as_number("a side of size", side) for side in size] if is_pair else []
     check(
-        is_pair and min(sides) > 0 and max(sides) < np.inf,
-        f"size is {size!r}; it must be a width and a height in inches, and both sides "
-        "must be positive and finite.",
+        np.shape(size) == (2,),
+        f"size is {size!r}; it must be a width and a height in inches.",
     )
+    for side in size:
+        as_number("a side of size", side, BOTH_SIDES, above=0, below=np.inf)
     width, height = (int(side * dpi) for side in size)
     check(
         min(width, height) >= 1
@@ -221,9 +228,10 @@ def _write_mp4(film: Film, path: Path, progress: AbstractProgress) -> None:
         try:
             _encode(film, whole, progress)
         except (CalledProcessError, BrokenPipeError) as error:
+            said = str(vars(error).get("stderr") or error).strip() or "it said nothing"
+            last = said.splitlines()[-1].rstrip(".")
             raise InvalidInput(
-                f"ffmpeg could not write {path}: {_last_words(error)}; a .gif needs no "
-                "ffmpeg."
+                f"ffmpeg could not write {path}: {last}; a .gif needs no ffmpeg."
             ) from error
         write_atomically(path, whole.read_bytes())
 
@@ -239,12 +247,90 @@ def _encode(film: Film, path: Path, progress: AbstractProgress) -> None:
             progress.update(index + 1, len(film))
 
 
-def _last_words(error: Any) -> str:
-    lines = str(vars(error).get("stderr") or error).strip().splitlines()
-    return lines[-1].rstrip(".") if lines else "it said nothing"
+def _check_rate(fps: float) -> None:
+    """Raise unless so many frames a second can be shown."""
+    check(fps <= FASTEST, f"fps is {fps}; a .gif shows at most {FASTEST}.")
 
 
-def _bar(progress: bool | AbstractProgress) -> AbstractProgress:
-    if isinstance(progress, AbstractProgress):
-        return progress
-    return ProgressBar("drawing") if progress else NoProgress()
+def choose_palette(pictures: Sequence[np.ndarray]) -> np.ndarray:
+    """Choose 256 colours: the most common, those of our figures, and a cover of all."""
+    from matplotlib.colors import to_rgb
+    from PIL import Image
+
+    mosaic = Image.fromarray(np.concatenate(pictures))
+    counted = sorted(mosaic.getcolors(mosaic.width * mosaic.height), reverse=True)
+    common = [colour for _, colour in counted[:EXACT]]
+    own = 255 * np.array([to_rgb(colour) for colour in (style.INK, *style.PALETTE)])
+    kept = np.concatenate([common, np.round(own)]).astype(np.uint8)
+    rest = mosaic.quantize(COLOURS - len(kept), method=Image.Quantize.MAXCOVERAGE)
+    others = np.array(rest.getpalette(), np.uint8).reshape(-1, 3)
+    return np.concatenate([kept, others])[:COLOURS]
+
+
+def index_picture(picture: np.ndarray, palette: np.ndarray) -> Any:
+    """A picture in the colours of a palette, the nearest for each pixel."""
+    from PIL import Image
+    from scipy.spatial import KDTree
+
+    # Four bytes are one whole number, which sorts fast.
+    pixels = np.asarray(Image.fromarray(picture).convert("RGBA")).view(np.uint32)
+    found, places = np.unique(pixels[..., 0], return_inverse=True)
+    colours = found.view(np.uint8).reshape(-1, 4)[:, :3]
+    nearest = np.asarray(KDTree(palette).query(colours)[1], np.uint8)
+    image = Image.fromarray(nearest[places].reshape(picture.shape[:2]))
+    image.putpalette(palette.tobytes())
+    return image
+
+
+def encode_gif(images: Sequence[Any], fps: float) -> bytes:
+    """A GIF file that repeats itself; it holds no date, and pauses of whole 10 ms."""
+    ends = np.round(100 * np.arange(len(images) + 1) / fps)
+    buffer = io.BytesIO()
+    images[0].save(
+        buffer,
+        format="gif",
+        save_all=True,
+        append_images=images[1:],
+        duration=[int(10 * pause) for pause in np.diff(ends)],
+        loop=0,
+        optimize=False,
+    )
+    return buffer.getvalue()
+
+
+def small_gif(
+    pictures: Sequence[np.ndarray], fps: float, largest: int
+) -> tuple[bytes, bytes]:
+    """A GIF file of at most so many bytes, and its last frame as a PNG file.
+
+    Pictures are made smaller until it fits; below half of their size every second one
+    is left out instead. The size of a file grows with the area, which gives the next
+    guess.
+    """
+    from PIL import Image
+
+    scale, stride = 1.0, 1
+    while True:
+        shown = [_shrunk(one, scale) for one in pictures[::-stride]][::-1]
+        palette = choose_palette([shown[index] for index in spread(len(shown))])
+        images = [index_picture(one, palette) for one in shown]
+        gif = encode_gif(images, fps / stride)
+        if len(gif) <= largest or len(shown) == 1:
+            still = io.BytesIO()
+            Image.fromarray(shown[-1]).save(still, format="png", optimize=True)
+            return gif, still.getvalue()
+        scale *= min(0.95 * np.sqrt(largest / len(gif)), 0.9)
+        if scale < SMALLEST:
+            scale, stride = SMALLEST, 2 * stride
+
+
+def spread(count: int) -> list[int]:
+    """Some of so many frames, the first and the last included, to take colours from."""
+    return sorted({int(place) for place in np.linspace(0, count - 1, SAMPLES)})
+
+
+def _shrunk(picture: np.ndarray, scale: float) -> np.ndarray:
+    from PIL import Image
+
+    height, width = (max(round(scale * side), 1) for side in picture.shape[:2])
+    return np.asarray(Image.fromarray(picture).resize((width, height)))

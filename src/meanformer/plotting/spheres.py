@@ -7,13 +7,7 @@ import numpy as np
 from meanformer.errors import as_integer, check
 from meanformer.measures import TokenCloud
 from meanformer.plotting import style
-from meanformer.plotting.discs import (
-    add_lines,
-    disc_areas,
-    draw_tails,
-    token_colours,
-)
-from meanformer.plotting.limits import check_axes
+from meanformer.plotting import token_paths as tokens
 from meanformer.plotting.token_paths import TokenPaths, check_dimension, paths_of
 
 LARGEST_CONTRAST = 100.0
@@ -47,40 +41,35 @@ def draw_sphere(
     Returns:
         The axes.
     """
-    check_axes(axes, 3)
-    paths = on_sphere(paths_of(subject), 3)
+    style.check_axes(axes, 3)
+    paths = on_sphere(subject, 3)
     eye = _look(axes, view)
     _draw_globe(axes, eye)
-    colours = token_colours(paths, index, labels)
-    for is_front, opacity, order in ((False, HIDDEN, 2), (True, 1.0, 5)):
-        draw_tails(
-            paths.tail(index, tail),
-            colours,
-            axes,
-            is_seen=lambda middles, side=is_front: (middles @ eye >= 0) == side,
-            opacity=opacity,
-            zorder=order,
-        )
-    points, areas = paths.points[index], disc_areas(paths.weights, 34.0)
-    is_front = points @ eye >= 0
-    options = {"linewidths": 0, "depthshade": False}
-    for mine, opacity, order in ((~is_front, HIDDEN, 2.5), (is_front, 1.0, 6)):
-        options |= {"s": areas[mine], "c": colours[mine], "alpha": opacity}
-        axes.scatter(*points[mine].T, zorder=order, **options)
+    colours = tokens.token_colours(paths, index, labels)
+    points, tails = paths.points[index], paths.tail(index, tail)
+    sides = ((False, HIDDEN, 2), (True, 1.0, 5))
+    for is_front, opacity, order in sides:
+        options = {"opacity": opacity, "zorder": order}
+        options["is_seen"] = lambda places, side=is_front: (places @ eye >= 0) == side
+        tokens.draw_tails(tails, colours, axes, **options)
+    for is_front, opacity, order in sides:
+        mine = (points @ eye >= 0) == is_front
+        options = {"c": colours[mine], "alpha": opacity, "zorder": order + 0.5}
+        options |= {"mine": mine, "largest": 34}
+        tokens.scatter_discs(points, paths.weights, axes, **options)
     return axes
 
 
-def on_sphere(paths: TokenPaths, *dimensions: int) -> TokenPaths:
+def on_sphere(subject: Any, dimension: int) -> TokenPaths:
     """Tokens put exactly on the unit sphere; raise if they are far from it."""
-    check_dimension(paths, *dimensions)
-    norms = np.linalg.norm(paths.points, axis=2, keepdims=True)
-    gap = float(np.abs(norms - 1).max())
+    paths = paths_of(subject)
+    check_dimension(paths.dimension, dimension)
     check(
-        gap <= FAR_FROM_ONE,
-        f"a token is {gap:.2g} away from the unit sphere; this figure is of tokens on "
-        "it.",
+        paths.off_sphere <= FAR_FROM_ONE,
+        f"a token is {paths.off_sphere:.2g} away from the unit sphere; this figure is "
+        "of tokens on it.",
     )
-    return TokenPaths(paths.depths, paths.points / norms, paths.weights)
+    return paths.rounded()
 
 
 def _look(axes: Any, view: tuple[float, float]) -> np.ndarray:
@@ -98,26 +87,18 @@ def _look(axes: Any, view: tuple[float, float]) -> np.ndarray:
 
 def _draw_globe(axes: Any, eye: np.ndarray) -> None:
     """A translucent ball: its outline, and a net of meridians and parallels."""
-    from matplotlib.colors import to_rgba
-    from mpl_toolkits.mplot3d.art3d import Poly3DCollection
-
     turn = np.linspace(0, 2 * np.pi, 121)
     across = np.cross(eye, [0.0, 0.0, 1.0] if abs(eye[2]) < 0.9 else [1.0, 0.0, 0.0])
     across /= np.linalg.norm(across)
     outline = np.outer(np.cos(turn), across)
     outline += np.outer(np.sin(turn), np.cross(eye, across))
-    disc = Poly3DCollection(
-        [outline],
-        facecolors=[to_rgba(style.BLUE, 0.05)],
-        edgecolors=[to_rgba(style.GREY, 0.8)],
-        linewidths=0.9,
-        zorder=3,
-    )
-    axes.add_collection(disc, autolim=False)
+    inside, edge = [(style.BLUE, 0.05)], (style.GREY, 0.8)
+    options = {"linewidths": 0.9, "zorder": 3, "autolim": False}
+    style.add_polygons(axes, [outline], inside, edge, **options)
     for is_front, opacity, order in ((False, 0.13, 1), (True, 0.4, 4)):
         pieces = [p for curve in _net() for p in _seen(curve, eye, is_front)]
-        shade = to_rgba(style.GREY, opacity)
-        add_lines(axes, pieces, colors=shade, linewidths=0.45, zorder=order)
+        options = {"colors": (style.GREY, opacity), "linewidths": 0.45}
+        style.add_lines(axes, pieces, zorder=order, **options)
 
 
 def _net() -> list[np.ndarray]:
@@ -158,7 +139,7 @@ def draw_sphere_density(cloud: TokenCloud, axes: Any, *, cells: int = 72) -> Any
     """
     from matplotlib.colors import LogNorm
 
-    paths = on_sphere(paths_of(cloud), 3)
+    paths = on_sphere(cloud, 3)
     cells = as_integer("cells", cells, least=2)
     x, y, z = paths.points[0].T
     longitudes = np.linspace(-np.pi, np.pi, cells + 1)

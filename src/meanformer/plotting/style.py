@@ -1,16 +1,19 @@
-"""How our figures look: colours, type, sizes, and turning a figure into a file.
+"""How our figures look: colours, type, sizes, axes; and a figure as a file.
 
 Figures are drawn in one ink colour on no background, with data in colours of middle
 lightness, so that the same drawing reads well on a white and on a dark page.
 """
 
 import contextlib
+import hashlib
 import io
 import re
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+
+from meanformer.errors import check
 
 INK = "#1f2430"
 PALETTE = (
@@ -59,16 +62,10 @@ SETTINGS: dict[str, Any] = {
     "svg.fonttype": "path",
     "svg.hashsalt": "meanformer",
     "text.color": INK,
-    "xtick.color": INK,
     "xtick.direction": "out",
-    "xtick.labelsize": 9.5,
-    "xtick.major.width": 0.7,
-    "xtick.minor.width": 0.5,
-    "ytick.color": INK,
-    "ytick.labelsize": 9.5,
-    "ytick.major.width": 0.7,
-    "ytick.minor.width": 0.5,
 }
+TICKS = {"color": INK, "labelsize": 9.5, "major.width": 0.7, "minor.width": 0.5}
+SETTINGS |= {f"{axis}tick.{key}": TICKS[key] for axis in "xy" for key in TICKS}
 
 
 @contextlib.contextmanager
@@ -82,12 +79,16 @@ def applied() -> Iterator[None]:
         yield
 
 
-def depth_colours() -> Any:
-    """A colour map for what changes along depth: blue at first, gold at last."""
+def colours_through(name: str, *steps: str) -> Any:
+    """A colour map that goes from one colour to the next."""
     from matplotlib.colors import LinearSegmentedColormap
 
-    steps = (BLUE, VIOLET, ROSE, ORANGE, "#bd8a12")
-    return LinearSegmentedColormap.from_list("depth", steps)
+    return LinearSegmentedColormap.from_list(name, steps)
+
+
+def depth_colours() -> Any:
+    """A colour map for what changes along depth: blue at first, gold at last."""
+    return colours_through("depth", BLUE, VIOLET, ROSE, ORANGE, "#bd8a12")
 
 
 def shades(count: int) -> Any:
@@ -97,10 +98,7 @@ def shades(count: int) -> Any:
 
 def density_colours() -> Any:
     """Colours from dark blue to dark red, with what is in the middle pale."""
-    from matplotlib.colors import LinearSegmentedColormap
-
-    steps = ("#10203c", BLUE, "#e8e6e1", ORANGE, "#6d1f12")
-    return LinearSegmentedColormap.from_list("density", steps)
+    return colours_through("density", "#10203c", BLUE, "#e8e6e1", ORANGE, "#6d1f12")
 
 
 def canvas(
@@ -140,7 +138,11 @@ def to_svg(figure: Any) -> str:
     element = buffer.getvalue()
     element = element[element.index("<svg") :]
     element = re.sub(r"<metadata>.*?</metadata>\s*", "", element, flags=re.DOTALL)
-    return _own_identifiers(element.replace(INK, "currentColor"))
+    element = element.replace(INK, "currentColor")
+    prefix = "f" + hashlib.sha256(element.encode()).hexdigest()[:8] + "-"
+    for reference in ('id="', 'href="#', "url(#"):
+        element = re.sub(rf"\b{re.escape(reference)}", reference + prefix, element)
+    return element
 
 
 def to_png(figure: Any) -> bytes:
@@ -151,10 +153,72 @@ def to_png(figure: Any) -> bytes:
     return buffer.getvalue()
 
 
-def _own_identifiers(element: str) -> str:
-    import hashlib
+def check_axes(axes: Any, dimension: int) -> None:
+    """Raise unless the axes are of the plane or of space as the dimension is."""
+    kind = getattr(axes, "name", None)
+    check(
+        kind is not None and (kind == "3d") == (dimension == 3),
+        f"what has {dimension} coordinates is given for {kind or type(axes).__name__} "
+        "axes; three need "
+        'those of canvas(subplot_kw={"projection": "3d"}), two those of canvas().',
+    )
 
-    prefix = "f" + hashlib.sha256(element.encode()).hexdigest()[:8] + "-"
-    element = re.sub(r'\bid="', f'id="{prefix}', element)
-    element = re.sub(r'href="#', f'href="#{prefix}', element)
-    return element.replace("url(#", f"url(#{prefix}")
+
+def check_opacity(opacity: float) -> None:
+    """Raise unless the opacity is between zero and one."""
+    check(0 <= opacity <= 1, f"opacity is {opacity}; it must be between 0 and 1.")
+
+
+def set_square(axes: Any, points: np.ndarray, *, margin: float) -> None:
+    """Make axes of the plane square around points, with a margin on each side."""
+    low, high = points.min(axis=0), points.max(axis=0)
+    half = (0.5 + margin) * max(float((high - low).max()), 1e-9)
+    (left, bottom), (right, top) = (low + high) / 2 - half, (low + high) / 2 + half
+    axes.set(xlim=(left, right), ylim=(bottom, top), aspect="equal")
+    axes.set(xlabel="$x_1$", ylabel="$x_2$")
+
+
+def set_box(axes: Any, points: np.ndarray, *, zoom: float = 0.95) -> None:
+    """Make axes of space a box around points: equal scales, no walls, few ticks."""
+    # By itself it would hide all discs of a kind behind a plane through their midst.
+    axes.computed_zorder = False
+    low, high = points.min(axis=0), points.max(axis=0)
+    half = np.maximum((high - low) / 2, 1e-9 + 0.02 * np.max(high - low))
+    middle, half = (low + high) / 2, 1.12 * half
+    for name, centre, reach in zip("xyz", middle, half, strict=True):
+        axes.set(**{f"{name}lim": (centre - reach, centre + reach)})
+    axes.set(xlabel="$x_1$", ylabel="$x_2$", zlabel="$x_3$")
+    axes.set_box_aspect(half / half.max(), zoom=zoom)
+    remove_walls(axes)
+    for axis in (axes.xaxis, axes.yaxis, axes.zaxis):
+        axis.gridlines.set_alpha(0.12)
+
+
+def remove_walls(axes: Any) -> None:
+    """Make the walls of a box transparent, and its ticks few."""
+    from matplotlib.ticker import MaxNLocator
+
+    for axis in (axes.xaxis, axes.yaxis, axes.zaxis):
+        axis.set_pane_color((0, 0, 0, 0))
+        axis.set_major_locator(MaxNLocator(4, prune="both"))
+
+
+def add_lines(axes: Any, pieces: Any, *, autolim: bool = False, **options: Any) -> Any:
+    """Add line segments of the plane or of space to axes; return their collection."""
+    from matplotlib.collections import LineCollection
+    from mpl_toolkits.mplot3d.art3d import Line3DCollection
+
+    kind = Line3DCollection if axes.name == "3d" else LineCollection
+    return axes.add_collection(kind(pieces, **options), autolim=autolim)
+
+
+def add_polygons(
+    axes: Any, corners: Any, faces: list, edge: Any, *, autolim: bool, **options: Any
+) -> None:
+    """Add polygons of the plane or of space to axes; colours come with opacities."""
+    from matplotlib.collections import PolyCollection
+    from mpl_toolkits.mplot3d.art3d import Poly3DCollection
+
+    kind = Poly3DCollection if axes.name == "3d" else PolyCollection
+    polygons = kind(corners, facecolors=faces, edgecolors=[edge], **options)
+    axes.add_collection(polygons, autolim=autolim)

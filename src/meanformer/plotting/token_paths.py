@@ -1,4 +1,4 @@
-"""Tokens at several depths, as figures with tails and movies need them."""
+"""Tokens at several depths: their paths, discs with fading tails, their colours."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -8,12 +8,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from meanformer.errors import InvalidInput, as_integer, check
+from meanformer.errors import as_integer, check
 from meanformer.flows import Trajectory
 from meanformer.flows.trajectories.interpolation import check_in_range
 from meanformer.measures import TokenCloud
+from meanformer.plotting import style
 
 ON_THE_SPHERE = 1e-3
+FAINTEST = 0.05  # opacity at the end of a tail
+UNCLUSTERED = -1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,10 +39,20 @@ class TokenPaths:
         return self.points.shape[2]
 
     @property
+    def off_sphere(self) -> float:
+        """How far the farthest token is from the unit sphere."""
+        return float(np.abs(np.linalg.norm(self.points, axis=2) - 1).max())
+
+    @property
     def is_round(self) -> bool:
         """Whether all tokens lie on the unit sphere at all depths."""
-        norms = np.linalg.norm(self.points, axis=2)
-        return bool(np.abs(norms - 1).max() < ON_THE_SPHERE)
+        return self.off_sphere < ON_THE_SPHERE
+
+    def rounded(self) -> "TokenPaths":
+        """Move tokens to the unit sphere along their directions."""
+        norms = np.linalg.norm(self.points, axis=2, keepdims=True)
+        points = self.points / np.where(norms > 0, norms, 1)
+        return dataclasses.replace(self, points=points)
 
     def place(self, index: int) -> int:
         """An index counted from the first depth; raise if there is no such depth."""
@@ -89,30 +102,26 @@ def resample(subject: Any, depths: Any) -> TokenPaths:
         check_in_range(subject.depths, end)
     points = jax.jit(jax.vmap(lambda depth: subject.at(depth).points))(depths)
     paths = _present(depths, points, subject.weights)
-    return _rounded(paths) if paths_of(subject).is_round else paths
+    return paths.rounded() if paths_of(subject).is_round else paths
 
 
 def check_trajectory(subject: Any) -> None:
     """Raise unless these are tokens along depth."""
-    if not isinstance(subject, Trajectory):
-        raise InvalidInput(
-            f"a {type(subject).__name__} has no tokens along depth; give a Trajectory."
-        )
+    check(
+        isinstance(subject, Trajectory),
+        f"a {type(subject).__name__} has no tokens along depth; give a Trajectory.",
+    )
 
 
 def choose_coordinates(trajectory: Trajectory, places: Sequence[int]) -> Trajectory:
     """A trajectory in some of its coordinates, counted from zero, to look at."""
     dimension = trajectory.points.shape[2]
+    given = f"coordinates are {', '.join(str(place + 1) for place in places)};"
     check(
         all(0 <= place < dimension for place in places),
-        f"coordinates are {', '.join(str(p + 1) for p in places)}; they must be from 1 "
-        f"to {dimension}.",
+        f"{given} they must be from 1 to {dimension}.",
     )
-    check(
-        len(set(places)) == len(places),
-        f"coordinates are {', '.join(str(p + 1) for p in places)}; each can be shown "
-        "once.",
-    )
+    check(len(set(places)) == len(places), f"{given} each can be shown once.")
     chosen = np.asarray(places, int)
     return dataclasses.replace(
         trajectory,
@@ -124,25 +133,108 @@ def choose_coordinates(trajectory: Trajectory, places: Sequence[int]) -> Traject
 
 
 def _present(depths: Any, points: Any, weights: Any) -> TokenPaths:
-    weights = np.asarray(weights)
-    is_there = weights > 0
-    return TokenPaths(
-        np.asarray(depths), np.asarray(points)[:, is_there], weights[is_there]
-    )
+    depths, points, weights = map(np.asarray, (depths, points, weights))
+    return TokenPaths(depths, points[:, weights > 0], weights[weights > 0])
 
 
-def _rounded(paths: TokenPaths) -> TokenPaths:
-    """Tokens moved to the unit sphere along their directions."""
-    norms = np.linalg.norm(paths.points, axis=2, keepdims=True)
-    points = paths.points / np.where(norms > 0, norms, 1)
-    return TokenPaths(paths.depths, points, paths.weights)
-
-
-def check_dimension(paths: TokenPaths, *allowed: int) -> None:
-    """Raise unless the tokens have one of these dimensions."""
+def check_dimension(
+    dimension: int, *allowed: int, subject: str = "the tokens have dimension"
+) -> None:
+    """Raise unless the dimension is one of these; the subject says whose it is."""
     listed = " or ".join(map(str, allowed))
     check(
-        paths.dimension in allowed,
-        f"the tokens have dimension {paths.dimension}; this figure is of dimension "
-        f"{listed}.",
+        dimension in allowed,
+        f"{subject} {dimension}; this figure is of dimension {listed}.",
     )
+
+
+def cluster_colours(labels: Any) -> list[str]:
+    """A colour for each label, the same for the same label; grey for -1."""
+    colours = style.PALETTE[:-1]
+    return [
+        style.GREY if label == UNCLUSTERED else colours[int(label) % len(colours)]
+        for label in labels
+    ]
+
+
+def token_colours(paths: TokenPaths, index: int, labels: Any) -> np.ndarray:
+    """A colour for each token: that of its cluster, or from blue to gold by depth."""
+    from matplotlib.colors import to_rgb
+
+    count = len(paths.weights)
+    if labels is None:
+        return np.tile(style.depth_colours()(paths.share(index))[:3], (count, 1))
+    check(
+        len(labels) == count,
+        f"there are {len(labels)} labels for {count} tokens of positive weight; give "
+        "one for each.",
+    )
+    return np.array([to_rgb(colour) for colour in cluster_colours(labels)])
+
+
+def disc_areas(weights: np.ndarray, largest: float) -> np.ndarray:
+    """Areas of discs in proportion to masses."""
+    return largest * weights / weights.max()
+
+
+def scatter_discs(
+    points: np.ndarray,
+    weights: np.ndarray,
+    axes: Any,
+    *,
+    mine: Any = slice(None),
+    largest: float = 36.0,
+    **options: Any,
+) -> None:
+    """Draw some discs whose area is their weight, in the plane or in space."""
+    flat = {"depthshade": False} if points.shape[1] == 3 else {}
+    defaults = {"zorder": 3, "linewidths": 0, "s": disc_areas(weights, largest)[mine]}
+    axes.scatter(*points[mine].T, **defaults | flat | options)
+
+
+def draw_tails(
+    tails: np.ndarray,
+    colours: np.ndarray,
+    axes: Any,
+    *,
+    widest: float = 1.6,
+    is_seen: Any = None,
+    opacity: float = 1.0,
+    **options: Any,
+) -> None:
+    """Draw where tokens come from, the fainter and thinner the longer ago.
+
+    The tails are tokens at some depths up to now, `(s, n, d)`; `is_seen` tells by the
+    middles of their segments which of them to draw.
+    """
+    stages, count, dimension = tails.shape
+    pieces = np.stack([tails[:-1], tails[1:]], axis=2).reshape(-1, 2, dimension)
+    youth = np.repeat(np.arange(1, stages) / max(stages - 1, 1), count)
+    fading = opacity * (FAINTEST + (1 - FAINTEST) * youth**1.5)
+    shades = np.column_stack([np.tile(colours, (stages - 1, 1)), fading])
+    mine = slice(None) if is_seen is None else is_seen(pieces.mean(axis=1))
+    options |= {"colors": shades[mine], "linewidths": 0.5 + widest * youth[mine]}
+    style.add_lines(axes, pieces[mine], **options)
+
+
+def draw_coloured_paths(
+    paths: TokenPaths, axes: Any, *, linewidth: float, largest: float, **bar: Any
+) -> None:
+    """Draw paths in the colours of depth, with discs at both ends.
+
+    There is a colour bar with the depths if options for it are given.
+    """
+    points, depths = paths.points, paths.depths
+    pieces = np.stack([points[:-1], points[1:]], axis=2)
+    lines = style.add_lines(
+        axes,
+        pieces.reshape(-1, 2, paths.dimension),
+        autolim=paths.dimension == 2,
+        cmap=style.depth_colours(),
+        linewidths=linewidth,
+    )
+    lines.set_array(np.repeat((depths[:-1] + depths[1:]) / 2, points.shape[1]))
+    for index, color in ((0, style.BLUE), (-1, style.GOLD)):
+        scatter_discs(points[index], paths.weights, axes, color=color, largest=largest)
+    if bar:
+        axes.figure.colorbar(lines, ax=axes, label="depth $t$", **bar)

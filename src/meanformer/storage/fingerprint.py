@@ -5,6 +5,7 @@ name of its class and by those of its fields that differ from their defaults, an
 by its bytes, a function by its qualified name and the values it encloses.
 """
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -44,7 +45,11 @@ def _pieces(value: Any, inside: tuple = ()) -> Iterator[bytes]:
         return  # a function that encloses itself
     inside = (*inside, value)
     if isinstance(value, jax.Array | np.ndarray | np.generic):
-        yield from _array_pieces(value)
+        if _is_key(value):
+            yield str(jr.key_impl(value)).encode()
+        array = _plain(value)
+        yield f"{array.dtype.str} {array.shape}".encode()
+        yield array.tobytes()
     elif isinstance(value, tuple | list):
         yield f"{len(value)} items".encode()
         for item in value:
@@ -86,14 +91,6 @@ def _shown(value: Any, inside: tuple = ()) -> Any:
     return {"kind": kind, **shown} if shown else kind
 
 
-def _array_pieces(array: Any) -> Iterator[bytes]:
-    if _is_key(array):
-        yield str(jr.key_impl(array)).encode()
-    array = _plain(array)
-    yield f"{array.dtype.str} {array.shape}".encode()
-    yield array.tobytes()
-
-
 def _is_key(array: Any) -> bool:
     return isinstance(array, jax.Array) and jnp.issubdtype(
         array.dtype, jax.dtypes.prng_key
@@ -128,7 +125,12 @@ def _enclosed(function: Any) -> dict[str, Any]:
         return {"self": function.__self__}
     if not inspect.isfunction(function):
         return {}
-    nonlocals = inspect.getclosurevars(function).nonlocals
+    names, cells = function.__code__.co_freevars, function.__closure__ or ()
+    nonlocals = {}
+    for name, cell in zip(names, cells, strict=True):
+        # A name that was never given a value has an empty cell.
+        with contextlib.suppress(ValueError):
+            nonlocals[name] = cell.cell_contents
     defaults = function.__defaults__, tuple((function.__kwdefaults__ or {}).items())
     return {"defaults": defaults, **nonlocals}
 
@@ -138,13 +140,12 @@ def _changed_fields(value: Any) -> dict[str, Any]:
 
     A version that adds an option, off by default, still describes old runs alike.
     """
-    fields = ((one.name, one.default) for one in dataclasses.fields(value))
-    contents = {name: (getattr(value, name), default) for name, default in fields}
-    return {
-        name: held
-        for name, (held, default) in contents.items()
-        if held is not default and short_hash(held) != short_hash(default)
-    }
+    changed = {}
+    for field in dataclasses.fields(value):
+        held, default = getattr(value, field.name), field.default
+        if held is not default and short_hash(held) != short_hash(default):
+            changed[field.name] = held
+    return changed
 
 
 def _name(value: Any) -> str:

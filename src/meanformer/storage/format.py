@@ -1,10 +1,11 @@
-"""The file format of a run: zarr arrays of which only finished rows are visible.
+"""The files of a run: zarr arrays of which only finished rows are visible; a record.
 
 There is one chunk for each depth, with a checksum of its own. What a reader sees is the
 shape in the consolidated metadata, one small sealed file that is replaced in a single
 step after all chunks of a depth have reached the disk. A crash at any moment, of the
 program or of the machine, therefore leaves a shorter trajectory, never a broken one.
-What is changed later, be it a single byte, is told.
+What is changed later, be it a single byte, is told. The record beside the arrays holds
+configuration, versions, precision and history.
 """
 
 import itertools
@@ -19,8 +20,12 @@ from typing import Any
 import numpy as np
 
 from meanformer.errors import InvalidInput, LostDepths, check, warn
-from meanformer.files import read_sealed, sealed
+from meanformer.files import checksum, read_sealed, sealed
 
+RECORD = "run.json"
+TOKENS = "tokens.npy"
+CHECKSUM_OF_TOKENS = f"crc32 of {TOKENS}"
+_KEPT = {"config": dict, "versions": dict, "double_precision": bool, "history": list}
 METADATA = ".zmetadata"
 _CHECKED = {"id": "crc32"}
 _WHOLE_FOLDER = (".zgroup", ".zattrs")
@@ -56,12 +61,7 @@ def _flush(path: Path) -> None:
 
 
 class GrowingArrays:
-    """Named arrays along depth in one zarr folder, grown one depth at a time.
-
-    Args:
-        path: the folder.
-        metadata: what its consolidated metadata say already.
-    """
+    """Named arrays along depth in one zarr folder, grown one depth at a time."""
 
     def __init__(self, path: Path, metadata: dict[str, Any]):
         self.path = path
@@ -77,21 +77,36 @@ class GrowingArrays:
             (path / name).write_text(json.dumps(entry, indent=1))
         return arrays
 
-    def create_fixed(self, name: str, array: np.ndarray, axes: tuple[str, ...]) -> None:
-        """Write an array that does not grow."""
-        self._create(name, array.shape, array.shape, array.dtype, axes, {})
-        self._write(name, array, (0,) * array.ndim)
-
-    def create_growing(
+    def add(
         self,
         name: str,
-        row: np.ndarray,
+        values: np.ndarray,
         axes: tuple[str, ...],
-        attributes: dict[str, str],
+        attributes: Mapping[str, str],
+        *,
+        grows: bool,
     ) -> None:
-        """Make an array that will have one row like this for each depth."""
-        shape, chunk, axes = (0, *row.shape), (1, *row.shape), ("depth", *axes)
-        self._create(name, shape, chunk, row.dtype, axes, attributes)
+        """Write an array; or make one that will have such a row for each depth."""
+        shape = (0, *values.shape) if grows else values.shape
+        chunks = (1, *values.shape) if grows else values.shape
+        (self.path / name).mkdir()
+        self._metadata[f"{name}/.zattrs"] = {
+            "_ARRAY_DIMENSIONS": list(axes),
+            **attributes,
+        }
+        self._metadata[f"{name}/.zarray"] = {
+            "zarr_format": 2,
+            "shape": list(shape),
+            "chunks": [max(size, 1) for size in chunks],
+            "dtype": values.dtype.str,
+            "fill_value": "NaN" if np.issubdtype(values.dtype, np.floating) else None,
+            "order": "C",
+            "filters": None,
+            "compressor": _CHECKED,
+            "dimension_separator": ".",
+        }
+        if not grows:
+            self._write(name, values, (0,) * values.ndim)
 
     def write_row(self, index: int, rows: dict[str, np.ndarray]) -> None:
         """Write one depth to the disk; it is not visible before `commit`."""
@@ -110,24 +125,6 @@ class GrowingArrays:
     def flush_all(self) -> None:
         """Wait until everything in the folder has reached the disk."""
         flush(*self.path.rglob("*"), self.path, self.path.parent)
-
-    def _create(self, name, shape, chunks, dtype, axes, attributes) -> None:
-        (self.path / name).mkdir()
-        self._metadata[f"{name}/.zattrs"] = {
-            "_ARRAY_DIMENSIONS": list(axes),
-            **attributes,
-        }
-        self._metadata[f"{name}/.zarray"] = {
-            "zarr_format": 2,
-            "shape": list(shape),
-            "chunks": [max(size, 1) for size in chunks],
-            "dtype": dtype.str,
-            "fill_value": "NaN" if np.issubdtype(dtype, np.floating) else None,
-            "order": "C",
-            "filters": None,
-            "compressor": _CHECKED,
-            "dimension_separator": ".",
-        }
 
     def _write(
         self, name: str, values: np.ndarray, place: tuple[int, ...]
@@ -148,9 +145,8 @@ class GrowingArrays:
 def read_metadata(folder: Path) -> dict[str, Any]:
     """Return the consolidated metadata of a folder, empty if nothing was written."""
     try:
-        document = read_sealed(
-            folder / METADATA, {"zarr_consolidated_format", "metadata"}
-        )
+        known = {"zarr_consolidated_format", "metadata"}
+        document = read_sealed(folder / METADATA, known)
         metadata = dict(document["metadata"])
         for name, array in arrays_in(metadata):
             _check_described(array, metadata[f"{name}/.zattrs"])
@@ -238,16 +234,8 @@ def whole_rows(folder: Path, metadata: dict[str, Any]) -> int:
     return rows
 
 
-def check_chunks(
-    folder: Path, metadata: dict[str, Any], rows: int | None = None
-) -> None:
-    """Raise if a chunk with a checksum is missing or was changed.
-
-    Args:
-        folder: where the arrays are.
-        metadata: what describes them.
-        rows: how many depths to look at; all of them by default.
-    """
+def check_chunks(folder: Path, metadata: dict[str, Any], rows: int | None) -> None:
+    """Raise if a chunk, of so many depths, is missing or fails its checksum."""
     from numcodecs import CRC32
 
     for name, array in arrays_in(metadata):
@@ -289,3 +277,41 @@ def _chunks(folder: Path, array: dict[str, Any], rows: int | None) -> Iterator[P
 
 def _chunk_name(place: tuple[int, ...]) -> str:
     return ".".join(map(str, place))
+
+
+def write_record(folder: Path, record: dict[str, Any]) -> None:
+    """Write the record, in one step, with the checksum of the copy of the tokens."""
+    copy = folder / TOKENS
+    checks = {CHECKSUM_OF_TOKENS: _checksum_of(copy)} if copy.exists() else {}
+    replace_file(folder / RECORD, sealed(record | checks))
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """Return what a run's folder says of itself, or raise if a byte of it changed."""
+    path = folder / RECORD
+    try:
+        record = read_sealed(path, {*_KEPT, "machine"})
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise InvalidInput(
+            f"{folder} holds no run that can be resumed (there is no {RECORD}); start "
+            "one with simulate."
+        ) from error
+    except (OSError, ValueError) as error:
+        raise InvalidInput(
+            f"{folder} holds no run that can be resumed: {damaged(path, error)}"
+        ) from error
+    for key, kind in _KEPT.items():
+        check(
+            isinstance(record.get(key), kind),
+            f"{folder} holds no run that can be resumed ({RECORD} has no {key}).",
+        )
+    copy = folder / TOKENS
+    if record.get(CHECKSUM_OF_TOKENS, _checksum_of(copy)) != _checksum_of(copy):
+        raise damaged(
+            copy, "its checksum does not match" if copy.exists() else "it is missing"
+        )
+    return record
+
+
+def _checksum_of(path: Path) -> str | None:
+    return checksum(path.read_bytes()) if path.is_file() else None

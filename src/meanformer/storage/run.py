@@ -13,38 +13,22 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
+from meanformer import flows
 from meanformer.errors import InvalidInput, check
-from meanformer.flows import (
-    AbstractRecorder,
-    AbstractTrajectory,
-    DensityTrajectory,
-    Flow,
-    GaussianTrajectory,
-    Status,
-    Trajectory,
-)
 from meanformer.flows.status import STATUS_FLAGS, status_code, status_from
+from meanformer.storage import format as files
 from meanformer.storage.config import build_flow
 from meanformer.storage.fingerprint import fingerprint, parameters, short_hash
-from meanformer.storage.format import (
-    METADATA,
-    GrowingArrays,
-    check_chunks,
-    grows,
-    read_metadata,
-    whole_rows,
-)
-from meanformer.storage.record import RECORD, read_record
 
 TRAJECTORY = "trajectory.zarr"
 LOCK = ".lock"
 FINGERPRINT = "fingerprint"
 PARAMETERS = "parameters"
 
-Kind = TypeVar("Kind", bound=AbstractTrajectory)
+Kind = TypeVar("Kind", bound=flows.AbstractTrajectory)
 
 
-class RunStore(AbstractRecorder):
+class RunStore(flows.AbstractRecorder):
     """A folder that a solve streams its trajectory to, depth by depth.
 
     `solve(..., store=RunStore(path))` starts a run or continues the one that is there,
@@ -66,11 +50,11 @@ class RunStore(AbstractRecorder):
         self.path = Path(path)
         self._on_begin = on_begin
         self._lock = None
-        self._arrays: GrowingArrays | None = None
+        self._arrays: files.GrowingArrays | None = None
 
     def begin(
         self, depths: Float[Array, " t"], request: dict[str, Any], empty: Any
-    ) -> AbstractTrajectory | None:
+    ) -> flows.AbstractTrajectory | None:
         """Prepare the folder; return what it holds already of these depths."""
         self._acquire()
         self._attributes = {
@@ -78,26 +62,28 @@ class RunStore(AbstractRecorder):
             PARAMETERS: parameters(request),
         }
         folder = self.path / TRAJECTORY
-        metadata = read_metadata(folder)
+        metadata = files.read_metadata(folder)
         self._check_is_this_run(folder, metadata)
-        rows = whole_rows(folder, metadata)
+        rows = files.whole_rows(folder, metadata)
         self._arrays, kept = None, None
         if rows > 0:
             with _reading(self.path):
                 columns = read_columns(folder, metadata, rows)
-                found = _trajectory(columns, _statuses(columns), type(empty))
+                statuses = [status_from(int(code)) for code in columns["status"]]
+                stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *statuses)
+                found = _trajectory(columns, stacked, type(empty))
                 kept = dataclasses.replace(empty, **found.along_depth())
             self._check_depths(depths, kept)
         self._on_begin()
         if rows > 0:
-            self._arrays = GrowingArrays(folder, metadata)
+            self._arrays = files.GrowingArrays(folder, metadata)
             self._arrays.commit(rows)
         else:
             # Killed before the first depth was whole: nothing is lost.
             shutil.rmtree(folder, ignore_errors=True)
         return kept
 
-    def append(self, index: int, row: AbstractTrajectory) -> None:
+    def append(self, index: int, row: flows.AbstractTrajectory) -> None:
         """Write one depth and make it visible."""
         columns = {
             name: np.asarray(array)
@@ -105,14 +91,23 @@ class RunStore(AbstractRecorder):
             if array is not None
         }
         status = jax.tree.map(lambda leaf: leaf[0], row.status)
+        columns["status"] = np.asarray([status_code(status)])
+        axes = {**row.AXES, "status": ("depth",)}
         growing = {
             name: np.asarray(array[0])
             for name, array in columns.items()
-            if row.AXES[name][0] == "depth"
+            if axes[name][0] == "depth"
         }
-        growing["status"] = np.asarray(status_code(status))
         if self._arrays is None:
-            self._arrays = self._create(row, columns, growing)
+            self._arrays = files.GrowingArrays.create(
+                self.path / TRAJECTORY, self._attributes
+            )
+            for name, array in (columns | growing).items():
+                flags = STATUS_FLAGS if name == "status" else {}
+                is_row = name in growing
+                self._arrays.add(name, array, axes[name], flags, grows=is_row)
+            self._arrays.flush_all()
+            self._arrays.commit(0)
         self._arrays.write_row(index, growing)
         self._arrays.commit(index + 1)
 
@@ -121,23 +116,6 @@ class RunStore(AbstractRecorder):
         if self._lock is not None:
             self._lock.release()
             self._lock = None
-
-    def _create(
-        self,
-        row: AbstractTrajectory,
-        columns: Mapping[str, np.ndarray],
-        growing: Mapping[str, np.ndarray],
-    ) -> GrowingArrays:
-        arrays = GrowingArrays.create(self.path / TRAJECTORY, self._attributes)
-        for name, array in growing.items():
-            is_status = name == "status"
-            axes = () if is_status else row.AXES[name][1:]
-            arrays.create_growing(name, array, axes, STATUS_FLAGS if is_status else {})
-        for name in columns.keys() - growing.keys():
-            arrays.create_fixed(name, columns[name], row.AXES[name])
-        arrays.flush_all()
-        arrays.commit(0)
-        return arrays
 
     def _acquire(self) -> None:
         """Lock the folder; the system lets go of it however this process ends."""
@@ -164,10 +142,10 @@ class RunStore(AbstractRecorder):
         if not metadata:
             return
         then = metadata.get(".zattrs", {}).get(FINGERPRINT)
-        if then is None:
-            raise InvalidInput(
-                f"{folder} was not written by a run; choose another folder."
-            )
+        check(
+            then is not None,
+            f"{folder} was not written by a run; choose another folder.",
+        )
         now = self._attributes[FINGERPRINT]
         other = [name for name in now | then if now.get(name) != then.get(name)]
         check(
@@ -183,7 +161,7 @@ class RunStore(AbstractRecorder):
             "for; choose another folder.",
         )
         # The last depth of a run that stopped early is where it stopped.
-        stored = kept.depths[np.asarray(kept.status == Status.reached)]
+        stored = kept.depths[np.asarray(kept.status == flows.Status.reached)]
         check(
             bool((stored == depths[: len(stored)]).all()),
             f"{self.path} holds a run with other saved depths; choose another folder.",
@@ -193,16 +171,13 @@ class RunStore(AbstractRecorder):
 def read_columns(
     folder: Path, metadata: dict[str, Any], rows: int | None
 ) -> dict[str, np.ndarray]:
-    """Return the arrays of a zarr folder, all of them or their first rows.
-
-    Raises if a byte of them has changed since it was written.
-    """
+    """Return the arrays of a zarr folder, or their first rows; raise if one changed."""
     import zarr
 
-    check_chunks(folder, metadata, rows)
+    files.check_chunks(folder, metadata, rows)
     group = cast(Any, zarr.open_group(folder, mode="r"))
     return {
-        name: np.asarray(array[:rows] if grows(metadata, name) else array[...])
+        name: np.asarray(array[:rows] if files.grows(metadata, name) else array[...])
         for name, array in group.arrays()
     }
 
@@ -221,7 +196,7 @@ def _reading(path: Path) -> Iterator[None]:
 @overload
 def open_run(
     path: str | Path,
-) -> Trajectory | GaussianTrajectory | DensityTrajectory: ...
+) -> flows.Trajectory | flows.GaussianTrajectory | flows.DensityTrajectory: ...
 
 
 @overload
@@ -229,8 +204,8 @@ def open_run(path: str | Path, *, kind: type[Kind]) -> Kind: ...
 
 
 def open_run(
-    path: str | Path, *, kind: type[AbstractTrajectory] | None = None
-) -> AbstractTrajectory:
+    path: str | Path, *, kind: type[flows.AbstractTrajectory] | None = None
+) -> flows.AbstractTrajectory:
     """Read a trajectory from a run's folder, or from what its `save` wrote.
 
     A file that is not as it was written, be it by one byte, is told. The `flow` of a
@@ -247,20 +222,19 @@ def open_run(
         f"{path} does not exist; give the folder of a run or of a saved trajectory.",
     )
     with _reading(path):
-        is_ours = any((folder / name).exists() for name in (METADATA, ".zgroup"))
-        metadata = read_metadata(folder) if is_ours else {}
+        is_ours = any((folder / name).exists() for name in (files.METADATA, ".zgroup"))
+        metadata = files.read_metadata(folder) if is_ours else {}
         asked = metadata.get(".zattrs", {}).get(FINGERPRINT)
         # Of a run the end may be missing.
-        rows = None if asked is None else whole_rows(folder, metadata)
+        rows = None if asked is None else files.whole_rows(folder, metadata)
         check(rows != 0, f"{path} holds no finished depth yet; resume the run first.")
         columns = read_columns(folder, metadata, rows)
         status = status_from(int(columns["status"][-1]))
         trajectory = _trajectory(columns, status, kind or _known_kind(columns))
-    if isinstance(trajectory, DensityTrajectory):
+    if isinstance(trajectory, flows.DensityTrajectory):
         return trajectory.trimmed()
-    if not isinstance(trajectory, Trajectory):
-        return trajectory
-    if asked is None or not (path / RECORD).exists():
+    is_described = asked is not None and (path / files.RECORD).exists()
+    if not isinstance(trajectory, flows.Trajectory) or not is_described:
         return trajectory
     flow = _described_flow(path, trajectory, asked)
     return eqx.tree_at(
@@ -269,27 +243,27 @@ def open_run(
 
 
 def _described_flow(
-    path: Path, trajectory: Trajectory, asked: dict[str, str]
-) -> Flow | None:
+    path: Path, trajectory: flows.Trajectory, asked: dict[str, str]
+) -> flows.Flow | None:
     """Return the flow of a run's configuration; none if it made another run."""
-    record, cloud = read_record(path), trajectory.cloud(0)
+    record, cloud = files.read_record(path), trajectory.cloud(0)
     is_double = trajectory.points.dtype == jnp.float64
-    flows = []
+    built = []
     for bits in (record["double_precision"], is_double):
         with jax.enable_x64(bits):
-            flows.append(build_flow(record["config"], cloud))
-    return flows[1] if short_hash(flows[0]) == asked.get("flow") else None
+            built.append(build_flow(record["config"], cloud))
+    return built[1] if short_hash(built[0]) == asked.get("flow") else None
 
 
 # What tells the kind of a trajectory: an array that only it has.
 KINDS = {
-    "points": Trajectory,
-    "linear": GaussianTrajectory,
-    "moments": DensityTrajectory,
+    "points": flows.Trajectory,
+    "linear": flows.GaussianTrajectory,
+    "moments": flows.DensityTrajectory,
 }
 
 
-def _known_kind(columns: Mapping[str, np.ndarray]) -> type[AbstractTrajectory]:
+def _known_kind(columns: Mapping[str, np.ndarray]) -> type[flows.AbstractTrajectory]:
     for name, kind in KINDS.items():
         if name in columns:
             return kind
@@ -300,17 +274,11 @@ def _known_kind(columns: Mapping[str, np.ndarray]) -> type[AbstractTrajectory]:
 
 
 def _trajectory(
-    columns: Mapping[str, np.ndarray], status: PyTree, kind: type[AbstractTrajectory]
-) -> Any:
+    columns: Mapping[str, np.ndarray], status: PyTree, kind: type[Kind]
+) -> Kind:
     arrays = {
         name: jnp.asarray(array)
         for name, array in columns.items()
         if array.dtype.kind in "fiu"
     }
     return kind.from_columns(arrays, status)
-
-
-def _statuses(columns: Mapping[str, np.ndarray]) -> PyTree:
-    """Return the statuses at all depths, stacked."""
-    statuses = [status_from(int(code)) for code in columns["status"]]
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *statuses)

@@ -12,15 +12,12 @@ import jax
 from meanformer.errors import InvalidInput, check
 from meanformer.flows import AbstractProgress, AbstractTrajectory, solve
 from meanformer.storage.config import Run, build, depth_grid, read_config
-from meanformer.storage.format import flush
-from meanformer.storage.record import RECORD, TOKENS, read_record, write_record
+from meanformer.storage.format import RECORD, TOKENS, flush, read_record, write_record
 from meanformer.storage.run import LOCK, RunStore
-from meanformer.storage.words import mistakes_of_a_file
 
 _PACKAGES = ("meanformer", "jax", "jaxlib", "equinox", "diffrax", "numpy")
 
 
-@mistakes_of_a_file()
 def simulate(
     config: str | Path, folder: str | Path, *, progress: bool | AbstractProgress = False
 ) -> AbstractTrajectory:
@@ -58,7 +55,6 @@ def simulate(
     return _carry_out(folder, run, write, progress)
 
 
-@mistakes_of_a_file()
 def resume(
     folder: str | Path, *, progress: bool | AbstractProgress = False
 ) -> AbstractTrajectory:
@@ -82,7 +78,6 @@ def resume(
         return _carry_out(folder, run, write, progress)
 
 
-@mistakes_of_a_file()
 def extend(
     folder: str | Path, depth: float, *, progress: bool | AbstractProgress = False
 ) -> AbstractTrajectory:
@@ -147,8 +142,7 @@ def _check_free(folder: Path) -> None:
     if f"{RECORD}.new" in names:
         ours.add(TOKENS)
     check(
-        names <= ours,
-        f"{folder} is not empty; use resume, or choose another folder.",
+        names <= ours, f"{folder} is not empty; use resume, or choose another folder."
     )
 
 

@@ -495,3 +495,14 @@ def test_a_step_that_is_no_number_is_refused(untyped):
         run_normalised_layers(
             PLANE, mf.flows.PreNorm(), mf.TokenCloud(jnp.eye(2)), 2, step="a"
         )
+
+
+@pytest.mark.parametrize(("step", "arrival"), [(0.1, 5.60), (0.05, 5.45), (0.01, 5.30)])
+def test_euler_steps_with_division_by_the_norm_arrive_late(step, arrival):
+    # Thirty-two orthonormal tokens pass 0.999 at the depth 5.2703 of the flow.
+    attention = mf.identity_attention("softmax", 32, 1.0)
+    cloud = mf.TokenCloud(jnp.eye(32))
+    path = run_normalised_layers(attention, mf.flows.PostNorm(), cloud, 600, step=step)
+    found = np.einsum("td,td->t", path.points[:, 0], path.points[:, 1])
+    reached = float(path.depths[np.argmax(found >= 0.999)])
+    np.testing.assert_allclose(reached, arrival, atol=1e-9)

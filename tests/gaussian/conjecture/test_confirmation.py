@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from meanformer.gaussian import KNOWN_CASES, Ensemble, Outcome, classify
-from meanformer.gaussian.conjecture.confirmation import is_confirmed
+from meanformer.gaussian.conjecture.explorer import is_confirmed
 
 REST, CYCLE, DECAY = (
     f"rotation, {name}" for name in ("stationary", "periodic", "contracting")

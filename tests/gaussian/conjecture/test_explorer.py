@@ -225,14 +225,16 @@ def test_draws_of_negative_scores_have_limits_in_the_kernel(tmp_path):
 @pytest.mark.slow
 def test_known_counterexamples_are_found_confirmed_and_replayed():
     expected = {
-        "rotation, stationary": "limit of rank 2, more than 1",
-        "rotation, periodic": "periodic",
-        "full rank over t": "normalised limit of full rank",
-        "rotation, expanding": "",
+        "rotation, stationary": ("limit of rank 2, more than 1", "converges", 2, 2),
+        "rotation, periodic": ("periodic", "periodic", None, None),
+        "rotation, contracting": ("normalised limit of full rank", "converges", 0, 2),
+        "full rank over t": ("normalised limit of full rank", "converges", 0, 2),
+        "rotation, expanding": ("", "blow-up", None, None),
     }
-    for name, exception in expected.items():
+    for name, (exception, *what) in expected.items():
         found = examine(KNOWN_CASES[name])
         assert found.exception == exception
+        assert [found.kind, found.rank, found.normalised_rank] == what
         assert found.confirmed is (True if exception else None)
         if exception:
             assert same(found.replay(), KNOWN_CASES[name])

@@ -222,11 +222,11 @@ def test_numbers_of_numpy_are_numbers(untyped):
         ),
         (
             {"method": "sinkhorn", "epsilon": "a"},
-            "epsilon is 'a'; it must be one positive number",
+            "epsilon is 'a'; it must be one positive, finite number",
         ),
         (
             {"method": "sinkhorn", "epsilon": np.ones(2)},
-            "epsilon is .*; it must be one positive number",
+            "epsilon is .*; it must be one positive, finite number",
         ),
     ],
 )
@@ -412,10 +412,13 @@ def test_the_pairwise_matrix_holds_all_distances(key):
         ({"method": "sliced", "directions": jnp.zeros((2, 2))}, "zero row"),
         ({"method": "sliced", "directions": jnp.ones((2, 3))}, r"shape \(2, 3\)"),
         ({"method": "sinkhorn", "order": 1}, "order must be 2"),
-        ({"method": "sinkhorn", "epsilon": 0.0}, "epsilon is 0.0; it must be positive"),
+        (
+            {"method": "sinkhorn", "epsilon": 0.0},
+            "epsilon is 0.0; it must be one positive, finite number",
+        ),
         (
             {"method": "sinkhorn", "epsilon": -1.0},
-            "epsilon is -1.0; it must be positive",
+            "epsilon is -1.0; it must be one positive, finite number",
         ),
     ],
 )

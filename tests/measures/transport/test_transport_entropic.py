@@ -15,8 +15,7 @@ from meanformer.measures.transport import (
     wasserstein,
 )
 from meanformer.measures.transport.atoms import atoms_of
-from meanformer.measures.transport.newton import maximise
-from meanformer.measures.transport.problem import Problem
+from meanformer.measures.transport.potentials import Problem, maximise
 
 X = jnp.array([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.5], [0.5, -1.0]])
 Y = jnp.array([[0.2, 0.3], [1.5, -0.5], [-0.7, -0.7], [0.0, 2.0]])
@@ -180,7 +179,7 @@ def test_newton_finds_the_optimum_from_a_poor_start(key, epsilon):
 
 def test_large_clouds_are_solved_without_storing_pairs(monkeypatch):
     expected = entropic_cost(MU, NU, 0.5)
-    monkeypatch.setattr("meanformer.measures.transport.problem.DENSE_LIMIT", 0)
+    monkeypatch.setattr("meanformer.measures.transport.potentials.DENSE_LIMIT", 0)
     # Three more, absent, tokens: a shape not compiled before with the usual limit.
     points = jnp.concatenate([X, X[:3]])
     padded = TokenCloud(points, jnp.concatenate([W, jnp.zeros(3)]))
@@ -206,7 +205,7 @@ def test_a_cost_in_single_precision_agrees_with_double():
 @pytest.mark.parametrize("epsilon", [0.0, -0.1, float("nan"), float("inf")])
 def test_a_temperature_that_is_not_positive_is_refused(function, epsilon):
     with pytest.raises(
-        InvalidInput, match=f"epsilon is {epsilon}; it must be positive"
+        InvalidInput, match=f"epsilon is {epsilon}; it must be one positive"
     ):
         function(MU, NU, epsilon)
 

@@ -13,8 +13,7 @@ from meanformer.numerics.fourier.costs import fast_seconds
 from meanformer.numerics.fourier.levels import GAUSSIAN, Level, full_ladder
 from meanformer.numerics.fourier.sums import Auto, Fourier
 from meanformer.numerics.pair_sums.pairs import Pairs, thinned
-from meanformer.numerics.pair_sums.plans import Sizes
-from meanformer.numerics.pair_sums.sums import Blocked
+from meanformer.numerics.pair_sums.sums import Blocked, Sizes
 
 
 def sphere(count, dimension=3):

@@ -14,8 +14,8 @@ from meanformer.flows import Flow, LongDepth, solve
 from meanformer.geometry import Euclidean, Sphere
 from meanformer.measures import Gaussian, TokenCloud, UniformSphere, pad
 from meanformer.numerics import linkage as linkage_module
-from meanformer.observables import cluster_profile, count_clusters
-from meanformer.observables.clusters import tree as cluster_tree
+from meanformer.observables import cluster_profile, count_clusters, count_modes
+from meanformer.observables.clusters import counting
 from memory_use import needs_linux, peak_increase
 
 FIVE = np.array([0.0621971438, 0.2143229734, 1.8191226208, 2.9110710095, 3.1879369617])
@@ -303,7 +303,7 @@ def test_equal_points_are_one_group_at_distance_zero():
 def test_many_tokens_are_counted_at_a_threshold_and_not_automatically(key, monkeypatch):
     cloud = TokenCloud(UniformSphere(3).sample(300, key=key))
     exact = count_clusters(cloud, space=Sphere(), threshold=0.15)
-    monkeypatch.setattr(cluster_tree, "MOST_FOR_TREE", 100)
+    monkeypatch.setattr(counting, "MOST_FOR_TREE", 100)
     found = count_clusters(cloud, space=Sphere(), threshold=0.15)
     assert found.count == exact.count > 3
     assert same_groups(found.labels, exact.labels)
@@ -314,7 +314,7 @@ def test_many_tokens_are_counted_at_a_threshold_and_not_automatically(key, monke
 
 
 def test_a_threshold_beyond_half_a_turn_joins_all_tokens_without_a_tree(monkeypatch):
-    monkeypatch.setattr(cluster_tree, "MOST_FOR_TREE", 1)
+    monkeypatch.setattr(counting, "MOST_FOR_TREE", 1)
     poles = TokenCloud([[0.0, 0.0, 1.0], [0.0, 0.0, -1.0]])
     assert count_clusters(poles, space=Sphere(), threshold=4.0).count == 1
 
@@ -390,14 +390,14 @@ def test_counts_agree_with_and_without_a_tree_where_rounding_decides(monkeypatch
     with_tree = [counts(threshold) for threshold in thresholds]
     # In double precision the steps of the first are just longer than one tenth.
     assert (with_tree[0][0], with_tree[1][0]) == (3, 1)
-    monkeypatch.setattr(cluster_tree, "MOST_FOR_TREE", 1)
+    monkeypatch.setattr(counting, "MOST_FOR_TREE", 1)
     assert [counts(threshold) for threshold in thresholds] == with_tree
 
 
 @pytest.mark.parametrize("size", [1e160, 1e-170, 1e307])
 @pytest.mark.parametrize("most", [20_000, 1])
 def test_sizes_near_the_ends_of_floats_are_no_obstacle(size, most, monkeypatch):
-    monkeypatch.setattr(cluster_tree, "MOST_FOR_TREE", most)
+    monkeypatch.setattr(counting, "MOST_FOR_TREE", most)
     cloud = TokenCloud(size * jnp.array([[0.0, 0], [5, 0], [1, 0], [5.5, 0]]))
     found = count_clusters(cloud, threshold=1.1 * size)
     np.testing.assert_array_equal(found.labels, [0, 1, 0, 1])
@@ -479,3 +479,31 @@ def test_a_batch_is_refused_with_how_to_count_it(untyped):
     batch = jax.vmap(TokenCloud)(jnp.stack([jnp.eye(2), 2 * jnp.eye(2)]))
     with pytest.raises(InvalidInput, match="a batch; count cloud by cloud"):
         count_clusters(batch, threshold=1.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("beta", "six_starts"),
+    [
+        (9.0, [3.3, 4.0, 3.3, 3.0]),
+        (25.0, [5.7, 5.7, 5.3, 5.3]),
+        (81.0, [10.5, 10.8, 9.8, 9.0]),
+    ],
+)
+def test_modes_then_clusters_are_as_many_as_in_six_starts_of_another_program(
+    beta, six_starts
+):
+    # Modes at depth 0, clusters at 10, 30 and 100; the table is known to about 0.5.
+    flow = Flow(identity_attention("softmax", 2, beta), space=Sphere())
+    found = []
+    for start in range(12):
+        angles = 2 * jnp.pi * jr.uniform(jr.fold_in(jr.key(0), start), (200,))
+        cloud = on_circle(angles)
+        path = solve(flow, cloud, 100.0, save=jnp.array([0.0, 10.0, 30.0, 100.0]))
+        counts = [
+            count_clusters(path.cloud(place), space=Sphere(), beta=beta).count
+            for place in (1, 2, 3)
+        ]
+        modes = count_modes(cloud, beta, space=Sphere()).count
+        found.append([modes, *map(int, counts)])
+    np.testing.assert_allclose(np.mean(found, 0), six_starts, rtol=0, atol=1.0)

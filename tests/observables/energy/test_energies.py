@@ -278,7 +278,7 @@ def test_what_has_no_energy_is_refused():
     with pytest.raises(Overflow, match="overflows"):
         energy(Softmax(FORM, IDENTITY, FORM, beta=5000.0), CLOUD)
     changing = Flow(Schedule([Softmax(FORM, IDENTITY, FORM)] * 2))
-    with pytest.raises(Unsupported, match="do not change"):
+    with pytest.raises(Unsupported, match="does not change"):
         dissipation(changing, CLOUD)
     twisted = Flow(Softmax(FORM, IDENTITY, POSITIVE @ FORM), space=Sphere())
     with pytest.raises(Unsupported, match="twisted"):

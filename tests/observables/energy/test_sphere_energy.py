@@ -30,7 +30,8 @@ from meanformer.observables import (
     perturbed,
     stationary_report,
 )
-from meanformer.observables.linearised.rates import linearised, tangent_basis
+from meanformer.observables.linearised.rates import linearised
+from meanformer.observables.linearised.velocity_terms import tangent_basis
 
 TOKENS = TokenCloud([[1, 0, 0], [0, 1, 0], [0, 0, 1], [0.6, 0.8, 0]])
 ZERO = jnp.zeros(())

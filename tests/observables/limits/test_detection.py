@@ -13,6 +13,7 @@ import meanformer as mf
 from limit_cases import KINDS, THIRD, TOKENS, VALUE, plain, random_case
 from meanformer.errors import InvalidInput, Overflow, Unsupported
 from meanformer.observables import detect_limit, find_limit
+from meanformer.observables.limits import finding
 from meanformer.observables.limits.detection import contradiction_of
 
 LEADERS = np.array(
@@ -276,6 +277,18 @@ def test_copies_of_a_token_and_padding_change_nothing():
     assert found.verdict == "reached"
     np.testing.assert_allclose(found.vertices, whole.vertices, atol=1e-8)
     np.testing.assert_array_equal(found.follows, [0, 1, 2, 0, 2, 0, 0, -1])
+
+
+def test_two_stretches_of_a_path_are_one_path():
+    flow = mf.Flow(mf.Rescaled(plain(np.eye(2))))
+    first = mf.solve(flow, mf.TokenCloud(TOKENS), 0.5, save=3)
+    second = mf.solve(flow, first.cloud(-1), (0.5, 1.0), save=3)
+    whole = finding._joined(first, second)
+    np.testing.assert_allclose(whole.depths, np.linspace(0, 1, 5), atol=1e-12)
+    np.testing.assert_array_equal(whole.points[-1], second.points[-1])
+    steps = first.accepted_steps[-1] + second.accepted_steps[-1]
+    assert whole.accepted_steps[-1] == steps
+    assert whole.status == second.status
 
 
 @pytest.mark.slow

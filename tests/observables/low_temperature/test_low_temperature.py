@@ -42,10 +42,11 @@ def test_distances_to_the_limit_are_those_to_a_very_low_temperature(seed):
     np.testing.assert_allclose(run.distances[:-1, 0], distances, atol=1e-5)
 
 
-def test_two_opposite_tokens_follow_an_exponential_integral():
+@pytest.mark.parametrize("beta", [0.5, 1.0, 1.5, 2.0])
+def test_two_opposite_tokens_follow_an_exponential_integral(beta):
     # z = +-a: a' = -2a / (1 + exp(2 beta a^2)), so with s = a^2
     # 4t = log(s0/s) + Ei(2 beta s0) - Ei(2 beta s).
-    beta, depths = 2.0, np.array([1.0, 5.0, 12.0])
+    depths = np.array([1.0, 5.0, 12.0])
     pair = mf.TokenCloud(np.array([(0.6, 0.8), (-0.6, -0.8)]))
     run = low_temperature_comparison(softmax(), pair, depths, [beta], **SHARP)
     squares = (run.points[0, :, 0] ** 2).sum(axis=1)
@@ -145,6 +146,7 @@ def test_the_distance_falls_in_beta_where_no_leader_differs():
         assert falls[both].all()
         # A changed leader costs a distance that does not fall with beta.
         assert coupled[same].max() < 0.5 * coupled[~same].min()
+        assert coupled[same & (betas >= 100)].max() < 0.05
 
 
 @pytest.mark.slow
@@ -201,6 +203,10 @@ def test_the_last_phase_has_the_rates_of_the_spectrum_of_the_value():
     spreads = np.ptp(early.points[0], axis=1)
     found = np.log(spreads[1] / spreads[2]) / 4
     np.testing.assert_allclose(found, [1.0, 0.3], rtol=1e-2)
+    late = low_temperature_comparison(softmax(value), CLOUD, [19, 24], [1.0], **SHARP)
+    spreads = np.ptp(late.points[0], axis=1)
+    found = np.log(spreads[0] / spreads[1]) / 5
+    np.testing.assert_allclose(found, [1.0, 0.3], atol=1e-3)
 
 
 def test_the_flow_has_the_velocity_of_attention_minus_the_value_of_the_token():

@@ -202,7 +202,10 @@ def test_single_precision_stays_single():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: softmax(1.0, (0.5, 0.0)), "both must be positive"),
+        (
+            lambda: softmax(1.0, (0.5, 0.0)),
+            "each of masses is 0.0; it must be positive",
+        ),
         (lambda: softmax(1.0, (0.5,)), "two positive numbers"),
         (lambda: softmax(1.0, ("half", 0.5)), "each of masses is 'half'"),
         (lambda: softmax(1.0).velocity(4.0), r"angle holds 4\.0"),

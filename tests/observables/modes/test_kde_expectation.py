@@ -255,7 +255,7 @@ def test_wrong_numbers_are_refused_with_the_reason():
         expected_modes(10, -1.0)
     with pytest.raises(InvalidInput, match="count is 0.0; it must be positive"):
         expected_modes(0, 1.0)
-    with pytest.raises(InvalidInput, match="exponent is 2.0; it must lie between"):
+    with pytest.raises(InvalidInput, match="exponent is 2.0; it must be between"):
         mode_constant(2.0)
     for beta in (1.0, np.inf):
         with pytest.raises(InvalidInput, match="it must be above 1 and finite"):

@@ -12,7 +12,7 @@ from meanformer.observables import (
     poisson_mode_integral,
     sample_poisson_modes,
 )
-from meanformer.observables.modes import shot_noise
+from meanformer.observables.modes import poisson
 
 # Counted by an independent program, each known to 4e-4.
 COUNTED = {
@@ -65,7 +65,7 @@ def test_counting_a_poisson_process_gives_the_density(rate):
 
 def test_the_exponent_of_the_characteristic_function_is_its_expansion_at_small_radii():
     radius, angles = 1e-3, np.array([0.3, 1.1])
-    found = shot_noise.resolved_exponents(radius, angles)
+    found = poisson.resolved_exponents(radius, angles)
     # Second moments of the two derivatives, and the mean of neither.
     slope, bend = np.sqrt(np.pi) / 2, 3 * np.sqrt(np.pi) / 4
     every = np.append(0, angles)
@@ -77,19 +77,19 @@ def test_smoothed_and_resolved_exponents_agree_up_to_the_oscillation():
     angles = np.array([0.4, 1.0])
     resolved = np.mean(
         [
-            shot_noise.resolved_exponents(radius, angles)
+            poisson.resolved_exponents(radius, angles)
             for radius in 400 + 1.3 * np.arange(40)
         ],
         axis=0,
     )
-    smooth = shot_noise.smoothed_exponents(np.log(425.0), angles)
+    smooth = poisson.smoothed_exponents(np.log(425.0), angles)
     np.testing.assert_allclose(smooth, resolved, rtol=0, atol=5e-2)
 
 
 def test_quadrature_gives_the_gaussian_limit_for_many_tokens():
     # The bulk of the integral alone: for many tokens nothing is beyond the cutoff.
     rates = np.array([20.0, 50.0, 100.0])
-    found = 1 / (2 * np.pi) + shot_noise.resolved_part(rates, 21.0) / np.pi**2
+    found = 1 / (2 * np.pi) + poisson.resolved_part(rates, 21.0) / np.pi**2
     # Richardson's step from two of them removes the term of order one over the rate.
     np.testing.assert_allclose(2 * found[2] - found[1], LIMIT, rtol=0, atol=1e-7)
     np.testing.assert_allclose(rates * (LIMIT - found), 3.92e-4, rtol=1e-2)

@@ -16,19 +16,21 @@ from meanformer.observables import (
     phase_diagram,
     span_dimension,
 )
-from meanformer.observables.phases import follow
-from meanformer.observables.phases.merging import StartGroup, leaders_of, shrunk
-from meanformer.observables.phases.readers import ClosePairs
-from meanformer.observables.phases.sphere_batches import (
-    components,
+from meanformer.observables.phases import batches
+from meanformer.observables.phases.batches import StartGroup, leaders_of, shrunk
+from meanformer.observables.phases.motions import (
+    IdentityAttention,
     gram_matrices,
-    gram_velocities,
-    packed_pairs,
-    token_velocities,
+    reduced_tokens,
     unit_tokens,
+    velocities,
+)
+from meanformer.observables.phases.quantities import (
+    ClosePairs,
+    components,
+    packed_pairs,
 )
 from meanformer.observables.phases.stepping import Course, begun, continued
-from meanformer.observables.phases.systems import Tokens, reduced_tokens
 
 # Clouds of the same shape, at as many depths, share their compiled program.
 DEPTHS = np.linspace(0, 8, 33)
@@ -66,21 +68,17 @@ def solved(start, beta, depths, kind="softmax"):
 def test_velocities_are_those_of_the_flow(kind, key):
     points = jnp.asarray(on_sphere(0, 3, 5, 4))
     beta = jnp.asarray(2.0)
-    found = token_velocities(points, equal(points), beta, is_softmax=kind == "softmax")
+    found = velocities(points, equal(points), beta, is_softmax=kind == "softmax")
     attention = mf.identity_attention(kind, 4, 2.0)
-    for cloud, velocities in zip(points, found, strict=True):
+    for cloud, rates in zip(points, found, strict=True):
         exact = mf.Sphere().project(cloud, attention(mf.TokenCloud(cloud), cloud))
-        np.testing.assert_allclose(velocities, exact, atol=1e-13)
+        np.testing.assert_allclose(rates, exact, atol=1e-13)
 
 
 def test_velocities_of_the_specified_tokens_have_their_digits():
     points = jnp.array([[1.0, 0, 0], [0, 1, 0], [0, 0, 1], [0.6, 0.8, 0]])[None]
-    softmax = token_velocities(
-        points, equal(points), jnp.asarray(2.0), is_softmax=True
-    )[0]
-    kernel = token_velocities(
-        points, equal(points), jnp.asarray(2.0), is_softmax=False
-    )[0]
+    softmax = velocities(points, equal(points), jnp.asarray(2.0), is_softmax=True)[0]
+    kernel = velocities(points, equal(points), jnp.asarray(2.0), is_softmax=False)[0]
     np.testing.assert_allclose(
         softmax,
         [
@@ -107,21 +105,20 @@ def test_velocities_of_the_specified_tokens_have_their_digits():
 def test_gram_matrices_move_as_their_tokens_do(is_softmax):
     points = jnp.asarray(on_sphere(1, 2, 6, 9))
     beta = jnp.asarray(3.0)
-    velocities = token_velocities(points, equal(points), beta, is_softmax=is_softmax)
-    half = gram_matrices(velocities, points)
+    rates = velocities(points, equal(points), beta, is_softmax=is_softmax)
+    half = gram_matrices(rates, points)
     exact = half + jnp.swapaxes(half, 1, 2)
     gram = gram_matrices(points, points)
-    found = gram_velocities(gram, equal(points), beta, is_softmax=is_softmax)
+    kind = {"is_softmax": is_softmax, "is_gram": True}
+    found = velocities(gram, equal(points), beta, **kind)
     np.testing.assert_allclose(found, exact, atol=1e-13)
 
 
 def test_velocities_do_not_see_the_norms():
     points = jnp.asarray(on_sphere(2, 2, 5, 3))
-    exact = token_velocities(points, equal(points), jnp.asarray(4.0), is_softmax=True)
+    exact = velocities(points, equal(points), jnp.asarray(4.0), is_softmax=True)
     norms = jnp.linspace(0.5, 2.0, 5)[None, :, None]
-    found = token_velocities(
-        norms * points, equal(points), jnp.asarray(4.0), is_softmax=True
-    )
+    found = velocities(norms * points, equal(points), jnp.asarray(4.0), is_softmax=True)
     np.testing.assert_allclose(found, exact, atol=1e-14)
 
 
@@ -350,7 +347,7 @@ def test_tokens_that_have_met_go_on_as_one(dimension, quantity, monkeypatch, key
     options = {"betas": [1.0, 6.0], "depths": 4 * DEPTHS, "quantity": quantity}
     starts = on_sphere(17, 48, 8, dimension)
     whole = phase_diagram(starts=starts, tolerance=1e-6, key=key, **options)
-    monkeypatch.setattr(follow, "MANY", 8)
+    monkeypatch.setattr(batches, "MANY", 8)
     staged = phase_diagram(
         starts=starts, tolerance=1e-6, batch_size=4, workers=1, key=key, **options
     )
@@ -364,7 +361,7 @@ def test_starts_go_on_though_the_last_batches_have_ended(monkeypatch, key):
     starts /= np.linalg.norm(starts, axis=2, keepdims=True)
     options = {"betas": [6.0], "depths": 4 * DEPTHS, "tolerance": 1e-6}
     whole = phase_diagram(starts=starts, key=key, **options)
-    monkeypatch.setattr(follow, "MANY", 8)
+    monkeypatch.setattr(batches, "MANY", 8)
     staged = phase_diagram(starts=starts, batch_size=4, workers=1, key=key, **options)
     np.testing.assert_allclose(staged.mean, whole.mean, atol=1e-3)
 
@@ -425,14 +422,14 @@ def test_single_precision_is_an_option(key):
 
 def test_steps_have_the_order_of_the_method():
     tokens = jnp.asarray(on_sphere(13, 1, 6, 3))
-    system = Tokens(equal(tokens), jnp.asarray(3.0), True)
-    reader = ClosePairs.of(jnp.asarray(1e-3), jnp.ones((1, 6)))
+    motion = IdentityAttention(equal(tokens), jnp.asarray(3.0), True)
+    quantity = ClosePairs.of(jnp.asarray(1e-3), jnp.ones((1, 6)))
 
     def end(width):
         numbers = ([2.0], 2.0, 0.1, width)
         course = Course(*(jnp.asarray(number) for number in numbers))
-        walk = begun(system, reader, tokens, course)._replace(width=course.longest)
-        return np.asarray(continued(system, reader, walk, course).state)
+        batch = begun(motion, quantity, tokens, course)._replace(width=course.longest)
+        return np.asarray(continued(motion, quantity, batch, course).state)
 
     exact = end(1 / 256)
     errors = [np.abs(end(width) - exact).max() for width in (1 / 8, 1 / 16, 1 / 32)]

@@ -22,8 +22,6 @@ import meanformer as mf
 import meanformer.experiments as lab
 from meanformer.plotting import draw_curves, mark_values, style
 
-PLACES = (0.25, 0.5, 0.75, 1.0)
-
 
 @dataclass(frozen=True)
 class Parameters:
@@ -94,82 +92,57 @@ HARDY_TWO = lab.theorem(
 
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Check the structure, then stress the stability constants."""
-    ratios = {
-        count: stress(parameters, count) for count in progress.over((2, 5, 12), 0.5)
-    }
+    ratios = {n: stress(parameters, n) for n in progress.over((2, 5, 12), 0.5)}
     counts = np.geomspace(2, parameters.largest, 6).round().astype(int)
-    growth = {
-        order: np.array([first_move(int(n), order) for n in counts])
-        for order in progress.over((1, 2), 0.5)
-    }
-    path = whole_path()
+    moves = np.array([amplifications(int(n)) for n in progress.over(counts, 0.5)]).T
+    powers = [1.0 / np.arange(1, n + 1) for n in counts]
+    harmonic, squares = ([np.sum(p**k) for p in powers] for k in (1, 2))
     return lab.Outcome(
         findings=[
-            prefix_finding(path),
-            first_finding(path),
+            *path_findings(),
             *structure_findings(),
             HARDY.at_most(np.concatenate(list(ratios.values())), 1.0),
-            HARMONIC.close_to(
-                growth[1],
-                [np.sum(1 / np.arange(1, n + 1)) for n in counts],
-                relative_tolerance=1e-6,
-            ),
-            BOUNDED.close_to(
-                growth[2],
-                [np.sum(1.0 / np.arange(1, n + 1) ** 2) ** 0.5 for n in counts],
-                relative_tolerance=1e-6,
-            ),
-            HARDY_TWO.at_most([worst_move(int(n)) for n in counts], 2.0),
+            HARMONIC.close_to(moves[0], harmonic, relative_tolerance=1e-6),
+            BOUNDED.close_to(moves[1], np.sqrt(squares), relative_tolerance=1e-6),
+            HARDY_TWO.at_most(moves[2], 2.0),
         ],
-        pictures=[draw_growth(counts, growth, ratios)],
+        pictures=[draw_growth(counts, moves, ratios)],
     )
 
 
-def masked_flow() -> mf.Flow:
-    """The reference attention behind a causal mask."""
-    return mf.Flow(mf.Masked(lab.reference_attention()))
+def sequence(places: tuple[float, ...] = (0.25, 0.5, 0.75, 1.0)) -> mf.TokenCloud:
+    """The reference tokens at these places."""
+    return lab.reference_cloud(positions=jnp.array(places))
 
 
-def whole_path() -> mf.Trajectory:
-    """The four reference tokens under causal attention."""
-    cloud = lab.reference_cloud(positions=jnp.array(PLACES))
-    return mf.solve(masked_flow(), cloud, 2.0, save=41, solver=mf.FixedStep(0.025))
-
-
-def prefix_finding(path: mf.Trajectory):
-    """The first three tokens alone against the same three in company."""
-    points, weights = path.points[0, :3], path.weights[:3]
-    short = mf.TokenCloud(
-        points, weights, positions=jnp.array(PLACES[:3]), normalize=True
+def path_findings():
+    """The first three tokens alone and in company; the first one by itself."""
+    cloud, attention = sequence(), lab.reference_attention()
+    options = {"save": 41, "solver": mf.FixedStep(0.025)}
+    flow, start = mf.Flow(mf.Masked(attention)), cloud.points[:3]
+    path = mf.solve(flow, cloud, 2.0, **options)
+    short = mf.TokenCloud(start, cloud.weights[:3], normalize=True)
+    alone = mf.solve(flow, mf.in_order(short), 2.0, **options)
+    depths, value = np.asarray(path.depths), np.asarray(attention.value)
+    growths = scipy.linalg.expm(depths[:, None, None] * value)
+    return (
+        PREFIX.close_to(path.points[:, :3], alone.points, tolerance=1e-12),
+        FIRST.close_to(path.points[:, 0], growths @ start[0], tolerance=1e-8),
     )
-    alone = mf.solve(masked_flow(), short, 2.0, save=41, solver=mf.FixedStep(0.025))
-    return PREFIX.close_to(
-        np.asarray(path.points[:, :3]), np.asarray(alone.points), tolerance=1e-12
-    )
-
-
-def first_finding(path: mf.Trajectory):
-    """The first token against the exponential of the value matrix."""
-    value, start = np.asarray(lab.reference_attention().value), path.points[0, 0]
-    exact = [scipy.linalg.expm(float(t) * value) @ start for t in path.depths]
-    return FIRST.close_to(np.asarray(path.points[:, 0]), exact, tolerance=1e-8)
 
 
 def structure_findings():
     """Order of places, and ties, at the level of one map."""
-    gamma = mf.Masked(lab.reference_attention())
+    attention = lab.reference_attention()
 
-    def output(places):
-        cloud = lab.reference_cloud(positions=jnp.array(places))
-        return np.asarray(gamma(cloud, cloud.points, positions=cloud.positions))
+    def output(*places):
+        return mf.push_forward(mf.Masked(attention), sequence(*places)).points
 
-    cloud = lab.reference_cloud()
-    unmasked = np.asarray(lab.reference_attention()(cloud, cloud.points))
+    squeezed, tied = output((0.01, 0.02, 0.9, 0.95)), output((0.5,) * 4)
+    unmasked = mf.push_forward(attention, lab.reference_cloud()).points
     return (
-        ORDER.close_to(
-            output((0.01, 0.02, 0.9, 0.95)), output(PLACES), tolerance=1e-14
-        ),
-        TIES.close_to(output((0.5,) * 4), unmasked, tolerance=1e-13),
+        ORDER.close_to(squeezed, output(), tolerance=1e-14),
+        TIES.close_to(tied, unmasked, tolerance=1e-13),
     )
 
 
@@ -183,19 +156,14 @@ def stress(parameters: Parameters, count: int) -> np.ndarray:
         first = jr.uniform(key_first, (count, dimension), minval=-1, maxval=1)
         size, heat = 10 ** jr.uniform(key_size, (2,), minval=-3, maxval=0.0)
         second = first + size * jr.normal(key_move, (count, dimension))
-        query, value = (
-            jr.normal(k, (dimension, dimension)) for k in (key_query, key_value)
-        )
-        gamma = mf.Masked(mf.Softmax(heat * query, jnp.eye(dimension), value))
-        outputs = [
-            gamma(mf.TokenCloud(points, positions=places), points, positions=places)
-            for points in (first, second)
-        ]
+        square = dimension, dimension
+        query, value = jr.normal(key_query, square), jr.normal(key_value, square)
+        attention = mf.Softmax(heat * query, jnp.eye(dimension), value)
+        clouds = [mf.TokenCloud(x, positions=places) for x in (first, second)]
+        outputs = [mf.push_forward(mf.Masked(attention), c).points for c in clouds]
         radius = jnp.max(jnp.linalg.norm(jnp.concatenate([first, second]), axis=1))
-        bound = hardy_bound(gamma.attention, radius)
-        return jnp.linalg.norm(outputs[0] - outputs[1]) / (
-            bound * jnp.linalg.norm(first - second)
-        )
+        before, after = (jnp.linalg.norm(x - y) for x, y in ((first, second), outputs))
+        return after / (hardy_bound(attention, radius) * before)
 
     keys = jr.split(jr.fold_in(jr.key(parameters.seed), count), parameters.trials)
     return np.asarray(jax.jit(jax.vmap(ratio))(keys))
@@ -208,36 +176,21 @@ def hardy_bound(attention: mf.Softmax, radius):
     return jnp.linalg.norm(attention.value, 2) * (spread + hardy)
 
 
-def running_mean() -> mf.Masked:
-    """Causal attention with $A = 0$ and $V = I$ on the line."""
-    return mf.Masked(mf.Softmax([[0.0]], [[0.0]], [[1.0]]))
+def amplifications(count: int) -> list[float]:
+    """A move of the first token in the distances of order 1 and 2, and any in 2."""
+    running_mean = mf.Masked(mf.Softmax([[0.0]], [[0.0]], [[1.0]]))
+    before = mf.in_order(mf.TokenCloud(jr.uniform(jr.key(count), (count, 1))))
+    pair = before, before.moved(before.points.at[0].add(1e-3))
+    images = [mf.push_forward(running_mean, cloud) for cloud in pair]
+    distance = mf.measures.conditional_wasserstein
+    growth = [distance(*images, order=p) / distance(*pair, order=p) for p in (1, 2)]
+    return [*map(float, growth), float(mf.local_lipschitz(running_mean, before))]
 
 
-def random_sequence(count: int) -> mf.TokenCloud:
-    """Random tokens of the line, one after the other."""
-    return mf.in_order(mf.TokenCloud(jr.uniform(jr.key(count), (count, 1))))
-
-
-def worst_move(count: int) -> float:
-    """The largest amplification of any move at $p = 2$."""
-    return float(mf.local_lipschitz(running_mean(), random_sequence(count)))
-
-
-def first_move(count: int, order: int) -> float:
-    """How much a move of the first token is amplified, in the distance of an order."""
-    before = random_sequence(count)
-    after = before.moved(before.points.at[0].add(1e-3))
-    images = [mf.push_forward(running_mean(), cloud) for cloud in (before, after)]
-    return float(
-        mf.measures.conditional_wasserstein(*images, order=order)
-        / mf.measures.conditional_wasserstein(before, after, order=order)
-    )
-
-
-def draw_growth(counts, growth, ratios) -> lab.Picture:
+def draw_growth(counts, moves, ratios) -> lab.Picture:
     """Amplification against the number of tokens, and the stress test."""
     figure, (left, right) = style.canvas(2)
-    curves = {"$p = 1$": growth[1], "$p = 2$": growth[2]}
+    curves = {"$p = 1$": moves[0], "$p = 2$": moves[1]}
     curves[r"$\log n + \gamma$"] = np.log(counts) + np.euler_gamma
     mark_values(2, left, axis="y", label="Hardy's constant, $p=2$")
     draw_curves(counts, curves, left, marks=("o-", "o-", "--"), xscale="log")

@@ -17,7 +17,8 @@ import numpy as np
 
 import meanformer as mf
 import meanformer.experiments as lab
-from meanformer.plotting import draw_rate, mark_sizes, style
+from meanformer.observables import token_convergence
+from meanformer.plotting import draw_rate, draw_slope, mark_sizes, style
 
 MEAN = (0.3, -0.4)
 COVARIANCE = ((1.0, 0.3), (0.3, 0.6))
@@ -41,19 +42,21 @@ class Parameters:
     seed: int = lab.setting(0, help="seed of all samples", at_least=0)
 
 
+NEAR_HALF = lab.theory("fitted exponent over all sizes")
 RATE = lab.theorem(
     "rate",
     "The error of softmax attention on $n$ tokens decays as $n^{-1/2}$.",
     "CACP25, mean-field limit (the rate by the central limit theorem: theory page on "
     "flows)",
+    source=NEAR_HALF,
 )
 DIMENSION = lab.observation(
-    "any-dimension",
-    "The rate is the same in dimension $16$.",
+    "any-dimension", "The rate is the same in dimension $16$.", source=NEAR_HALF
 )
 FLOW = lab.observation(
     "flow-rate",
     "A probe carried by the flow to depth $1$ has the same rate.",
+    source=NEAR_HALF,
 )
 VARIANCE = lab.observation(
     "variance",
@@ -71,92 +74,60 @@ CONSTANT = lab.observation(
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Sample clouds of growing size and compare with the Gaussian closed form."""
     counts = [parameters.smallest * 2**k for k in range(parameters.doublings)]
+    law = mf.Gaussian(jnp.array(MEAN), jnp.array(COVARIANCE))
+
+    def convergence(layer, *, measure=law, probe=PROBE, counts=counts, **options):
+        probes, key = jnp.array([probe]), jr.key(parameters.seed)
+        some = counts, probes, parameters.repeats
+        return token_convergence(measure, layer, *some, key=key, **options)
+
     rates = {
-        beta: convergence(
-            lab.reference_attention(beta=beta), law(), [PROBE], counts, parameters
+        beta: convergence(lab.reference_attention(beta=beta))
+        for beta in progress.over((0.5, 1.0, 2.0), 0.5)
+    }
+    for _ in progress.over(range(1), 0.5):
+        high = convergence(
+            mf.identity_attention("softmax", 16, 0.5),
+            measure=mf.Gaussian(jnp.zeros(16), jnp.eye(16)),
+            probe=np.full(16, 0.25),
         )
-        for beta in progress.over((0.5, 1.0, 2.0), 0.4)
-    }
-    others = {
-        name: other_rate(name, counts, parameters)
-        for name in progress.over(("dimension 16", "flow"), 0.4)
-    }
-    for _ in progress.over(range(1), 0.2):
-        covariance, exact = limit_covariance(parameters)
-    near_half = lab.theory("fitted exponent over all sizes")
+        flow = convergence(
+            mf.Flow(lab.reference_attention()),
+            counts=counts[::2],
+            reference=mf.quadrature(law, 24),
+            solver=mf.FixedStep(0.25),
+        )
+        covariance, exact = limit_covariance(law, parameters)
+    error = 5 * np.abs(exact).max() * np.sqrt(2 / parameters.samples)
+    ratios = [r.fitted_constant / float(r.predicted_constant) for r in rates.values()]
     return lab.Outcome(
         findings=[
-            RATE.inside(rates[1.0].slope, -0.6, -0.4, source=near_half),
-            DIMENSION.inside(
-                others["dimension 16"].slope, -0.6, -0.4, source=near_half
-            ),
-            FLOW.inside(others["flow"].slope, -0.6, -0.4, source=near_half),
-            VARIANCE.close_to(
-                covariance,
-                exact,
-                tolerance=5 * np.abs(exact).max() * np.sqrt(2 / parameters.samples),
-            ),
-            CONSTANT.close_to(
-                [
-                    rate.fitted_constant / np.float64(rate.predicted_constant)
-                    for rate in rates.values()
-                ],
-                1.0,
-                tolerance=0.15,
-            ),
+            RATE.inside(rates[1.0].slope, -0.6, -0.4),
+            DIMENSION.inside(high.slope, -0.6, -0.4),
+            FLOW.inside(flow.slope, -0.6, -0.4),
+            VARIANCE.close_to(covariance, exact, tolerance=error),
+            CONSTANT.close_to(ratios, 1.0, tolerance=0.15),
         ],
-        pictures=[draw(rates, others, parameters)],
+        pictures=[draw(rates, {"dimension 16": high, "flow": flow})],
         tables=[table(rates)],
     )
 
 
-def law() -> mf.Gaussian:
-    """The law that the tokens are drawn from."""
-    return mf.Gaussian(jnp.array(MEAN), jnp.array(COVARIANCE))
-
-
-def convergence(layer, measure, probes, counts, parameters: Parameters, **options):
-    """Errors on samples of growing size."""
-    return mf.observables.token_convergence(
-        measure,
-        layer,
-        counts,
-        jnp.asarray(probes),
-        parameters.repeats,
-        key=jr.key(parameters.seed),
-        **options,
-    )
-
-
-def other_rate(name: str, counts, parameters: Parameters):
-    """The rate in a high dimension, or along the flow."""
-    if name == "flow":
-        flow = mf.Flow(lab.reference_attention())
-        limit, steps = mf.quadrature(law(), 24), mf.FixedStep(0.25)
-        options = {"reference": limit, "solver": steps}
-        return convergence(flow, law(), [PROBE], counts[::2], parameters, **options)
-    measure = mf.Gaussian(jnp.zeros(16), jnp.eye(16))
-    layer = mf.identity_attention("softmax", 16, 0.5)
-    probe = jnp.ones((1, 16)) / 4
-    return convergence(layer, measure, probe, counts, parameters)
-
-
-def limit_covariance(parameters: Parameters) -> tuple[np.ndarray, np.ndarray]:
+def limit_covariance(law, parameters: Parameters) -> tuple[np.ndarray, np.ndarray]:
     """The covariance of many samples of 2000 tokens, and its closed form."""
     attention, count = lab.reference_attention(), 2000
-    probe = jnp.array([PROBE])
 
     def output(key):
-        points = law().sample(count, key=key)
-        return attention(mf.TokenCloud(points), probe)[0]
+        cloud = mf.TokenCloud(law.sample(count, key=key))
+        return attention(cloud, jnp.array([PROBE]))[0]
 
     keys = jr.split(jr.key(parameters.seed + 1), parameters.samples)
     outputs = jax.jit(lambda keys: jax.lax.map(output, keys))(keys)
     measured = count * np.cov(np.asarray(outputs).T)
-    tilt = np.asarray(COVARIANCE) @ np.asarray(attention.score) @ np.array(PROBE)
-    q = np.array(PROBE) @ np.asarray(attention.score).T @ tilt
-    value = np.asarray(attention.value)
-    spread = np.asarray(COVARIANCE) + np.outer(tilt, tilt)
+    score, value = np.asarray(attention.score), np.asarray(attention.value)
+    tilt = np.array(COVARIANCE) @ score @ PROBE
+    q = np.array(PROBE) @ score.T @ tilt
+    spread = np.array(COVARIANCE) + np.outer(tilt, tilt)
     return measured, np.exp(q) * value @ spread @ value.T
 
 
@@ -171,14 +142,14 @@ def table(rates) -> lab.Table:
     return lab.Table(columns, rows, caption)
 
 
-def draw(rates, others, parameters: Parameters) -> lab.Picture:
+def draw(rates, others) -> lab.Picture:
     """Errors against the number of tokens, with the predicted lines."""
     figure, axes = style.canvas(panel=(6.0, 4.2))
     for beta, rate in rates.items():
         draw_rate(rate.counts, rate.table, axes, label=rf"$\beta = {beta}$")
-        predicted = rate.predicted_constant / np.sqrt(np.array(rate.counts))
         colour = axes.lines[-1].get_color()
-        axes.plot(rate.counts, predicted, "--", color=colour, alpha=0.6)
+        last = rate.predicted_constant / np.sqrt(rate.counts[-1])
+        draw_slope(rate.counts, last, -0.5, axes, color=colour)
     for name, rate in others.items():
         draw_rate(rate.counts, rate.table, axes, label=name, slope=-0.5)
     mark_sizes(rates[1.0].counts, axes)

@@ -6,18 +6,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from meanformer.errors import InvalidInput
-from meanformer.experiments.framework import environment
+from meanformer.experiments.framework import environment, workers
 from meanformer.experiments.framework.experiment import Experiment
 from meanformer.experiments.framework.filming import gif_name
 from meanformer.experiments.framework.records import Record
 from meanformer.experiments.framework.report import Atlas, render
 from meanformer.experiments.framework.settings import Profile
-from meanformer.experiments.framework.workers import (
-    Event,
-    Finished,
-    Started,
-    run_in_parallel,
-)
+from meanformer.experiments.framework.workers import Event, Finished, Started
 from meanformer.files import write_atomically
 
 
@@ -37,7 +32,7 @@ def explore(
     atlas = blank(experiments, command)
     publish(atlas, folder)
     try:
-        for event in run_in_parallel(experiments, profile, jobs):
+        for event in workers.run_in_parallel(experiments, profile, jobs):
             atlas = _after(atlas, event)
             if isinstance(event, Finished):
                 write_figures(event.record, folder)
@@ -75,10 +70,9 @@ def publish(atlas: Atlas, folder: Path) -> None:
 
 def numbers(atlas: Atlas) -> dict:
     """Every number of an atlas, in the order of the page."""
-    records = [
-        atlas.records[e.name] for e in atlas.experiments if e.name in atlas.records
-    ]
-    is_complete = len(records) == len(atlas.experiments)
+    names = [one.name for one in atlas.experiments]
+    records = [atlas.records[name] for name in names if name in atlas.records]
+    is_complete = len(records) == len(names)
     return {
         "command": atlas.command,
         **atlas.facts,
@@ -91,9 +85,12 @@ def numbers(atlas: Atlas) -> dict:
 
 def write_figures(record: Record, folder: Path) -> None:
     """Write the figures of a run as SVG and PNG files, its movies as GIF and MP4."""
+    from meanformer.plotting import style
+
     for index, one in enumerate(record.prints, start=1):
         stem = folder / "figures" / f"{record.experiment}-{index}"
-        write_atomically(stem.with_suffix(".svg"), _standing_alone(one.svg))
+        alone = one.svg.replace("currentColor", style.INK)
+        write_atomically(stem.with_suffix(".svg"), alone)
         write_atomically(stem.with_suffix(".png"), one.png)
     for index, reel in enumerate(record.reels, start=1):
         path = folder / gif_name(record.experiment, index)
@@ -112,15 +109,7 @@ def _after(atlas: Atlas, event: Event) -> Atlas:
     if isinstance(event, Started):
         return dataclasses.replace(atlas, running=atlas.running | {event.name})
     if isinstance(event, Finished):
-        return dataclasses.replace(
-            atlas,
-            running=atlas.running - {event.name},
-            records={**atlas.records, event.name: event.record},
-        )
+        records = {**atlas.records, event.name: event.record}
+        running = atlas.running - {event.name}
+        return dataclasses.replace(atlas, running=running, records=records)
     return atlas
-
-
-def _standing_alone(svg: str) -> str:
-    from meanformer.plotting import style
-
-    return svg.replace("currentColor", style.INK)

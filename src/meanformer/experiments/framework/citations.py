@@ -33,14 +33,13 @@ class Entry:
     @property
     def authors(self) -> str:
         """Names in reading order, separated by commas."""
-        names = re.split(r"\s+and\s+", self.text("author"))
-        turned = [" ".join(reversed(name.split(", ", 1))) for name in names]
+        turned = [" ".join(reversed(name.split(", ", 1))) for name in self._names()]
         return ", ".join(turned).replace("others", "et al.")
 
     @property
     def short(self) -> str:
         """Family names and year, like `Castin, Ablin and Peyré (2024)`."""
-        names = re.split(r"\s+and\s+", self.text("author"))
+        names = self._names()
         family = [n.split(",")[0] if "," in n else n.split(" ")[-1] for n in names]
         listed = f"{family[0]} et al." if len(family) > 3 else _enumerated(family)
         return f"{listed} ({self.text('year')})"
@@ -52,22 +51,20 @@ class Entry:
         return next((self.text(field) for field in wanted if field in self.fields), "")
 
     @property
-    def eprint(self) -> str:
-        """The arXiv number, if there is one."""
-        return self.text("eprint")
-
-    @property
     def address(self) -> str:
         """Where to read it."""
         if "doi" in self.fields:
             return f"https://doi.org/{self.text('doi')}"
-        if self.eprint:
-            return f"https://arxiv.org/abs/{self.eprint}"
+        if "eprint" in self.fields:
+            return f"https://arxiv.org/abs/{self.text('eprint')}"
         return self.text("url")
 
     def text(self, field: str) -> str:
         """A field in plain Unicode, empty if it is absent."""
         return without_latex(self.fields.get(field, ""))
+
+    def _names(self) -> list[str]:
+        return re.split(r"\s+and\s+", self.text("author"))
 
 
 def bibliography_file() -> Path:
@@ -75,12 +72,16 @@ def bibliography_file() -> Path:
     return PACKAGED if PACKAGED.is_file() else IN_CHECKOUT
 
 
+def known() -> dict[str, Entry]:
+    """All entries of the bibliography, by key."""
+    return bibliography(bibliography_file())
+
+
 def lookup(key: str) -> Entry:
     """The entry of this key."""
-    entries = bibliography(bibliography_file())
-    if key not in entries:
-        raise InvalidInput(unknown("reference", key, entries))
-    return entries[key]
+    if key not in known():
+        raise InvalidInput(unknown("reference", key, known()))
+    return known()[key]
 
 
 def entries_behind(experiment: Experiment) -> tuple[Entry, ...]:

@@ -7,7 +7,7 @@ from the numbers (measured, expected, tolerance, relation); nobody sets it by ha
 import dataclasses
 import math
 import re
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -31,6 +31,9 @@ class Source:
         return f"{self.kind}: {self.detail}" if self.detail else self.kind
 
 
+From = Source | None
+
+
 def closed_form(detail: str = "") -> Source:
     """The expected value is a formula; the detail writes it, with $LaTeX$."""
     return Source("closed form", detail)
@@ -42,10 +45,7 @@ def other_method(detail: str = "") -> Source:
 
 
 def tabulated(detail: str = "") -> Source:
-    """The expected value was computed beforehand by an independent program.
-
-    Its digits stand in the experiment; the detail says what more there is to know.
-    """
+    """The expected value was computed beforehand by an independent program."""
     return Source("tabulated", detail)
 
 
@@ -95,16 +95,16 @@ class Finding:
     @property
     def margin(self) -> float:
         """How far the measured value is from failing; negative when it fails."""
-        return float(
-            _margin(self.relation, self.measured, self.expected, self.tolerance)
-        )
+        given = self.measured, self.expected, self.tolerance
+        return float(_margin(self.relation, *given))
 
     @property
     def holds(self) -> bool:
         """The verdict."""
-        is_strict = self.relation in ("above", "below")
-        enough = self.margin > 0 if is_strict else self.margin >= 0
-        return math.isfinite(self.measured) and enough
+        margin, is_strict = self.margin, self.relation in ("above", "below")
+        return math.isfinite(self.measured) and (
+            margin > 0 if is_strict else margin >= 0
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,22 +130,18 @@ class Claim:
     statement: str
     status: Status
     reference: str = ""
-    source: Source | None = None
+    source: From = None
 
     def __post_init__(self) -> None:
-        _declare(
-            re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", self.id) is not None,
-            f"claim id {self.id!r} must be kebab-case, like 'radius-bound'",
-        )
-        _declare(
-            self.status in ("theorem", "observation", "conjecture"),
-            f"claim {self.id!r} has status {self.status!r}; it must be 'theorem', "
-            "'observation' or 'conjecture'",
-        )
-        _declare(
-            self.reference != "" or self.status != "theorem",
-            f"claim {self.id!r} is called a theorem but cites nothing",
-        )
+        given, statuses = f"claim {self.id!r}", get_args(Status)
+        if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", self.id):
+            raise InvalidExperiment(f"{given} must be kebab-case, like 'radius-bound'.")
+        if self.status not in statuses:
+            raise InvalidExperiment(
+                f"{given} has status {self.status!r}; it must be one of {statuses}."
+            )
+        if self.status == "theorem" and not self.reference:
+            raise InvalidExperiment(f"{given} is called a theorem but cites nothing.")
 
     @property
     def references(self) -> tuple[Reference, ...]:
@@ -159,8 +155,8 @@ class Claim:
         measured: Any,
         expected: Any,
         *,
-        source: Source | None = None,
-        tolerance: float | None = None,
+        source: From = None,
+        tolerance: Any = None,
         relative_tolerance: float | None = None,
     ) -> Finding:
         """The measured value equals the expected one up to a tolerance.
@@ -171,79 +167,54 @@ class Claim:
             (tolerance is None) != (relative_tolerance is None),
             f"claim {self.id!r} needs either tolerance or relative_tolerance",
         )
-        slack: Any = tolerance
         if relative_tolerance is not None:
-            slack = relative_tolerance * np.abs(_numbers(expected))
-        return self._find("close to", measured, expected, slack, source)
+            tolerance = relative_tolerance * np.abs(_numbers(expected))
+        return self._find("close to", measured, expected, tolerance, source)
 
     def at_most(
-        self,
-        measured: Any,
-        expected: Any,
-        *,
-        source: Source | None = None,
-        tolerance: float = 0.0,
+        self, measured: Any, expected: Any, *, source: From = None, tolerance: Any = 0.0
     ) -> Finding:
         """The measured value does not exceed the expected one."""
         return self._find("at most", measured, expected, tolerance, source)
 
     def at_least(
-        self,
-        measured: Any,
-        expected: Any,
-        *,
-        source: Source | None = None,
-        tolerance: float = 0.0,
+        self, measured: Any, expected: Any, *, source: From = None, tolerance: Any = 0.0
     ) -> Finding:
         """The measured value is not less than the expected one."""
         return self._find("at least", measured, expected, tolerance, source)
 
     def inside(
-        self, measured: Any, low: float, high: float, *, source: Source | None = None
+        self, measured: Any, low: float, high: float, *, source: From = None
     ) -> Finding:
         """The measured value lies in a closed interval."""
         low, high = float(low), float(high)
         _declare(
-            math.isfinite(low) and math.isfinite(high),
-            f"claim {self.id!r} has the interval [{low}, {high}]; both ends must be "
-            "finite: use at_least or at_most for one of them",
-        )
-        _declare(
-            low <= high, f"claim {self.id!r} has the empty interval [{low}, {high}]"
+            math.isfinite(low) and math.isfinite(high) and low <= high,
+            f"claim {self.id!r} has the interval [{low}, {high}]; its ends must be "
+            "finite and in order: use at_least or at_most for one of them",
         )
         return self._find("inside", measured, (low, high), 0.0, source)
 
-    def above(
-        self, measured: Any, expected: Any, *, source: Source | None = None
-    ) -> Finding:
+    def above(self, measured: Any, expected: Any, *, source: From = None) -> Finding:
         """The measured value is strictly larger than the expected one."""
         return self._find("above", measured, expected, 0.0, source)
 
-    def below(
-        self, measured: Any, expected: Any, *, source: Source | None = None
-    ) -> Finding:
+    def below(self, measured: Any, expected: Any, *, source: From = None) -> Finding:
         """The measured value is strictly smaller than the expected one."""
         return self._find("below", measured, expected, 0.0, source)
 
     def _find(self, relation, measured, expected, tolerance, source) -> Finding:
-        source = source or self.source
+        source, is_interval = source or self.source, relation == "inside"
         _declare(
             source is not None,
             f"claim {self.id!r} does not say where its expected value comes from; "
             "declare it with source=closed_form(...), or another kind",
         )
-        is_interval = relation == "inside"
-        wanted = np.zeros(()) if is_interval else _numbers(expected)
-        values, wanted, slack = (
-            array.ravel()
-            for array in np.broadcast_arrays(
-                _numbers(measured), wanted, _numbers(tolerance)
-            )
-        )
+        arrays = map(_numbers, (measured, 0.0 if is_interval else expected, tolerance))
+        values, wanted, slack = map(np.ravel, np.broadcast_arrays(*arrays))
         _declare(values.size > 0, f"claim {self.id!r} was measured on an empty array")
         _declare(
-            bool(np.isfinite(wanted).all() and np.isfinite(slack).all())
-            and bool((slack >= 0).all()),
+            np.isfinite([wanted, slack]).all() and (slack >= 0).all(),
             f"claim {self.id!r} expects a value or tolerance that is not finite, "
             "or a negative tolerance",
         )
@@ -253,33 +224,25 @@ class Claim:
             with np.errstate(over="ignore"):
                 margins = margins / np.where(slack > 0, slack, 1)
         worst = int(np.argmin(np.where(np.isfinite(values), margins, -np.inf)))
-        return Finding(
-            claim=self,
-            relation=relation,
-            measured=float(values[worst]),
-            expected=expected if is_interval else float(wanted[worst]),
-            tolerance=float(slack[worst]),
-            source=source,
-            comparisons=int(values.size),
-        )
+        target = expected if is_interval else float(wanted[worst])
+        found = float(values[worst]), target, float(slack[worst])
+        return Finding(self, relation, *found, source, int(values.size))
 
 
-def theorem(
-    id: str, statement: str, reference: str, *, source: Source | None = None
-) -> Claim:
+def theorem(id: str, statement: str, reference: str, *, source: From = None) -> Claim:
     """A claim that is proved; the reference says where."""
     return Claim(id, statement, "theorem", reference, source)
 
 
 def observation(
-    id: str, statement: str, reference: str = "", *, source: Source | None = None
+    id: str, statement: str, reference: str = "", *, source: From = None
 ) -> Claim:
     """A claim that has been seen in computations, and is not proved."""
     return Claim(id, statement, "observation", reference, source)
 
 
 def conjecture(
-    id: str, statement: str, reference: str = "", *, source: Source | None = None
+    id: str, statement: str, reference: str = "", *, source: From = None
 ) -> Claim:
     """A claim that somebody conjectured, neither proved nor refuted."""
     return Claim(id, statement, "conjecture", reference, source)
@@ -289,20 +252,18 @@ def _margin(relation, measured, expected, tolerance):
     """Distance to failure, as in the table of `Finding`."""
     if relation == "close to":
         return tolerance - np.abs(measured - expected)
-    if relation == "at most":
-        return expected + tolerance - measured
-    if relation == "at least":
-        return measured - expected + tolerance
     if relation == "inside":
         low, high = expected
         return np.minimum(measured - low, high - measured) + tolerance
-    return measured - expected if relation == "above" else expected - measured
+    if relation in ("at most", "below"):
+        return expected + tolerance - measured
+    return measured - expected + tolerance
 
 
 def _numbers(value: Any) -> np.ndarray:
     return np.asarray(value, dtype=np.float64)
 
 
-def _declare(condition: bool, message: str) -> None:
+def _declare(condition: Any, message: str) -> None:
     if not condition:
         raise InvalidExperiment(message + ".")

@@ -44,7 +44,7 @@ def limit_threads(jobs: int) -> None:
 
 def default_jobs() -> int:
     """One worker per core, at most eight."""
-    return max(1, min(8, os.cpu_count() or 1))
+    return min(8, os.cpu_count() or 1)
 
 
 def version_of(distribution: str) -> str | None:

@@ -48,14 +48,8 @@ def film(movies: Sequence[Movie], wanted: Movies) -> tuple[Reel, ...]:
 def _filmed(movie: Movie, *, has_video: bool) -> Reel:
     from meanformer.plotting.movies import Film
 
-    options = {
-        "draw": movie.draw,
-        "frames": movie.frames,
-        "depths": movie.depths,
-        "fps": movie.fps,
-        "size": movie.size,
-        "dpi": DOTS_PER_INCH,
-    }
+    names = ("draw", "frames", "depths", "fps", "size")
+    options = {name: getattr(movie, name) for name in names} | {"dpi": DOTS_PER_INCH}
     gif, still = Film(movie.trajectory, **options).small_gif(LARGEST_GIF)
     return Reel(
         gif=gif,

@@ -6,14 +6,8 @@ from typing import Any
 from meanformer.experiments.framework.claims import Finding
 
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
-SYMBOLS = {
-    "close to": "≈",
-    "at most": "≤",
-    "at least": "≥",
-    "inside": "∈",
-    "above": ">",
-    "below": "<",
-}
+SYMBOLS = {"close to": "≈", "at most": "≤", "at least": "≥", "inside": "∈"}
+SYMBOLS |= {"above": ">", "below": "<"}
 SLACK_SIGNS = {"close to": "±", "at most": "+", "at least": "−"}
 
 
@@ -51,9 +45,8 @@ def symbol(finding: Finding) -> str:
 def digits_to_tell_apart(first: float, second: float, least: int = 5) -> int:
     """How many digits show that two different numbers differ."""
     for digits in range(least, 16):
-        if first == second or digits_and_power(first, digits) != digits_and_power(
-            second, digits
-        ):
+        written = {digits_and_power(value, digits) for value in (first, second)}
+        if first == second or len(written) == 2:
             return digits
     return least
 

@@ -1,6 +1,5 @@
 """Report how far a run has come, without printing."""
 
-import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
@@ -35,18 +34,10 @@ class Progress:
         items = list(items)
         start, width = self._done, self._width * share
         for index, item in enumerate(items):
-            with self._narrowed(width / len(items)):
+            outer, self._width = self._width, width / len(items)
+            try:
                 yield item
-            self._move(start + width * (index + 1) / len(items))
-
-    @contextlib.contextmanager
-    def _narrowed(self, width: float) -> Iterator[None]:
-        outer, self._width = self._width, width
-        try:
-            yield
-        finally:
-            self._width = outer
-
-    def _move(self, done: float) -> None:
-        self._done = done
-        self._listener(self.fraction)
+            finally:
+                self._width = outer
+            self._done = start + width * (index + 1) / len(items)
+            self._listener(self.fraction)

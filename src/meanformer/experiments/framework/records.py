@@ -108,11 +108,11 @@ def perform(
         prints = tuple(map(_printed, outcome.pictures))
         reels = film(outcome.movies, wanted)
     return Record(
-        experiment=experiment.name,
-        profile=profile,
-        parameters=settings.as_json(parameters),
-        claims=tuple(experiment.claims),
-        seconds=time.perf_counter() - start,
+        experiment.name,
+        profile,
+        settings.as_json(parameters),
+        tuple(experiment.claims),
+        time.perf_counter() - start,
         findings=tuple(outcome.findings),
         prints=prints,
         tables=tuple(outcome.tables),
@@ -141,35 +141,25 @@ def attempt(
     except Exception as error:
         if is_users_choice and isinstance(error, (InvalidInput, Overflow)):
             raise
+        trace = "".join(traceback.format_exception(error))
         return broken(
-            experiment,
-            error_sentence(error),
-            profile=profile,
-            parameters=settings.as_json(parameters),
-            seconds=time.perf_counter() - start,
-            trace="".join(traceback.format_exception(error)),
+            experiment, profile, parameters, start, error_sentence(error), trace
         )
 
 
 def broken(
     experiment: Experiment,
-    error: str,
-    *,
     profile: Profile,
-    parameters: dict[str, Any],
-    seconds: float = 0.0,
+    parameters: Any,
+    start: float,
+    error: str,
     trace: str = "",
 ) -> Record:
-    """The record of a run that did not come to its end."""
-    return Record(
-        experiment=experiment.name,
-        profile=profile,
-        parameters=parameters,
-        claims=tuple(experiment.claims),
-        seconds=seconds,
-        error=error,
-        trace=trace,
-    )
+    """The record of a run that began at a time and did not come to its end."""
+    seconds = time.perf_counter() - start
+    chosen, claims = settings.as_json(parameters), tuple(experiment.claims)
+    run = experiment.name, profile, chosen, claims, seconds
+    return Record(*run, error=error, trace=trace)
 
 
 def error_sentence(error: BaseException) -> str:
@@ -180,17 +170,17 @@ def error_sentence(error: BaseException) -> str:
 
 def claim_as_json(claim: Claim, finding: Finding | None) -> dict[str, Any]:
     """A claim and its verdict; numbers that are not finite become null."""
-    found = finding is not None
+    given: dict[str, Any] = dict.fromkeys(("measured", "expected", "tolerance"))
+    if finding is not None:
+        given = {name: _json_number(getattr(finding, name)) for name in given}
     return {
         "id": claim.id,
         "statement": claim.statement,
-        "measured": _json_number(finding.measured) if found else None,
-        "expected": _json_number(finding.expected) if found else None,
-        "tolerance": _json_number(finding.tolerance) if found else None,
-        "holds": found and finding.holds,
+        **given,
+        "holds": finding is not None and finding.holds,
         "status": claim.status,
-        "relation": finding.relation if found else None,
-        "source": str(finding.source) if found else None,
+        "relation": finding and finding.relation,
+        "source": finding and str(finding.source),
         "reference": claim.reference,
     }
 
@@ -204,12 +194,8 @@ def _json_number(value: float | tuple[float, float]) -> Any:
 def _printed(picture: Picture) -> Print:
     from meanformer.plotting import style
 
-    return Print(
-        svg=style.to_svg(picture.figure),
-        png=style.to_png(picture.figure),
-        caption=picture.caption,
-        alt=picture.alt or picture.caption,
-    )
+    drawn = style.to_svg(picture.figure), style.to_png(picture.figure)
+    return Print(*drawn, picture.caption, picture.alt or picture.caption)
 
 
 @contextlib.contextmanager

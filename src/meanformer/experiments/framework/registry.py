@@ -18,17 +18,8 @@ from meanformer.experiments.framework.claims import Claim, InvalidExperiment
 from meanformer.experiments.framework.experiment import Experiment, Outcome
 from meanformer.experiments.framework.names import listed, nearest, unknown
 
-CHAPTERS = (
-    "foundations",
-    "large_scale",
-    "gaussians",
-    "limits",
-    "sphere",
-    "metastability",
-    "landscape",
-    "mean_field",
-    "modes",
-)
+CHAPTERS = ("foundations", "large_scale", "gaussians", "limits", "sphere")
+CHAPTERS += ("metastability", "landscape", "mean_field", "modes", "training")
 PACKAGE = "meanformer.experiments"
 FOLDER = Path(__file__).parents[1]
 
@@ -75,28 +66,22 @@ def select(pattern: str | None) -> tuple[Experiment, ...]:
 
 def _no_match(pattern: str, patterns: list[str]) -> str:
     names = list(map(_name_of, _files()))
-    bare = [piece.strip("*?") for piece in patterns]
-    close = [name for piece in bare for name in nearest(piece, names)]
-    if close:
-        advice = f"the nearest are {', '.join(dict.fromkeys(close))}"
-    else:
-        advice = f"the known ones are {listed(names)}"
+    close = [name for piece in patterns for name in nearest(piece.strip("*?"), names)]
+    known = f"the known ones are {listed(names)}"
+    advice = f"the nearest are {', '.join(dict.fromkeys(close))}" if close else known
     return f"No experiment matches {pattern!r}; {advice}."
 
 
 def _files() -> list[Path]:
-    folders = [*(FOLDER / chapter for chapter in CHAPTERS), *_own_folders()]
+    own = os.environ.get("MEANFORMER_EXPERIMENTS", "").split(os.pathsep)
+    folders = [FOLDER / chapter for chapter in CHAPTERS]
+    folders += [Path(folder) for folder in own if folder]
     files = [file for folder in folders for file in folder.glob("[!._]*.py")]
     return sorted(files, key=_name_of)
 
 
 def _name_of(file: Path) -> str:
     return file.stem.replace("_", "-").lower()
-
-
-def _own_folders() -> list[Path]:
-    listed = os.environ.get("MEANFORMER_EXPERIMENTS", "")
-    return [Path(folder) for folder in listed.split(os.pathsep) if folder]
 
 
 @functools.cache

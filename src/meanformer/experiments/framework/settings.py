@@ -1,6 +1,7 @@
 """Settings of an experiment: typed, documented, with a quick and a full value."""
 
 import dataclasses
+import operator
 import types
 import typing
 from collections.abc import Mapping
@@ -33,16 +34,9 @@ def setting(
         at_most: largest allowed value.
         above: bound that the value must exceed strictly.
     """
-    return dataclasses.field(
-        default=quick,
-        metadata={
-            "help": help,
-            "full": quick if full is None else full,
-            "at_least": at_least,
-            "at_most": at_most,
-            "above": above,
-        },
-    )
+    limits = {"at least": at_least, "at most": at_most, "larger than": above}
+    about = {"help": help, "full": quick if full is None else full, "limits": limits}
+    return dataclasses.field(default=quick, metadata=about)
 
 
 def movie_setting() -> Any:
@@ -84,7 +78,7 @@ def choose(settings: type, profile: Profile, changes: Mapping[str, Any]) -> Any:
         check(name in fields, unknown("parameter", name, fields))
         is_text = isinstance(value, str)
         values[name] = read_value(name, value, kinds[name]) if is_text else value
-        _check_range(name, values[name], fields[name].metadata)
+        _check_range(name, values[name], fields[name].metadata["limits"])
     return settings(**values)
 
 
@@ -106,10 +100,13 @@ def read_value(name: str, text: str, kind: Any) -> Any:
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is Literal:
         choices = {str(choice): choice for choice in arguments}
-        check(text in choices, f"{name} is {text!r}; it must be {_listed(choices)}.")
+        listed = " or ".join(map(repr, choices))
+        check(text in choices, f"{name} is {text!r}; it must be {listed}.")
         return choices[text]
     if origin in (types.UnionType, typing.Union):
-        return _read_optional(name, text, arguments)
+        if text.lower() == "none" and type(None) in arguments:
+            return None
+        return read_value(name, text, arguments[arguments[0] is type(None)])
     if origin is tuple:
         pieces = [piece for piece in text.strip("()[] ").split(",") if piece.strip()]
         return tuple(read_value(name, piece.strip(), arguments[0]) for piece in pieces)
@@ -134,13 +131,6 @@ def describe(kind: Any) -> str:
     return words.get(kind, "true or false" if kind is bool else str(kind))
 
 
-def _read_optional(name: str, text: str, arguments: tuple) -> Any:
-    if text.lower() == "none" and type(None) in arguments:
-        return None
-    kind = next(argument for argument in arguments if argument is not type(None))
-    return read_value(name, text, kind)
-
-
 def _read_scalar(name: str, text: str, kind: Any) -> Any:
     try:
         return _READERS[kind](text)
@@ -162,6 +152,12 @@ def _read_integer(text: str) -> int:
 _SWITCHES = dict.fromkeys(("true", "yes", "1"), True)
 _SWITCHES |= dict.fromkeys(("false", "no", "0"), False)
 
+_RELATIONS = {
+    "at least": operator.ge,
+    "at most": operator.le,
+    "larger than": operator.gt,
+}
+
 _READERS = {
     bool: lambda text: _SWITCHES[text.lower()],
     int: _read_integer,
@@ -171,25 +167,15 @@ _READERS = {
 
 
 def _check_range(name: str, value: Any, limits: Mapping[str, Any]) -> None:
-    for entry in value if isinstance(value, tuple) else (value,):
-        if isinstance(entry, (int, float)):
-            _check_entry(name, entry, limits)
-
-
-def _check_entry(name: str, value: float, limits: Mapping[str, Any]) -> None:
-    check(abs(value) < float("inf"), f"{name} is {value}; it must be finite.")
-    check(
-        isinstance(value, float) or abs(value) < 2**63,
-        f"{name} is {value}; it must be smaller than 2^63.",
-    )
-    low, high, bound = limits["at_least"], limits["at_most"], limits["above"]
-    if low is not None:
-        check(value >= low, f"{name} is {value}; it must be at least {low}.")
-    if high is not None:
-        check(value <= high, f"{name} is {value}; it must be at most {high}.")
-    if bound is not None:
-        check(value > bound, f"{name} is {value}; it must be larger than {bound}.")
-
-
-def _listed(choices: Mapping[str, Any]) -> str:
-    return " or ".join(repr(choice) for choice in choices)
+    entries = value if isinstance(value, tuple) else (value,)
+    for entry in (entry for entry in entries if isinstance(entry, (int, float))):
+        check(abs(entry) < float("inf"), f"{name} is {entry}; it must be finite.")
+        check(
+            isinstance(entry, float) or abs(entry) < 2**63,
+            f"{name} is {entry}; it must be smaller than 2^63.",
+        )
+        for words, bound in limits.items():
+            check(
+                bound is None or _RELATIONS[words](entry, bound),
+                f"{name} is {entry}; it must be {words} {bound}.",
+            )

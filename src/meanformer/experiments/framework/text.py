@@ -118,15 +118,8 @@ def _leaf(node: ElementTree.Element) -> str:
 def _indexed(base: str, low: str, high: str) -> str:
     """A letter with what stands below and above it; names keep their space."""
     name = base.rstrip()
-    return name + _lowered(low) + _raised(high) + base[len(name) :]
-
-
-def _raised(text: str) -> str:
-    return _shifted(text, RAISED, "^")
-
-
-def _lowered(text: str) -> str:
-    return _shifted(text, LOWERED, "_")
+    indices = _shifted(low, LOWERED, "_") + _shifted(high, RAISED, "^")
+    return name + indices + base[len(name) :]
 
 
 def _shifted(text: str, letters: dict[str, str], mark: str) -> str:

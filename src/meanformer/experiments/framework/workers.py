@@ -16,7 +16,7 @@ from meanformer.experiments.framework import environment, registry
 from meanformer.experiments.framework.experiment import Experiment
 from meanformer.experiments.framework.progress import Progress
 from meanformer.experiments.framework.records import Record, attempt, broken
-from meanformer.experiments.framework.settings import Profile, as_json
+from meanformer.experiments.framework.settings import Profile
 
 SECONDS_BETWEEN_REPORTS = 0.2
 # What a system that is out of memory sends; Windows has no name for it.
@@ -123,13 +123,9 @@ class _Worker:
         code = self.process.exitcode
         cause = f"signal {-code}" if code is not None and code < 0 else f"code {code}"
         hint = "; the machine may be out of memory" if code == -KILLED else ""
-        return broken(
-            experiment,
-            f"The process running it ended with {cause}{hint}.",
-            profile=self.profile,
-            parameters=as_json(experiment.settings(self.profile)),
-            seconds=time.perf_counter() - self.since,
-        )
+        error = f"The process running it ended with {cause}{hint}."
+        parameters = experiment.settings(self.profile)
+        return broken(experiment, self.profile, parameters, self.since, error)
 
 
 def _next_events(workers: Sequence[_Worker]) -> Iterator[Event]:

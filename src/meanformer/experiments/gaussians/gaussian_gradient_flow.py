@@ -26,13 +26,8 @@ import meanformer as mf
 import meanformer.experiments as lab
 from meanformer.attention import AbstractAttention
 from meanformer.errors import PrecisionWarning
-from meanformer.experiments.helpers.gaussians import (
-    COVARIANCE,
-    KINDS,
-    change_of,
-    softmax_of,
-)
-from meanformer.gaussian import centred
+from meanformer.experiments.helpers import gaussians
+from meanformer.experiments.helpers.gaussians import COVARIANCE, softmax_of
 from meanformer.plotting import style
 
 FORM = np.array([[0.8, 0.3], [0.3, -0.4]])
@@ -40,14 +35,11 @@ TURN = np.array([[0.0, -0.7], [0.7, 0.0]])
 KEY = np.array([[0.4, 0.1], [-0.3, 0.7]])
 SCORE = np.array([[0.15, -0.23], [0.27, 0.33]])
 TWIST = np.array([[0.6, 0.2], [0.2, 0.3]])
-INDEFINITE, INDEFINITE_DEPTH = np.diag([-0.3, 2.0]), 2.4
+INDEFINITE = np.diag([-0.3, 2.0])
 QUERY_RATIO, VALUE_RATIO = 1.5, 0.8
-REWARD = 0.375126721371
-# Eigenvalues of the form in the landscapes.
-AXES = (0.8, -0.6)
 SAVED = 401
-# Weights of a first derivative of sixth order.
-DIFFERENCES = np.array([-1, 9, -45, 0, 45, -9, 1]) / 60
+AXES = (0.8, -0.6)  # eigenvalues of the form in the landscape
+DIFFERENCES = np.array([-1, 9, -45, 0, 45, -9, 1]) / 60  # derivative of sixth order
 
 
 @dataclass(frozen=True)
@@ -66,9 +58,8 @@ GRADIENT = lab.theorem(
     "gradient",
     r"In the Bures-Wasserstein metric $L = 2\nabla F$, with a mobility $P$ "
     r"$L = 2P\,\nabla F$, in that of Fisher and Rao $\dot S = 2S\,\nabla F\,S$.",
-    "CACP25, Gaussian data; SABP22, gradient flow interpretation (all rows: theory "
-    "page on Gaussians)",
-    source=lab.other_method("the written energies by differences, in $\\dot S$"),
+    "CACP25, Gaussian data; SABP22, gradient flow interpretation",
+    source=lab.other_method(r"the written energies by differences, in $\dot S$"),
 )
 ENERGY = lab.observation(
     "energy",
@@ -79,6 +70,7 @@ ASCENT = lab.theorem(
     "ascent",
     "Along the flows the energy never falls.",
     "CACP25, Gaussian data (energies: theory page on Gaussians)",
+    source=lab.theory(f"largest decrease between two of {SAVED} depths"),
 )
 DISSIPATION = lab.theorem(
     "dissipation",
@@ -93,28 +85,21 @@ MOTION = lab.theorem(
     r"Without a mobility that rate is $\int|\Gamma|^2\,\mathrm{d}\mu$, the mean "
     "square of the velocity of the tokens.",
     "SABP22, gradient flow interpretation",
+    source=lab.other_method("attention of the nodes of a quadrature to themselves"),
 )
-REWARD_VALUE = lab.observation(
-    "reward",
-    r"The entropic reward of $\mathcal{N}(0, S)$ under "
-    r"$B = \left(\begin{smallmatrix}0.8 & 0.3\\ 0.3 & "
-    r"-0.4\end{smallmatrix}\right)$ is $E_B = 0.375126721371$.",
-    source=lab.tabulated("by the eigenvalues of $H$"),
-)
-REWARD_CLOUD = lab.observation(
+REWARD = lab.observation(
     "reward-of-tokens",
-    "It is the entropic energy of a cloud of tokens that stands for the Gaussian.",
+    "The entropic reward of a Gaussian is the entropic energy of its tokens.",
+    source=lab.other_method("Sinkhorn's algorithm on the nodes of a quadrature"),
 )
 TOLD = lab.observation(
     "told",
-    "The library tells gradients from others: seven layers of one sort, five of the "
-    "other.",
+    "The library tells the seven gradient flows from five flows that are not.",
     source=lab.theory("all of them"),
 )
 FALL = lab.observation(
     "fall",
-    "With an indefinite matrix in front of $V = A$ the energy of $V = A$ falls first "
-    "and rises later.",
+    "With an indefinite matrix in front the energy of $V = A$ falls, then rises.",
     source=lab.theory("smallest increase, and minus the largest"),
 )
 
@@ -130,94 +115,57 @@ class Row(NamedTuple):
 
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Differentiate the energies, then follow them along the flows."""
-    listed, mu = rows(), centred(COVARIANCE)
-    seven = list(listed.values())
-    profiles, slopes = {}, []
-    for name, row in progress.over(listed.items(), 0.7):
+    listed, mu = rows(), mf.gaussian.centred(COVARIANCE)
+    step = parameters.depth / (SAVED - 1)
+    profiles, energies, rates, slopes = [], [], [], []
+    for row in progress.over(listed, 0.7):
         options = {"save": SAVED, "rtol": 1e-12, "atol": 1e-14}
         path = mf.solve(mf.Flow(row.layer), mu, parameters.depth, **options)
-        profiles[name] = mf.gaussian.energy_profile(row.layer, path)
-        energies = [row.energy(spread) for spread in np.asarray(path.covariances)]
-        step = parameters.depth / (SAVED - 1)
-        slopes.append(row.factor * np.correlate(energies, DIFFERENCES) / step)
-    reward = float(mf.gaussian.entropic_reward(mu, jnp.array(FORM)))
+        profiles.append(mf.gaussian.energy_profile(row.layer, path))
+        energies.append([row.energy(spread) for spread in np.asarray(path.covariances)])
+        rates.append(row.factor * np.asarray(profiles[-1].rates))
+        slopes.append(row.factor * np.correlate(energies[-1], DIFFERENCES) / step)
     cloud = mf.quadrature(mu, parameters.order)
     with warnings.catch_warnings():
         # Far nodes without weight make the score of Sinkhorn attention large.
         warnings.simplefilter("ignore", PrecisionWarning)
-        reward_of_cloud = float(mf.observables.energy(listed["Sinkhorn"].layer, cloud))
-        velocities = [row.layer(cloud, cloud.points) for row in seven[:5]]
+        reward = float(mf.observables.energy(listed[4].layer, cloud))
+        velocities = [row.layer(cloud, cloud.points) for row in listed[:5]]
     for _ in progress.over(range(1), 0.3):
         indefinite = softmax_of(FORM, INDEFINITE @ FORM)
-        flow = mf.Flow(indefinite)
-        fall = mf.solve(flow, mu, INDEFINITE_DEPTH, save=SAVED, rtol=1e-10)
-        falling = [
-            listed["softmax"].energy(one) for one in np.asarray(fall.covariances)
-        ]
+        fall = mf.solve(mf.Flow(indefinite), mu, 2.4, save=SAVED, rtol=1e-10)
+        falling = [listed[0].energy(spread) for spread in np.asarray(fall.covariances)]
         flows = landscape_flows()
     structure = mf.gaussian.gradient_structure
-    others = [lab.reference_attention(kind) for kind in KINDS.values()]
-    told = [bool(structure(row.layer)) for row in seven]
+    others = [lab.reference_attention(kind) for kind in gaussians.KINDS.values()]
+    told = [bool(structure(row.layer)) for row in listed]
     told += [not structure(layer) for layer in (*others, indefinite)]
+    changes = [gaussians.change_of(row.layer, COVARIANCE) for row in listed]
+    climbs = [climbing_velocity(row) for row in listed]
+    squares = [float(cloud.weights @ jnp.sum(v**2, axis=1)) for v in velocities]
+    violations = [float(profile.worst_violation) for profile in profiles]
+    exact = float(mf.gaussian.entropic_reward(mu, jnp.array(FORM)))
     return lab.Outcome(
         findings=[
-            GRADIENT.close_to(
-                [change_of(row.layer, COVARIANCE) for row in seven],
-                [climbing_velocity(row) for row in seven],
-                tolerance=1e-9,
-            ),
-            ENERGY.close_to(
-                [float(mf.gaussian.energy(row.layer, mu)) for row in seven],
-                [row.energy(COVARIANCE) for row in seven],
-                tolerance=1e-12,
-            ),
-            ASCENT.at_most(
-                [float(profile.worst_violation) for profile in profiles.values()],
-                0.0,
-                tolerance=1e-12,
-                source=lab.theory(f"largest decrease between two of {SAVED} depths"),
-            ),
-            DISSIPATION.close_to(
-                [
-                    row.factor * profiles[name].rates[3:-3]
-                    for name, row in listed.items()
-                ],
-                slopes,
-                tolerance=1e-8,
-            ),
-            MOTION.close_to(
-                [
-                    row.factor * float(mf.gaussian.dissipation(row.layer, mu))
-                    for row in seven[:5]
-                ],
-                [float(cloud.weights @ jnp.sum(v**2, axis=1)) for v in velocities],
-                tolerance=1e-8,
-                source=lab.other_method(
-                    f"attention of {cloud.count} tokens to themselves"
-                ),
-            ),
-            REWARD_CLOUD.close_to(
-                reward,
-                reward_of_cloud,
-                tolerance=1e-9,
-                source=lab.other_method(
-                    f"Sinkhorn's algorithm on {cloud.count} tokens"
-                ),
-            ),
-            REWARD_VALUE.close_to(reward, REWARD, tolerance=1e-11),
+            GRADIENT.close_to(changes, climbs, tolerance=1e-9),
+            ENERGY.close_to([p.energies for p in profiles], energies, tolerance=1e-12),
+            ASCENT.at_most(violations, 0.0, tolerance=1e-12),
+            DISSIPATION.close_to(np.array(rates)[:, 3:-3], slopes, tolerance=1e-8),
+            MOTION.close_to(np.array(rates)[:5, 0], squares, tolerance=1e-8),
+            REWARD.close_to(exact, reward, tolerance=1e-9),
             TOLD.close_to(sum(told), len(told), tolerance=0),
             FALL.below([np.diff(falling).min(), -np.diff(falling).max()], 0.0),
         ],
-        pictures=[draw_energies(profiles, fall.depths, falling), draw_landscape(flows)],
+        pictures=[draw_climb_and_fall(flows, fall.depths, falling)],
     )
 
 
-def rows() -> dict[str, Row]:
+def rows() -> list[Row]:
     """The layers that climb an energy, those without a mobility first."""
     gram, identity = KEY.T @ KEY, np.eye(2)
 
-    def of_score(matrix: np.ndarray) -> Callable[[np.ndarray], float]:
-        return lambda spread: np.trace(spread @ matrix.T @ spread @ matrix) / 4
+    def of_score(spread: np.ndarray, score: np.ndarray = FORM) -> float:
+        return np.trace(spread @ score.T @ spread @ score) / 4
 
     def of_distance(spread: np.ndarray) -> float:
         volume = np.log(np.linalg.det(identity + 2 * spread @ gram))
@@ -227,25 +175,18 @@ def rows() -> dict[str, Row]:
         # H is similar to S B S B, whose eigenvalues need no root of S.
         return plan_energy(np.linalg.eigvals(spread @ FORM @ spread @ FORM).real)
 
-    softmax, turning = of_score(FORM), of_score(TURN)
     distance = mf.L2(QUERY_RATIO * KEY, KEY, VALUE_RATIO * gram)
     sinkhorn = mf.Sinkhorn(FORM, identity, FORM, kernel="dot", tolerance=1e-13)
-    return {
-        "softmax": Row(softmax_of(FORM, FORM), softmax),
-        "softmax, antisymmetric": Row(softmax_of(TURN, TURN.T), turning),
-        "linear": Row(mf.Linear(FORM, identity, FORM), softmax),
-        "L2": Row(distance, of_distance, factor=VALUE_RATIO),
-        "Sinkhorn": Row(sinkhorn, of_plan, factor=1 / 2),
-        "softmax, twisted": Row(
-            softmax_of(FORM, TWIST @ FORM), softmax, mobility=TWIST
-        ),
+    return [
+        Row(softmax_of(FORM, FORM), of_score),
+        Row(softmax_of(TURN, TURN.T), lambda spread: of_score(spread, TURN)),
+        Row(mf.Linear(FORM, identity, FORM), of_score),
+        Row(distance, of_distance, factor=VALUE_RATIO),
+        Row(sinkhorn, of_plan, factor=1 / 2),
+        Row(softmax_of(FORM, TWIST @ FORM), of_score, mobility=TWIST),
         # The metric of Fisher and Rao, at the covariance at depth zero.
-        "softmax, Fisher-Rao": Row(
-            softmax_of(SCORE),
-            lambda spread: np.trace(SCORE @ spread),
-            mobility=COVARIANCE / 2,
-        ),
-    }
+        Row(softmax_of(SCORE), lambda s: np.trace(SCORE @ s), mobility=COVARIANCE / 2),
+    ]
 
 
 def plan_energy(sizes: np.ndarray) -> Any:
@@ -272,56 +213,35 @@ def landscape_flows() -> list[np.ndarray]:
     flow = mf.Flow(mf.Sinkhorn(np.diag(AXES), np.eye(2), np.diag(AXES), kernel="dot"))
     spreads = []
     for angle in np.linspace(0.06, np.pi / 2 - 0.06, 7):
-        widths = 0.7 * np.array([np.cos(angle), np.sin(angle)])
-        path = mf.solve(flow, centred(np.diag(widths**2)), 6.0, save=61)
+        start = mf.gaussian.centred(np.diag([np.cos(angle), np.sin(angle)]) ** 2 * 0.49)
+        path = mf.solve(flow, start, 6.0, save=61)
         spreads.append(np.sqrt(np.asarray(path.covariances)[:, [0, 1], [0, 1]]))
     return spreads
 
 
-def draw_energies(profiles, fall_depths, falling) -> lab.Picture:
-    """Gains of the energies along depth, and a fall."""
-    figure, (left, right) = style.canvas(2)
-    for name, profile in profiles.items():
-        gains = np.asarray(profile.energies - profile.energies[0])[1:]
-        # Linear attention moves as softmax does, which is to be seen below it.
-        line = {"linestyle": (0, (3, 3))} if name == "linear" else {}
-        left.semilogy(profile.depths[1:], gains, label=name, **line)
-    left.set(title="energies that are climbed", ylim=(1e-3, None))
-    left.set(xlabel="depth $t$", ylabel="gain of energy $E(S_t) - E(S_0)$")
-    right.plot(fall_depths, falling, color=style.INK)
-    right.set(title="not a gradient flow", ylim=(0, None))
-    right.set(xlabel="depth $t$", ylabel=r"$\frac{1}{4}\,\mathrm{tr}(SASA)$")
-    figure.legend(loc="outside lower center", ncols=4)
-    return lab.Picture(
-        figure,
-        "Left: what seven gradient flows gain from the same first covariance; softmax "
-        "and linear attention move a centred Gaussian in the same way. Right: the "
-        "energy of $V = A$ along a flow with an indefinite matrix in front, which is "
-        "no gradient flow.",
-    )
-
-
-def draw_landscape(flows: list[np.ndarray]) -> lab.Picture:
-    """Sinkhorn's energy over two standard deviations, with flows."""
-    figure, axes = style.canvas(panel=(5.6, 4.6))
+def draw_climb_and_fall(flows, depths, falling) -> lab.Picture:
+    """Sinkhorn's energy over two standard deviations, with flows; and a fall."""
+    figure, (left, right) = style.canvas(2, panel=(5.2, 4.2))
     first, second = np.meshgrid(*[np.linspace(0.02, 2.4, 90)] * 2)
     # Uncorrelated: H is diagonal.
     total = plan_energy(np.stack([AXES[0] * first**2, AXES[1] * second**2]) ** 2)
     levels = np.linspace(0, np.sqrt(total.max()), 17) ** 2
-    filled = axes.contourf(first, second, total, levels, cmap="Blues", alpha=0.8)
-    axes.contour(first, second, total, levels, colors=style.INK, linewidths=0.35)
+    filled = left.contourf(first, second, total, levels, cmap="Blues", alpha=0.8)
+    left.contour(first, second, total, levels, colors=style.INK, linewidths=0.35)
     for spreads in flows:
-        axes.plot(*spreads.T, color=style.ORANGE, linewidth=1.4)
-        axes.plot(*spreads[0], "o", color=style.ORANGE)
-    axes.set(xlim=(0, 2.4), ylim=(0, 2.4), aspect="equal")
-    axes.set(xlabel=r"standard deviation $\sqrt{S_{11}}$", ylabel=r"$\sqrt{S_{22}}$")
-    figure.colorbar(filled, ax=axes, label="energy $E_B$", format="%.2f")
+        left.plot(*spreads.T, "o-", color=style.ORANGE, linewidth=1.4, markevery=[0])
+    left.set(title="a gradient flow", xlim=(0, 2.4), ylim=(0, 2.4), aspect="equal")
+    left.set(xlabel=r"standard deviation $\sqrt{S_{11}}$", ylabel=r"$\sqrt{S_{22}}$")
+    figure.colorbar(filled, ax=left, label="energy $E_B$", format="%.2f")
+    right.plot(depths, falling, color=style.INK)
+    right.set(title="not a gradient flow", ylim=(0, None))
+    right.set(xlabel="depth $t$", ylabel=r"$\frac{1}{4}\,\mathrm{tr}(SASA)$")
     return lab.Picture(
         figure,
-        r"The energy $E_B$ of Sinkhorn attention, "
-        r"$B = \operatorname{diag}(0.8, -0.6)$, on uncorrelated Gaussians; in standard "
-        "deviations the metric is that of the page, and flows (from the dots) cross "
-        "level lines at right angles.",
+        "Left: the energy of Sinkhorn attention on uncorrelated Gaussians, "
+        r"$B = \operatorname{diag}(0.8, -0.6)$; in standard deviations the metric is "
+        "that of the page, and flows (from dots) cross level lines at right angles. "
+        "Right: the energy of $V = A$ along a flow with an indefinite matrix in front.",
     )
 
 

@@ -13,7 +13,6 @@ the dimension, as has been said, holds for invertible $A_s$ only.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import jax.random as jr
 import numpy as np
@@ -23,18 +22,16 @@ import meanformer as mf
 import meanformer.experiments as lab
 from meanformer.experiments.helpers.gaussians import KINDS, change_of, softmax_of
 from meanformer.gaussian import centred
-from meanformer.gaussian.without_warnings import quiet_solve
-from meanformer.plotting import draw_cone, draw_eigenvalues, style
+from meanformer.gaussian.velocity import quiet_solve
+from meanformer.plotting import draw_eigenvalues, style
 
 DIMENSION = 4
-# Depths saved, over all decades.
-SAVED = 41
+SAVED = 41  # depths, over all decades
 # The decaying eigenvalues are those of the inverse of this times t |A_s|.
 INVERSE_RATES = {"softmax": 2.0, "L2": 4.0, "Sinkhorn": 4.0}
 # Residual up to which a covariance is stationary: some zeros are double, found slowly.
 RESIDUAL = 1e-6
-# Least ratio of extreme eigenvalues for the rank to count: a direction too many, of an
-# eigenvalue of about the root of the residual, does not show in it.
+# Least ratio of eigenvalues for a rank to count: the residual sees but their squares.
 SURE = 30 * RESIDUAL**0.5
 # Signs of the eigenvalues of the scores of which stationary covariances are looked for.
 SIGNATURES = ((1, 1, -1, -1), (1, 1, 1, -1), (1, 1, 0, -1), (1, 0, 0, -1), (1, 1, 1, 1))
@@ -54,8 +51,7 @@ class Parameters:
 
 LIMIT = lab.theorem(
     "limit",
-    r"With $V = I$ and $A \le 0$ the covariance tends to $(\Pi S_0^{-1}\Pi)^+$ under "
-    "softmax, L2 and Sinkhorn attention alike.",
+    r"With $V = I$ and $A \le 0$ all three kinds tend to $(\Pi S_0^{-1}\Pi)^+$.",
     "CACP25, Gaussian data (the limit: theory page on Gaussians)",
     source=lab.closed_form(r"$(\Pi S_0^{-1}\Pi)^+$, relative to $|S_0|$"),
 )
@@ -87,8 +83,7 @@ ISOTROPIC = lab.theorem(
 )
 SHARP = lab.theorem(
     "isotropic",
-    "Covariances whose range is isotropic for $A_s$, built from eigenvectors, do not "
-    "move.",
+    "Covariances built from eigenvectors, of isotropic range, do not move.",
     "CACP25, Gaussian data (in the corrected form of the theory page on Gaussians)",
     source=lab.theory(r"$|LS + SL^\top|/(|A||S|^2)$"),
 )
@@ -113,14 +108,6 @@ FALLING = lab.theorem(
 )
 
 
-class Case(NamedTuple):
-    r"""A score $-Q^\top Q$ by its root $Q$, values, and a covariance to start from."""
-
-    root: np.ndarray
-    value: np.ndarray
-    start: np.ndarray
-
-
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Follow covariances over many decades of depth, and look for those at rest."""
     cases = [case for rank in (1, 2, 3) for case in drawn_cases(rank, parameters)]
@@ -130,12 +117,8 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
     }
     definite = drawn_cases(2, parameters, has_values=True)
     falls = [follow(mf.Softmax, case, parameters) for case in definite]
-    highest, expected, motions = zip(
-        *(stationary(signs, parameters) for signs in progress.over(SIGNATURES, 0.3)),
-        strict=True,
-    )
-    for _ in progress.over(range(1), 0.2):
-        planar = planar_flows()
+    rests = [stationary(one, parameters) for one in progress.over(SIGNATURES, 0.5)]
+    highest, expected, motions = zip(*rests, strict=True)
     return lab.Outcome(
         findings=[
             *decay_findings(cases, runs),
@@ -143,14 +126,13 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
             SHARP.at_most(motions, 0.0, tolerance=1e-13),
             *definite_findings(definite, falls),
         ],
-        pictures=[draw_decay(runs, falls, parameters), draw_planar(planar)],
+        pictures=[draw_decay(runs, falls, parameters)],
     )
 
 
 def drawn_cases(rank: int, parameters: Parameters, *, has_values: bool = False):
-    """Random cases with a score of this rank; values other than I on demand."""
-    random = np.random.default_rng([parameters.seed, rank, has_values])
-    cases = []
+    """Roots of scores of this rank, values (I by default) and first covariances."""
+    random, cases = np.random.default_rng([parameters.seed, rank, has_values]), []
     for _ in range(parameters.draws):
         root, start = random.standard_normal((2, DIMENSION, DIMENSION))
         root[rank:] = 0
@@ -158,20 +140,16 @@ def drawn_cases(rank: int, parameters: Parameters, *, has_values: bool = False):
         tall = random.standard_normal((2 * DIMENSION, DIMENSION))
         value = tall.T @ tall / DIMENSION if has_values else np.eye(DIMENSION)
         spread = np.eye(DIMENSION) / 2 + start @ start.T / DIMENSION
-        cases.append(Case(root, value, spread))
+        cases.append((root, value, spread))
     return cases
 
 
-def follow(kind, case: Case, parameters: Parameters) -> mf.flows.GaussianTrajectory:
-    """The flow of a case over many decades of depth."""
-    layer = kind(case.root, -case.root, case.value)
-    return long_flow(layer, case.start, np.geomspace(1e-2, parameters.depth, SAVED))
-
-
-def long_flow(layer, start, depths: np.ndarray) -> mf.flows.GaussianTrajectory:
+def follow(kind, case, parameters: Parameters) -> mf.flows.GaussianTrajectory:
     """The flow in a clock of its own, with factors that keep small eigenvalues."""
-    options = {"solver": mf.LongDepth(), "save": np.append(0.0, depths), "rtol": 1e-9}
-    return quiet_solve(layer, centred(start), float(depths[-1]), **options)
+    root, value, start = case
+    depths = np.append(0.0, np.geomspace(1e-2, parameters.depth, SAVED))
+    options = {"solver": mf.LongDepth(), "save": depths, "rtol": 1e-9}
+    return quiet_solve(kind(root, -root, value), centred(start), depths[-1], **options)
 
 
 def decay_findings(cases, runs):
@@ -179,10 +157,10 @@ def decay_findings(cases, runs):
     ends, limits, ranks, kernels = [], [], [], []
     exponents, scaled, constants = [], [], []
     for name, row in runs.items():
-        for case, path in zip(cases, row, strict=True):
-            basis = scipy.linalg.null_space(case.root)
-            inner = basis.T @ np.linalg.solve(case.start, basis)
-            size, kernel = np.linalg.norm(case.start), basis.shape[1]
+        for (root, _, start), path in zip(cases, row, strict=True):
+            basis = scipy.linalg.null_space(root)
+            inner = basis.T @ np.linalg.solve(start, basis)
+            size, kernel = np.linalg.norm(start), basis.shape[1]
             ends.append(np.asarray(path.covariances[-1]) / size)
             limits.append(basis @ np.linalg.inv(inner) @ basis.T / size)
             growth = mf.gaussian.growth_along(path)
@@ -191,7 +169,7 @@ def decay_findings(cases, runs):
             exponents.extend(growth.exponents[kernel:])
             values = np.asarray(path.statistics["eigenvalues"])[-1, kernel:]
             scaled.extend(float(path.depths[-1]) * values)
-            rates = np.linalg.eigvalsh(case.root.T @ case.root)[kernel:]
+            rates = np.linalg.eigvalsh(root.T @ root)[kernel:]
             constants.extend(1 / (INVERSE_RATES[name] * rates))
     return (
         LIMIT.close_to(ends, limits, tolerance=1e-4),
@@ -203,18 +181,17 @@ def decay_findings(cases, runs):
 
 def definite_findings(cases, falls):
     """What is left of AS, the rank, and growth of the Lyapunov function."""
-    left, growth = [], []
-    for case, path in zip(cases, falls, strict=True):
-        spreads, score = np.asarray(path.covariances), case.root.T @ case.root
-        size = np.linalg.norm(score, 2) * np.linalg.norm(case.start, 2)
+    left, growth, ranks = [], [], []
+    for (root, value, start), path in zip(cases, falls, strict=True):
+        spreads, score = np.asarray(path.covariances), root.T @ root
+        size = np.linalg.norm(score, 2) * np.linalg.norm(start, 2)
         left.append(np.linalg.norm(score @ spreads[-1], 2) / size)
-        levels = np.einsum("ij,tji->t", np.linalg.inv(case.value), spreads)
+        levels = np.einsum("ij,tji->t", np.linalg.inv(value), spreads)
         growth.append(np.diff(levels).max() / levels[0])
+        ranks.append(mf.gaussian.growth_along(path).rank)
     return (
         DEFINITE.at_most(left, 0.0, tolerance=1e-4),
-        DEFINITE_RANK.at_most(
-            [mf.gaussian.growth_along(path).rank for path in falls], 2
-        ),
+        DEFINITE_RANK.at_most(ranks, 2),
         FALLING.at_most(growth, 0.0, tolerance=1e-8),
     )
 
@@ -226,16 +203,10 @@ def stationary(signs: tuple[int, ...], parameters: Parameters):
     values = np.array(signs) * random.uniform(0.5, 2.0, DIMENSION)
     turn = random.standard_normal((DIMENSION, DIMENSION))
     score = (vectors * values) @ vectors.T + turn - turn.T
-    layer, highest = softmax_of(score), 0
+    layer, highest, key = softmax_of(score), 0, jr.key(parameters.seed)
+    options = {"tolerance": RESIDUAL, "key": key, "starts": parameters.starts}
     for rank in range(1, DIMENSION + 1):
-        points = mf.gaussian.stationary_points(
-            layer,
-            DIMENSION,
-            rank,
-            tolerance=RESIDUAL,
-            key=jr.key(parameters.seed),
-            starts=parameters.starts,
-        )
+        points = mf.gaussian.stationary_points(layer, DIMENSION, rank, **options)
         if any(point.smallest > SURE for point in points):
             highest = rank
     scaled = vectors / np.sqrt(np.where(values == 0, 1, np.abs(values)))
@@ -247,24 +218,6 @@ def stationary(signs: tuple[int, ...], parameters: Parameters):
     spread = basis.T @ np.diag(np.arange(1, len(basis) + 1)) @ basis
     size = np.linalg.norm(score) * np.linalg.norm(spread) ** 2
     return highest, len(basis), np.linalg.norm(change_of(layer, spread)) / size
-
-
-def planar_flows() -> list[mf.flows.GaussianTrajectory]:
-    """Covariances of the plane under scores of three kinds, from four starts."""
-    scores = (
-        np.array([[-0.8, -0.4], [-0.4, -0.2]]),
-        np.array([[-0.5, -0.2], [-0.2, -1.0]]),
-        np.array([[0.6, 0.3], [0.3, -0.9]]),
-    )
-    turns = np.pi * np.arange(4) / 2 + 0.6
-    across, along = 0.4 * np.cos(turns), 0.4 * np.sin(turns)
-    starts = np.array([[0.9 + across, along], [along, 0.9 - across]]).transpose(2, 0, 1)
-    depths = np.geomspace(1e-2, 1e4, 150)
-    return [
-        long_flow(softmax_of(score), start, depths)
-        for score in scores
-        for start in starts
-    ]
 
 
 def draw_decay(runs, falls, parameters: Parameters) -> lab.Picture:
@@ -292,31 +245,6 @@ def draw_decay(runs, falls, parameters: Parameters) -> lab.Picture:
     )
 
 
-def draw_planar(planar: list[mf.flows.GaussianTrajectory]) -> lab.Picture:
-    """Covariances of the plane in their cone."""
-    words = ("tends to zero", "limit of rank one", "limit of rank two")
-    outcomes = [
-        words[mf.gaussian.growth_along(path).rank]
-        if path.blow_up is None
-        else "blows up"
-        for path in planar
-    ]
-    figure, axes = style.canvas(panel=(5.8, 4.6), subplot_kw={"projection": "3d"})
-    covariances = [path.covariances for path in planar]
-    draw_cone(covariances, axes, outcomes=outcomes, height=3.0)
-    return lab.Picture(
-        figure,
-        "Covariances of the plane under softmax attention with $V = I$, from the same "
-        "four starts (rings), in the cone of positive semi-definite matrices. With $A$ "
-        "negative semi-definite of rank one they end on the surface of the cone, where "
-        "the rank is one; with $A$ negative definite at its tip; with $A$ indefinite "
-        "they leave for infinity.",
-    )
-
-
 experiment = lab.experiment(
-    run,
-    "Attention lowers the rank of a covariance to that of a kernel",
-    room="gaussian",
-    seconds=30,
+    run, "Attention lowers the rank of a covariance", room="gaussian", seconds=25
 )

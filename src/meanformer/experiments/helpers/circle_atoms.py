@@ -1,14 +1,12 @@
 """Atoms on the circle and searches for critical points, as experiments share them."""
 
 from collections.abc import Sequence
-from typing import cast
 
 import jax.random as jr
 import numpy as np
 
 import meanformer as mf
 from meanformer.experiments.framework.experiment import Table
-from meanformer.flows import Constant
 from meanformer.geometry import circle
 from meanformer.observables import CriticalPoint, CriticalPoints, find_critical_points
 
@@ -16,11 +14,6 @@ from meanformer.observables import CriticalPoint, CriticalPoints, find_critical_
 def angles_of(cloud: mf.TokenCloud) -> np.ndarray:
     """The angles of atoms, from zero to a full turn."""
     return circle.angles_of(np.asarray(cloud.points))
-
-
-def map_of(flow: mf.Flow) -> mf.AbstractInContextMap:
-    """The map of a flow that does not change with depth."""
-    return cast(Constant, flow.velocity).gamma
 
 
 def search_of(

@@ -15,6 +15,8 @@ from meanformer.flows import Merges
 
 TOKENS = 5
 SAVED = 61
+# Angles of the published run of five tokens, at beta 4 [GKPR24].
+FIVE = np.array([0.0621971438, 0.2143229734, 1.8191226208, 2.9110710095, 3.1879369617])
 
 
 def attention_on_circle(kind: str, beta: float) -> mf.Softmax | mf.Unnormalised:

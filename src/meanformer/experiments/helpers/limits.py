@@ -8,6 +8,19 @@ from meanformer.experiments.framework.claims import Claim, Finding, other_method
 from meanformer.experiments.helpers.dense import dense_rescaled_flow
 
 
+def dense_tokens(report, depth: float, method: str = "DOP853") -> np.ndarray:
+    """The rescaled tokens of a limit at a depth, by a dense program of SciPy.
+
+    Args:
+        report: the limit, of `find_limit`.
+        depth: where they are wanted.
+        method: a method of SciPy.
+    """
+    path = report.trajectory
+    attention, start = path.flow.velocity.attention, path.cloud(0)
+    return dense_rescaled_flow(attention, start, depth, method=method)
+
+
 def dense_finding(
     claim: Claim, report, depth: float, tolerance: float, method: str = "DOP853"
 ) -> Finding:
@@ -20,9 +33,7 @@ def dense_finding(
         tolerance: how far apart they may be.
         method: a method of SciPy.
     """
-    path = report.trajectory
-    attention, start = path.flow.velocity.attention, path.cloud(0)
-    dense = dense_rescaled_flow(attention, start, depth, method=method)
+    dense = dense_tokens(report, depth, method)
     source = other_method(f"SciPy's {method} on the rescaled flow")
     found = report.detection.phase.at(depth)
     return claim.close_to(found, dense, tolerance=tolerance, source=source)

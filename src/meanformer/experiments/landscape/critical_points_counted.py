@@ -11,36 +11,19 @@ a matrix the critical points of one atom on the sphere are the axes.
 from dataclasses import dataclass
 
 import numpy as np
-import scipy.integrate
 import scipy.optimize
 
 import meanformer as mf
 import meanformer.experiments as lab
-from meanformer.experiments.helpers.circle_atoms import (
-    angles_of,
-    full_index,
-    pull,
-    search_of,
-    table_of,
-    turned,
-)
-from meanformer.observables import (
-    CriticalPoint,
-    matrix_energy_flow,
-    perceptron_flow,
-)
+from meanformer.experiments.helpers import circle_atoms
+from meanformer.experiments.helpers.circle_atoms import full_index, pull, turned
 from meanformer.plotting import style
-from meanformer.plotting.potentials import quarter_ticks
+from meanformer.plotting.circles import quarter_ticks
 
 MARKS = (("^", "maximum"), ("P", "saddle"), ("v", "minimum"))
 # No symmetry, no flat region: the energy of two atoms has isolated critical points.
-GENERIC = {
-    "angles": (0.3, 2.0, 4.1),
-    "strengths": (6.0, 5.0, 4.0),
-    "biases": (0.2, -0.3, 0.1),
-    "masses": (0.7, 0.3),
-}
-LENGTH = 1.5  # of the directions of the generic units
+UNITS = ((0.3, 6.0, 0.2), (2.0, 5.0, -0.3), (4.1, 4.0, 0.1))  # angle, strength, bias
+MASSES, LENGTH = (0.7, 0.3), 1.5  # of the atoms; of the directions of the units
 LEVELS = (1.5, 1.0, 0.5)  # eigenvalues of the matrix on the sphere
 
 
@@ -48,12 +31,8 @@ LEVELS = (1.5, 1.0, 0.5)  # eigenvalues of the matrix on the sphere
 class Parameters:
     """Sizes."""
 
-    starts: int = lab.setting(
-        12, full=200, help="random starts of a search", at_least=8
-    )
-    cells: int = lab.setting(
-        240, full=960, help="cells of the scan in each angle", at_least=60
-    )
+    starts: int = lab.setting(12, full=200, help="starts of a search", at_least=8)
+    cells: int = lab.setting(240, full=960, help="cells in each angle", at_least=60)
     seed: int = lab.setting(3, help="seed of all samples", at_least=0)
 
 
@@ -82,81 +61,68 @@ AXES = lab.observation(
 
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Search, scan and count."""
-    searches = [
-        (generic_flow(), GENERIC["masses"]),
-        (matrix_energy_flow(np.diag(LEVELS)), (1.0,)),
-    ]
-    found, axes = [
-        search_of(*one, starts=parameters.starts, seed=parameters.seed)
-        for one in progress.over(searches)
-    ]
+    searches = (
+        (generic_flow(), MASSES),
+        (mf.observables.matrix_energy_flow(np.diag(LEVELS)), (1.0,)),
+    )
+    options = {"starts": parameters.starts, "seed": parameters.seed}
+    found, axes = (
+        circle_atoms.search_of(*one, **options) for one in progress.over(searches)
+    )
+    euler = sum((-1.0) ** full_index(point) for point in found)
     scanned = scan(parameters.cells)
     return lab.Outcome(
         findings=[
-            EULER.close_to(
-                sum((-1.0) ** full_index(point) for point in found), 0.0, tolerance=0.0
-            ),
+            EULER.close_to(euler, 0.0, tolerance=0.0),
             scan_finding(found, scanned),
             axes_finding(axes),
         ],
         pictures=[draw_landscape(scanned)],
-        tables=[table_of(found)],
+        tables=[circle_atoms.table_of(found)],
     )
 
 
 def generic_flow() -> mf.Flow:
     """Attention with three sigmoid units without symmetry."""
-    directions = LENGTH * mf.TokenCloud.from_angles(GENERIC["angles"]).points
-    return perceptron_flow(
+    angles, strengths, biases = np.transpose(UNITS)
+    return mf.observables.perceptron_flow(
         mf.identity_attention("unnormalised", 2, 2.0),
-        directions,
-        np.array(GENERIC["strengths"]),
-        np.array(GENERIC["biases"]),
+        LENGTH * mf.TokenCloud.from_angles(angles).points,
+        strengths,
+        biases,
         activation="sigmoid",
     )
 
 
 def generic_slopes(angles):
     """The slopes of the energy per mass in both angles, from its formula."""
-    first, second = angles
-    heavy, light = GENERIC["masses"]
-    force = pull(second - first, 2.0)
-    return np.array(
-        [generic_lift(first) + light * force, generic_lift(second) - heavy * force]
-    )
-
-
-def generic_units():
-    """Angle, strength and bias of each sigmoid unit."""
-    return zip(*(GENERIC[n] for n in ("angles", "strengths", "biases")), strict=True)
+    heavy, light = MASSES
+    force = pull(angles[1] - angles[0], 2.0)
+    return generic_lift(np.array(angles)) + np.multiply.outer([light, -heavy], force)
 
 
 def generic_lift(angle):
     """The slope of the potential of the sigmoid units in the angle."""
     return sum(
         c * LENGTH * np.sin(u - angle) / (1 + np.exp(-LENGTH * np.cos(angle - u) - b))
-        for u, c, b in generic_units()
+        for u, c, b in UNITS
     )
 
 
 def generic_energy(first, second):
     """The energy of two atoms under the sigmoid units, from its formula."""
-    masses = GENERIC["masses"]
-    cross = 2 * masses[0] * masses[1] * np.exp(2 * np.cos(first - second))
-    pairs = (np.exp(2) * np.dot(masses, masses) + cross) / 4
+    cross = 2 * MASSES[0] * MASSES[1] * np.exp(2 * np.cos(first - second))
+    pairs = (np.exp(2) * np.dot(MASSES, MASSES) + cross) / 4
     heights = sum(
         c * mass * np.logaddexp(0, LENGTH * np.cos(angle - u) + b)
-        for u, c, b in generic_units()
-        for mass, angle in zip(masses, (first, second), strict=True)
+        for u, c, b in UNITS
+        for mass, angle in zip(MASSES, (first, second), strict=True)
     )
     return pairs + heights
 
 
 def scan(count: int) -> list[tuple[np.ndarray, int]]:
-    """All zeros of both slopes on the torus, with their indices.
-
-    Cells of a grid in which both slopes change their sign start a root finder.
-    """
+    """All zeros of both slopes, with indices: a root finder where both change sign."""
     turn = 2 * np.pi * (np.arange(count) + 0.123) / count
     slopes = generic_slopes(np.meshgrid(turn, turn, indexing="ij"))
     corners = [np.roll(slopes, s, (1, 2)) > 0 for s in ((0, 0), (-1, 0), (0, -1))]
@@ -180,10 +146,10 @@ def index_at(angles) -> int:
     return int((np.linalg.eigvals(np.stack(columns, axis=1)).real > 0).sum())
 
 
-def on_torus(point: CriticalPoint) -> np.ndarray:
+def on_torus(point) -> np.ndarray:
     """The angles of the heavy and of the light token."""
     order = np.argsort(-np.asarray(point.cloud.weights))
-    return np.resize(angles_of(point.cloud)[order], 2)
+    return np.resize(circle_atoms.angles_of(point.cloud)[order], 2)
 
 
 def scan_finding(found, scanned):

@@ -17,13 +17,11 @@ import numpy as np
 
 import meanformer as mf
 import meanformer.experiments as lab
+from meanformer.experiments.helpers.circle_walks import FIVE, joins_of
 from meanformer.experiments.helpers.dense_angles import dense_angle_flow
 from meanformer.geometry.circle import on_circle
 from meanformer.plotting import draw_rate, mark_sizes, style
 
-ANGLES = np.array(
-    [0.0621971438, 0.2143229734, 1.8191226208, 2.9110710095, 3.1879369617]
-)
 WEIGHTS = np.array([0.25, 0.15, 0.2, 0.3, 0.1])
 PAIRS = ((0, 1), (3, 4))  # the closest tokens, in the order in which they meet
 
@@ -51,6 +49,7 @@ LASTING = lab.observation(
     "second-order",
     "What is left of it when the true clusters have come together is of second order "
     "in $r$ or higher.",
+    source=lab.theory("fitted to distances down to $0.01$"),
 )
 BOUND = lab.observation(
     "bound",
@@ -80,55 +79,53 @@ ENERGY = lab.observation(
 
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Merge at smaller and smaller distances, against the flow without merging."""
+    beta, depths = parameters.beta, np.linspace(0, parameters.depth, 161)
     distances = 0.08 / 2 ** np.arange(parameters.halvings)
-    depths = np.linspace(0, parameters.depth, 161)
-    options = {"weights": WEIGHTS}
-    exact = dense_angle_flow(ANGLES, parameters.beta, depths, **options).y.T
-    paths = [merged(parameters, r, depths) for r in progress.over(distances)]
-    errors = np.array([error_along(path, exact) for path in paths])
+    gaps = [lambda _, angles, r=r: np.diff(angles).min() - r for r in distances]
+    true = dense_angle_flow(FIVE, beta, depths, weights=WEIGHTS, events=gaps)
+    exact = on_circle(true.y.T)
+    paths = [merged(beta, float(r), depths) for r in progress.over(distances)]
+    points = np.array([path.points for path in paths])
+    # Token by token, which is no less than the distance of the measures.
+    errors = np.sqrt(((points - exact) ** 2).sum(-1) @ WEIGHTS)
     bounds = np.array([10 ** path.statistics["log10_merge_bound"] for path in paths])
-    joined = np.array([path.statistics["merge_error"] > 0 for path in paths])
+    sums = np.array([path.statistics["merge_error"] for path in paths])
+    largest, ratios = errors.max(axis=1), errors[sums > 0] / bounds[sums > 0]
+    # Below $0.01$ the true tokens are not yet closer than what is left.
+    lasting = fitted_order(distances[:4], errors[:4, -1])
+    energies = [energy(end, beta) for end in points[:4, -1]]
+    lost = np.abs(np.array(energies) - energy(exact[-1], beta))
+    joins = [joins_of(path).depths[0] for path in paths]
+    crossings = [times[0] for times in true.t_events]
     return lab.Outcome(
         findings=[
-            FIRST_ORDER.close_to(
-                fitted_order(distances, errors.max(axis=1)), 1, tolerance=0.1
-            ),
-            LASTING.at_least(
-                # Below $0.01$ the true tokens are not yet closer than what is left.
-                fitted_order(distances[:4], errors[:4, -1]),
-                2,
-                tolerance=0.1,
-                source=lab.theory("fitted to distances down to $0.01$"),
-            ),
-            BOUND.at_most(errors[joined] / bounds[joined], 1.0, tolerance=1e-3),
-            jump_finding(distances, paths),
-            event_finding(parameters, distances, paths),
-            energy_finding(parameters.beta, distances, paths, exact),
+            FIRST_ORDER.close_to(fitted_order(distances, largest), 1, tolerance=0.1),
+            LASTING.at_least(lasting, 2, tolerance=0.1),
+            BOUND.at_most(ratios, 1.0, tolerance=1e-3),
+            jump_finding(distances, sums),
+            EVENT.close_to(joins, crossings, tolerance=1e-6),
+            ENERGY.at_least(fitted_order(distances[:4], lost), 2, tolerance=0.1),
         ],
         pictures=[draw(depths, distances, errors, bounds)],
     )
 
 
-def merged(parameters: Parameters, distance: float, depths) -> mf.Trajectory:
+def merged(beta: float, distance: float, depths) -> mf.Trajectory:
     """The flow with tokens joined at a distance."""
-    flow = mf.Flow(
-        mf.identity_attention("softmax", 2, parameters.beta), space=mf.Sphere()
-    )
     return mf.solve(
-        flow,
-        mf.TokenCloud.from_angles(ANGLES, WEIGHTS),
+        mf.Flow(mf.identity_attention("softmax", 2, beta), space=mf.Sphere()),
+        mf.TokenCloud.from_angles(FIVE, WEIGHTS),
         depths[-1],
         save=depths,
-        merge=mf.flows.Merge(float(distance)),
+        merge=mf.flows.Merge(distance),
         rtol=1e-10,
         atol=1e-12,
     )
 
 
-def error_along(path: mf.Trajectory, exact: np.ndarray) -> np.ndarray:
-    """Distance of the two flows at each depth, token by token: no less than $W_2$."""
-    squares = ((np.asarray(path.points) - on_circle(exact)) ** 2).sum(-1)
-    return np.sqrt(squares @ WEIGHTS)
+def energy(points: np.ndarray, beta: float) -> float:
+    """The energy, in units of that of one cluster."""
+    return float(WEIGHTS @ np.exp(beta * (points @ points.T - 1)) @ WEIGHTS)
 
 
 def fitted_order(distances, errors) -> float:
@@ -136,45 +133,14 @@ def fitted_order(distances, errors) -> float:
     return float(np.polyfit(np.log(distances[-3:]), np.log(errors[-3:]), 1)[0])
 
 
-def jump_finding(distances, paths):
+def jump_finding(distances, sums):
     """The first two jumps, against the prescribed distance and masses of the pairs."""
-    shares = [
-        np.sqrt(WEIGHTS[i] * WEIGHTS[j] / (WEIGHTS[i] + WEIGHTS[j])) for i, j in PAIRS
-    ]
+    first, second = WEIGHTS[np.array(PAIRS)].T
+    shares = np.sqrt(first * second / (first + second))
     # Depths are saved finely enough that every join is a step of its own.
-    sums = [
-        np.unique(path.statistics["merge_error"])[: 1 + len(PAIRS)] for path in paths
-    ]
-    return JUMPS.close_to(
-        np.diff(sums, axis=1) / distances[:, None],
-        np.tile(shares, (len(paths), 1)),
-        relative_tolerance=1e-6,
-    )
-
-
-def event_finding(parameters: Parameters, distances, paths):
-    """The first join of each solve, against an event of SciPy."""
-    events = [lambda _, angles, r=r: np.diff(angles).min() - r for r in distances]
-    options = {"weights": WEIGHTS, "events": events}
-    found = dense_angle_flow(ANGLES, parameters.beta, [0, parameters.depth], **options)
-    return EVENT.close_to(
-        [float(path.merges.depths[0]) for path in paths],
-        [depths[0] for depths in found.t_events],
-        tolerance=1e-6,
-    )
-
-
-def energy_finding(beta: float, distances, paths, exact):
-    """The order of the difference of the energies at the last depth."""
-
-    def energy(points):
-        return WEIGHTS @ np.exp(beta * (points @ points.T - 1)) @ WEIGHTS
-
-    true = energy(on_circle(exact[-1]))
-    errors = [abs(energy(np.asarray(path.points[-1])) - true) for path in paths]
-    return ENERGY.at_least(
-        fitted_order(distances[:4], np.array(errors[:4])), 2, tolerance=0.1
-    )
+    steps = [np.unique(row)[: 1 + len(PAIRS)] for row in sums]
+    jumps = np.diff(steps, axis=1) / distances[:, None]
+    return JUMPS.close_to(jumps, shares, relative_tolerance=1e-6)
 
 
 def draw(depths, distances, errors, bounds) -> lab.Picture:

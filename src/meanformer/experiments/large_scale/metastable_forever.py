@@ -16,20 +16,19 @@ import numpy as np
 import meanformer as mf
 import meanformer.experiments as lab
 from meanformer.experiments.helpers.circle_walks import (
+    FIVE,
     SAVED,
     attention_on_circle,
     joins_of,
     walk_on_circle,
 )
 from meanformer.experiments.helpers.dense_angles import dense_angle_flow
-from meanformer.geometry.circle import angles_of
+from meanformer.geometry.circle import angles_of, on_circle
 from meanformer.observables import TwoGroups
 from meanformer.plotting import CircleFrames, draw_curves, mark_values, style
 
-FIVE = (0.0621971438, 0.2143229734, 1.8191226208, 2.9110710095, 3.1879369617)
-CLOSE = (2.78, 4.09, 6.70, 329.87)  # where the five come within 0.01, tabulated
 MEETING = 0.1  # the angle up to which a dwell time is taken
-RIGHT = np.pi / 2
+CLOSE = 1e-2  # the angle between two tokens that are close
 
 
 @dataclass(frozen=True)
@@ -61,12 +60,13 @@ FIVE_DEPTHS = lab.observation(
     "each other at the depths $2.78$, $4.09$, $6.70$ and $329.87$, where an ordinary "
     "integrator finds it.",
     "GKPR24, five tokens on the circle",
-    source=lab.tabulated("and by SciPy's DOP853 in this run"),
+    source=lab.other_method("events of SciPy's DOP853, in angles"),
 )
 FIVE_ENERGY = lab.observation(
     "five-energies",
     "Their energy along the way is that of an ordinary integrator, with the plateau "
     "$13/25 = 0.52$ from depth $5$ to $300$.",
+    source=lab.other_method("angles, solved by SciPy's DOP853"),
 )
 RISES = lab.theorem(
     "energy-rises",
@@ -80,16 +80,28 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Walk two groups and five tokens, each against another method."""
     betas = np.append([10.0, 60.0], parameters.longest * np.array([0.5, 0.75, 1]))
     dwells = [dwell(beta, parameters.rtol) for beta in progress.over(betas, 0.7)]
-    five = five_tokens(parameters.rtol)
+    logs, laws, steps = np.array(dwells).T
+    ratio = (steps[-1] / steps[0]) / (logs[-1] / logs[0])
+    close = first_depths_within(CLOSE)
+    five = five_tokens(close, parameters.rtol)
+    depths, points = np.asarray(five.depths), np.asarray(five.points)
+    exact = dense_angle_flow(FIVE, 4.0, depths).y.T
+    energies, true = energy_of(points), energy_of(on_circle(exact))
     return lab.Outcome(
-        findings=[*dwell_findings(betas, dwells), *five_findings(five)],
-        pictures=[draw_steps(betas, dwells), draw_five(five)],
+        findings=[
+            BEYOND.close_to(np.exp(logs - laws)[1:], 1.0, tolerance=1e-6),
+            STEPS.at_most(ratio, 1.0),
+            FIVE_DEPTHS.close_to(close_depths(depths, points), close, tolerance=2e-2),
+            FIVE_ENERGY.close_to(energies, true, tolerance=1e-7),
+            RISES.at_least(np.diff(energies), 0.0, tolerance=1e-12),
+        ],
+        pictures=[draw_steps(betas, logs, steps), draw_five(five, energies)],
         movies=[
             lab.Movie(
                 five,
                 "The five tokens of the published run on the circle: two groups form "
                 "at once, and meet after depth 329. One frame per saved depth.",
-                depths=np.asarray(five.depths),
+                depths=depths,
                 draw=CircleFrames(),
                 fps=8,
             )
@@ -97,96 +109,56 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
     )
 
 
-def log_law(beta: float) -> float:
-    """Logarithm of the time of the two-group law, by quadrature."""
-    return TwoGroups(attention_on_circle("softmax", beta)).log_dwell_time(
-        RIGHT, MEETING
-    )
-
-
-def dwell(beta: float, rtol: float) -> tuple[float, int]:
-    """Logarithm of the depth at which two groups have met, and the steps to it."""
-    angles = np.array([0.0, RIGHT])
+def dwell(beta: float, rtol: float) -> tuple[float, float, int]:
+    """Logarithm of the depth at which two groups meet, the law's, and the steps."""
+    start = np.pi / 2
+    groups = TwoGroups(attention_on_circle("softmax", beta))
+    law = groups.log_dwell_time(start, MEETING)
     # All saved depths but the first lie behind the meeting: its steps are its own.
-    depths = np.append(0, 10 * np.exp(log_law(beta)) * np.geomspace(1, 2, SAVED - 1))
-    path = walk_on_circle(angles, beta, depths, merge=MEETING, rtol=rtol)
+    depths = np.append(0, 10 * np.exp(law) * np.geomspace(1, 2, SAVED - 1))
+    path = walk_on_circle([0.0, start], beta, depths, merge=MEETING, rtol=rtol)
     steps = path.accepted_steps[-1] + path.rejected_steps[-1]
-    return float(np.log(joins_of(path).depths[0])), int(steps)
-
-
-def dwell_findings(betas, dwells):
-    """Meetings against quadrature, and steps against logarithms."""
-    logs, steps = (np.array(column) for column in zip(*dwells, strict=True))
-    exact = np.array([log_law(beta) for beta in betas])
-    ratio = (steps[-1] / steps[0]) / (logs[-1] / logs[0])
-    return (
-        BEYOND.close_to(
-            np.exp(logs - exact)[1:], np.ones(len(betas) - 1), tolerance=1e-6
-        ),
-        STEPS.at_most(ratio, 1.0),
-    )
-
-
-def five_tokens(rtol: float) -> mf.Trajectory:
-    """The published run, saved finely around the depths where tokens come close."""
-    around = [*(np.linspace(-0.05, 0.05, 8) + np.array(CLOSE)[:, None]).ravel()]
-    others = [0, 5, 20, 200, *np.geomspace(0.1, 290, 13), *np.linspace(300, 350, 12)]
-    return walk_on_circle(FIVE, 4.0, np.sort([*around, *others]), rtol=rtol)
-
-
-def five_findings(five: mf.Trajectory):
-    """Meetings and energies against SciPy in angles."""
-    depths = np.asarray(five.depths)
-    exact = dense_angle_flow(FIVE, 4.0, depths).y.T
-    meetings = close_depths(depths, np.asarray(five.points), 1e-2)
-    energies = energy_of(five, 4.0)
-    gram = np.cos(exact[:, :, None] - exact[:, None, :])
-    source = lab.other_method("angles, solved by SciPy's DOP853")
-    return (
-        FIVE_DEPTHS.close_to(
-            [*meetings, *meetings], [*CLOSE, *first_depths_within(1e-2)], tolerance=2e-2
-        ),
-        FIVE_ENERGY.close_to(
-            energies, np.exp(4 * (gram - 1)).mean((1, 2)), tolerance=1e-7, source=source
-        ),
-        RISES.at_least(np.diff(energies), 0.0, tolerance=1e-12),
-    )
-
-
-def close_depths(depths, points, distance: float) -> np.ndarray:
-    """Where neighbouring gaps fall below a distance, between saved depths, in order.
-
-    Gaps close exponentially: their logarithm is interpolated.
-    """
-    gaps = np.diff(angles_of(points), axis=1)
-    found = []
-    for gap in gaps.T:
-        after = int(np.argmax(gap < distance))
-        pair = slice(after - 1, after + 1)
-        # Joined tokens have no gap.
-        logs = np.log(np.maximum(gap[pair], np.finfo(gap.dtype).tiny))
-        share = (logs[0] - np.log(distance)) / (logs[0] - logs[1])
-        found.append(depths[after - 1] + share * np.diff(depths[pair])[0])
-    return np.sort(found)
+    return float(np.log(joins_of(path).depths[0])), law, int(steps)
 
 
 def first_depths_within(distance: float) -> np.ndarray:
-    """Where neighbouring gaps fall below a distance, in order."""
+    """Where neighbouring gaps fall below a distance, in order, by SciPy."""
     events = [lambda _, now, k=k: now[k + 1] - now[k] - distance for k in range(4)]
     found = dense_angle_flow(FIVE, 4.0, [0, 350], events=events)
     return np.sort([times[0] for times in found.t_events])
 
 
-def energy_of(path: mf.Trajectory, beta: float) -> np.ndarray:
+def five_tokens(close: np.ndarray, rtol: float) -> mf.Trajectory:
+    """The published run, saved finely around the depths where tokens come close."""
+    around = np.linspace(-0.05, 0.05, 8) + close[:, None]
+    others = [0, 5, 20, 200, *np.geomspace(0.1, 290, 13), *np.linspace(300, 350, 12)]
+    return walk_on_circle(FIVE, 4.0, np.sort([*around.ravel(), *others]), rtol=rtol)
+
+
+def close_depths(depths, points) -> np.ndarray:
+    """Where neighbouring gaps fall below the distance, between saved depths, in order.
+
+    Gaps close exponentially: their logarithm is interpolated.
+    """
+    gaps = np.diff(angles_of(points), axis=1)
+    # Joined tokens have no gap.
+    logs = np.log(np.maximum(gaps, np.finfo(gaps.dtype).tiny) / CLOSE)
+    found = []
+    for log in logs.T:
+        after = int(np.argmax(log < 0))
+        last = slice(after - 1, after + 1)
+        found.append(np.interp(0, -log[last], depths[last]))
+    return np.sort(found)
+
+
+def energy_of(points: np.ndarray) -> np.ndarray:
     """The energy of five equal tokens, in units of that of one cluster."""
-    points = np.asarray(path.points)
     gram = np.einsum("tid,tjd->tij", points, points)
-    return np.exp(beta * (gram - 1)).mean((1, 2))
+    return np.exp(4 * (gram - 1)).mean((1, 2))
 
 
-def draw_steps(betas, dwells) -> lab.Picture:
+def draw_steps(betas, logs, steps) -> lab.Picture:
     """Steps against the logarithm of the depth of the meeting."""
-    logs, steps = (np.array(column) for column in zip(*dwells, strict=True))
     figure, axes = style.canvas(panel=(5.4, 3.0))
     tens = logs / np.log(10)
     axes.plot(tens, steps, "o-", label="steps of the walk")
@@ -204,16 +176,15 @@ def draw_steps(betas, dwells) -> lab.Picture:
     )
 
 
-def draw_five(five: mf.Trajectory) -> lab.Picture:
+def draw_five(five: mf.Trajectory, energies: np.ndarray) -> lab.Picture:
     """Angles and energy of the five tokens."""
     depths, angles = np.asarray(five.depths)[1:], angles_of(np.asarray(five.points))[1:]
     figure, (above, below) = style.canvas(1, 2, panel=(5.4, 2.4), sharex=True)
-    for token in range(5):
-        above.plot(depths, angles[:, token], linewidth=1.5)
-    below.plot(depths, energy_of(five, 4.0)[1:], color=style.BLUE)
+    above.plot(depths, angles, linewidth=1.5)
+    below.plot(depths, energies[1:], color=style.BLUE)
     for axes in (above, below):
-        depths = np.asarray(joins_of(five).depths)
-        mark_values(depths, axes, label="tokens are joined")
+        joins = np.asarray(joins_of(five).depths)
+        mark_values(joins, axes, label="tokens are joined")
     above.legend(loc="center left")
     above.set(ylabel="angle")
     below.set(xscale="log", xlabel="depth $t$", ylabel="energy (one cluster: 1)")

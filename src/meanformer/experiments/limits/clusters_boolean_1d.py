@@ -11,17 +11,14 @@ near zero with a row that is not Boolean. It is unstable, and found by bisection
 from dataclasses import dataclass
 
 import numpy as np
+import scipy.optimize
 
 import meanformer as mf
 import meanformer.experiments as lab
 from meanformer.observables import find_leaders, find_limit
 from meanformer.plotting import draw_attention, style
 
-FIVE = (-1.0, -0.3, 0.1, 0.4, 1.2)
-FIVE_AT_8 = (-0.7020423162, -0.7014797633, 0.9828397078, 0.9831251823, 0.9835792313)
-NAMED = (FIVE, (0.2, 0.5, 0.9), (-0.8, -0.5, 0.05, 0.07))
-TIPPING = -0.05837211652778  # of the middle token between -1 and 1.2
-EXACT = {"rtol": 1e-12, "atol": 1e-14}
+NAMED = ((-1.0, -0.3, 0.1, 0.4, 1.2), (0.2, 0.5, 0.9), (-0.8, -0.5, 0.05, 0.07))
 
 
 @dataclass(frozen=True)
@@ -30,9 +27,6 @@ class Parameters:
 
     tokens: int = lab.setting(20, full=40, help="tokens of a random start", at_least=2)
     starts: int = lab.setting(12, full=300, help="random starts", at_least=2)
-    bisections: int = lab.setting(
-        40, full=48, help="bisections of the tipping point", at_least=20, at_most=50
-    )
     seed: int = lab.setting(0, help="seed of the random starts", at_least=0)
 
 
@@ -41,17 +35,11 @@ ROWS = lab.observation(
     "The tokens $(-1, -0.3, 0.1, 0.4, 1.2)$ end with the rows "
     "$e_1, e_1, e_5, e_5, e_5$; $(0.2, 0.5, 0.9)$ all with $e_3$; "
     "$(-0.8, -0.5, 0.05, 0.07)$ all with $e_1$, though two of them are positive.",
-    source=lab.tabulated("tokens counted from zero"),
-)
-POSITIONS = lab.observation(
-    "positions",
-    "At depth $8$ the five tokens are, rescaled, at "
-    "$-0.7020423162, -0.7014797633, 0.9828397078, 0.9831251823, 0.9835792313$.",
-    source=lab.tabulated(),
+    source=lab.other_method("largest scores at depth 8, by SciPy's DOP853"),
 )
 DENSE = lab.observation(
     "dense",
-    "They are where a dense program with SciPy's integrator finds them.",
+    "At depth $8$ they are where a dense program with SciPy's integrator finds them.",
     source=lab.other_method("SciPy's DOP853"),
 )
 RANK = lab.theorem(
@@ -70,8 +58,9 @@ EXTREMES = lab.theorem(
 TIPS = lab.observation(
     "tipping-point",
     "A token between $-1$ and $1.2$ goes left or right according to which side of "
-    "$a = -0.05837211652778$ it starts on.",
-    source=lab.tabulated("by bisection in arithmetic of thirty digits"),
+    r"$a \approx -0.058$ it starts on: its sign, $10^{-11}$ to either side of the "
+    "point found by bisection.",
+    source=lab.other_method("sign at depth 4, by SciPy's DOP853"),
 )
 EXCEPTIONAL = lab.observation(
     "exceptional-row",
@@ -84,52 +73,57 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Follow given and random tokens to their leaders, bisect the tipping point."""
     rng = np.random.default_rng(parameters.seed)
     random = rng.normal(size=(parameters.starts, parameters.tokens))
-    reports = [limit(starts) for starts in progress.over(NAMED, 0.3)]
-    randoms = [limit(starts) for starts in progress.over(random, 0.4)]
-    tipping = bisect(progress.over(range(parameters.bisections), 0.3))
+    reports = [limit(starts) for starts in progress.over(NAMED, 0.4)]
+    randoms = [limit(starts) for starts in progress.over(random, 0.6)]
+    tipping = scipy.optimize.root_scalar(
+        side_of_middle, bracket=(-1.0, 1.2), method="bisect", xtol=1e-12
+    ).root
     middles = tipping + np.outer([-1, 1], [1e-1, 1e-2, 1e-3, 1e-4]).ravel()
     hesitating = [limit((-1.0, a, 1.2), second_look=False) for a in middles]
-    row, expected = rows_at_tipping()
     return lab.Outcome(
         findings=[
             *named_findings(reports),
             *random_findings(randoms),
-            TIPS.close_to(tipping, TIPPING, tolerance=1e-11),
-            EXCEPTIONAL.close_to(row, expected, tolerance=1e-3),
+            *tipping_findings(tipping),
         ],
         pictures=[draw_lines(reports[0], hesitating), draw_matrices(reports[0])],
     )
 
 
-def padded(starts, count: int) -> mf.TokenCloud:
-    """Tokens of the line; padded, so that one program serves all."""
-    missing = count - len(starts)
-    points = np.append(starts, np.zeros(missing))[:, None]
-    weights = np.append(np.full(len(starts), 1 / len(starts)), np.zeros(missing))
-    return mf.TokenCloud(points, weights)
+def layer() -> mf.Softmax:
+    """Attention on the line with query, key and value one."""
+    return lab.plain_attention(np.eye(1))
+
+
+def line(starts) -> mf.TokenCloud:
+    """Tokens of the line."""
+    return mf.TokenCloud(np.asarray(starts)[:, None])
 
 
 def limit(starts, **options):
-    """Prediction, limit and path of tokens on the line."""
-    return find_limit(
-        lab.plain_attention(np.eye(1)), padded(starts, max(len(starts), 5)), **options
-    )
+    """Prediction, limit and path; padded, so that one program serves all."""
+    return find_limit(layer(), mf.pad(line(starts), max(len(starts), 5)), **options)
+
+
+def side_of_middle(start: float) -> float:
+    """On which side a token between -1 and 1.2 ends: -1 or 1."""
+    # So close to the tie that a second look could not agree.
+    found = limit((-1.0, start, 1.2), second_look=False, save=3).detection
+    return -1.0 if found.follows is not None and found.follows[1] == 0 else 1.0
 
 
 def named_findings(reports):
-    """Rows, positions and the dense program."""
-    follows = [
-        report.detection.follows[: len(starts)]
-        for report, starts in zip(reports, NAMED, strict=True)
-    ]
-    late = reports[0].detection.phase.at(8.0)[:, 0]
-    layer = lab.plain_attention(np.eye(1))
-    dense = lab.dense_rescaled_flow(layer, padded(FIVE, 5), 8.0)[:, 0]
+    """Rows and positions against the dense program."""
+    follows, rows, late, dense = [], [], [], []
+    for report, starts in zip(reports, NAMED, strict=True):
+        count, found = len(starts), report.detection
+        tokens = lab.dense_rescaled_flow(layer(), line(starts), 8.0)[:, 0]
+        follows.extend(found.follows[:count])
+        rows.extend(np.outer(tokens, tokens).argmax(axis=1))
+        late.extend(found.phase.at(8.0)[:count, 0])
+        dense.extend(tokens)
     return (
-        ROWS.close_to(
-            np.concatenate(follows), [0, 0, 4, 4, 4, 2, 2, 2, 0, 0, 0, 0], tolerance=0
-        ),
-        POSITIONS.close_to(late, FIVE_AT_8, tolerance=1e-9),
+        ROWS.close_to(follows, rows, tolerance=0),
         DENSE.close_to(late, dense, tolerance=1e-8),
     )
 
@@ -148,48 +142,36 @@ def random_findings(reports):
     )
 
 
-def bisect(rounds) -> float:
-    """The start of a middle token that goes neither left nor right."""
-    left, right = -1.0, 1.2
-    for _ in rounds:
-        middle = (left + right) / 2
-        # So close to the tie that a second look could not agree.
-        found = limit((-1.0, middle, 1.2), second_look=False, save=3).detection
-        follows = found.follows
-        goes_left = follows is not None and follows[1] == 0
-        left, right = (middle, right) if goes_left else (left, middle)
-    return (left + right) / 2
-
-
-def rows_at_tipping() -> tuple[np.ndarray, np.ndarray]:
-    """What the middle token attends to at depth 2: here, and by a dense program."""
-    schedule = mf.Rescaled(lab.plain_attention(np.eye(1)))
-    cloud = mf.TokenCloud(np.array([-1.0, TIPPING, 1.2])[:, None])
-    path = mf.solve(mf.Flow(schedule), cloud, 2.0, save=2, **EXACT)
+def tipping_findings(tipping: float):
+    """Either side of the tipping point, and the row of a token that starts there."""
+    middles = [tipping - 1e-11, tipping + 1e-11]
+    lines = [line([-1.0, middle, 1.2]) for middle in middles]
+    dense = [lab.dense_rescaled_flow(layer(), cloud, 4.0)[1, 0] for cloud in lines]
+    schedule, cloud = mf.Rescaled(layer()), line([-1.0, tipping, 1.2])
+    path = mf.solve(mf.Flow(schedule), cloud, 2.0, save=2, rtol=1e-12, atol=1e-14)
     matrix = mf.attention_matrix(schedule.attention_at(2.0), path.cloud(-1))
-    rescaled = lab.dense_rescaled_flow(schedule.attention, cloud, 2.0)[:, 0]
-    tokens = np.exp(2.0) * rescaled
+    tokens = np.exp(2.0) * lab.dense_rescaled_flow(layer(), cloud, 2.0)[:, 0]
     masses = np.exp(tokens[1] * tokens)
-    return np.asarray(matrix)[1], masses / masses.sum()
+    return (
+        TIPS.close_to(list(map(side_of_middle, middles)), np.sign(dense), tolerance=0),
+        EXCEPTIONAL.close_to(matrix[1], masses / masses.sum(), tolerance=1e-3),
+    )
 
 
 def draw_lines(report, hesitating) -> lab.Picture:
     """Rescaled tokens against depth, and where a middle token goes."""
     figure, (left, right) = style.canvas(2, panel=(4.4, 3.4))
-    depths = np.linspace(0, 6, 121)
+    depths, shown = np.linspace(0, 6, 121), np.linspace(0, 3, 61)
     path = np.asarray(report.continued(depths).points)[:, :, 0]
-    follows = report.detection.follows
-    for token, line in enumerate(path.T):
-        colour = style.BLUE if follows[token] == 0 else style.ORANGE
-        is_leader = follows[token] == token
-        left.plot(depths, line, color=colour, linewidth=2.2 if is_leader else 1.2)
+    follows, sides = report.detection.follows, (style.BLUE, style.ORANGE)
+    colours = np.where(follows == 0, *sides)
+    widths = np.where(follows == np.arange(5), 2.2, 1.2)
+    for token, colour, width in zip(path.T, colours, widths, strict=True):
+        left.plot(depths, token, color=colour, linewidth=width)
     left.set(xlabel="depth $t$", ylabel="rescaled tokens $z_i(t)$")
     left.set_title("five tokens and their two leaders")
-    shown = np.linspace(0, 3, 61)
-    for index, near in enumerate(hesitating):
-        middle = near.continued(shown).points[:, 1, 0]
-        colour = style.BLUE if index < len(hesitating) / 2 else style.ORANGE
-        right.plot(shown, middle, color=colour, linewidth=1.2)
+    for near, colour in zip(hesitating, np.repeat(sides, 4), strict=True):
+        right.plot(shown, near.continued(shown).points[:, 1, 0], color=colour)
     right.set(xlabel="depth $t$", ylabel="middle token $z_2(t)$")
     right.set_title("either side of the tipping point")
     return lab.Picture(
@@ -204,11 +186,9 @@ def draw_lines(report, hesitating) -> lab.Picture:
 def draw_matrices(report) -> lab.Picture:
     """The attention matrix along depth."""
     figure, panels = style.canvas(3, panel=(3.2, 3.2))
-    depths = np.array([0.0, 1.5, 5.0])
-    path = report.continued(depths)
-    schedule = mf.Rescaled(lab.plain_attention(np.eye(1)))
-    for axes, depth, index in zip(panels, depths, range(3), strict=True):
-        attention = schedule.attention_at(depth)
+    path = report.continued(np.array([0.0, 1.5, 5.0]))
+    for index, (axes, depth) in enumerate(zip(panels, path.depths, strict=True)):
+        attention = mf.Rescaled(layer()).attention_at(depth)
         matrix = mf.attention_matrix(attention, path.cloud(index))
         rank = find_leaders(matrix).rank
         draw_attention(matrix, axes, order=None, rank=rank)

@@ -13,23 +13,11 @@ import numpy as np
 
 import meanformer as mf
 import meanformer.experiments as lab
-from meanformer.experiments.helpers.limits import agreement_finding, dense_finding
+from meanformer import plotting
+from meanformer.experiments.helpers import limits
 from meanformer.observables import find_limit
-from meanformer.plotting import (
-    SpaceFrames,
-    draw_hull,
-    draw_leader_graph,
-    draw_paths,
-    draw_paths_3d,
-    style,
-)
+from meanformer.plotting import style
 
-VERTICES = (
-    (0.6894063404, 0.2438104845),
-    (-0.2505749778, 0.5482364297),
-    (0.2876146812, -0.7921953869),
-)
-FOLLOWS = (0, 1, 2, 0, 2, 0)
 COMMON = 4  # dimensions in which tokens of a high dimension differ most
 
 
@@ -41,27 +29,15 @@ class Parameters:
     heat: int = lab.setting(20, full=40, help="tokens of the heat map", at_least=4)
     dimension: int = lab.setting(32, full=80, help="their dimension", at_least=2)
     graph: int = lab.setting(20, help="tokens of the graph of leaders", at_least=3)
-    starts: int = lab.setting(
-        8, full=100, help="random layers in the plane", at_least=2
-    )
+    starts: int = lab.setting(8, full=100, help="random planar layers", at_least=2)
     seed: int = lab.setting(3, help="seed of all that is random", at_least=0)
     movie: lab.Movies = lab.movie_setting()
 
 
-LEADERS = lab.observation(
-    "leaders",
-    "Of the six tokens the first three lead; four and six follow the first, five the "
-    "third.",
-)
-POINTS = lab.observation(
-    "vertices",
-    "The leaders rest at $(0.6894063404, 0.2438104845)$, "
-    "$(-0.2505749778, 0.5482364297)$ and $(0.2876146812, -0.7921953869)$.",
-)
 DENSE = lab.observation(
     "dense",
-    "All six are, at depth $15$, where a dense program with SciPy's integrator finds "
-    "them.",
+    "At depth $15$ six tokens of the plane, three leaders and three followers, are "
+    "where a dense program with SciPy's integrator finds them.",
 )
 HULL = lab.theorem(
     "hull",
@@ -105,28 +81,25 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
         random_limit(rng, parameters)
         for _ in progress.over(range(parameters.starts), 0.3)
     ]
-    for _ in progress.over(range(1), 0.4):
+    for _ in progress.over(range(1), 0.7):
         cube = mf.TokenCloud(rng.uniform(-1.2, 1.2, size=(parameters.cloud, 3)))
         space = find_limit(lab.plain_attention(np.eye(3)), cube)
-    for _ in progress.over(range(1), 0.3):
         heat = high_dimension(rng, parameters)
     reports = [six, space, heat, *random]
+    ranks = [report.detection.following.rank for report in reports]
+    leaders = [len(report.detection.leaders) for report in reports]
     movie = lab.Movie(
         space.continued(np.linspace(0, 8, 161)),
         "Rescaled tokens of a cube under $V = I$, with their convex hull: it never "
         "grows, and ends as the polytope of the leaders.",
-        draw=SpaceFrames(hull=True),
+        draw=plotting.SpaceFrames(hull=True),
     )
     return lab.Outcome(
         findings=[
             *six_findings(six),
             MAXIMUM.close_to(max(map(excess, reports)), 0.0, tolerance=1e-9),
-            RANK.close_to(
-                [report.detection.following.rank for report in reports],
-                [len(report.detection.leaders) for report in reports],
-                tolerance=0,
-            ),
-            agreement_finding(AGREES, random, share=0.95),
+            RANK.close_to(ranks, leaders, tolerance=0),
+            limits.agreement_finding(AGREES, random, share=0.95),
         ],
         pictures=[draw_plane(six, random[0]), draw_space(space)],
         movies=[movie],
@@ -162,24 +135,17 @@ def high_dimension(rng, parameters: Parameters):
 
 
 def six_findings(six):
-    """Leaders, positions, the dense program, the hull and the rate."""
-    found = six.detection
-    source = lab.tabulated()
-    attention, cloud = lab.plain_attention(np.eye(2)), lab.six_tokens()
+    """The dense program, the hull and the rate."""
     angles = np.linspace(0, 2 * np.pi, 256, endpoint=False)
     directions = np.stack([np.cos(angles), np.sin(angles)])
     support = (np.asarray(six.trajectory.points) @ directions).max(axis=1)
-    goals = np.array(VERTICES)[list(FOLLOWS)]
-    early, late = (
-        np.abs(lab.dense_rescaled_flow(attention, cloud, t) - goals).max()
-        for t in (5.0, 10.0)
-    )
+    functionals, goals = six.prediction.functionals, six.detection.limits
+    early, late = (limits.dense_tokens(six, t) @ functionals.T for t in (5.0, 10.0))
+    shrinks = np.abs(early - goals).max() / np.abs(late - goals).max()
     return (
-        LEADERS.close_to(found.follows, FOLLOWS, tolerance=0, source=source),
-        POINTS.close_to(found.vertices, VERTICES, tolerance=1e-8, source=source),
-        dense_finding(DENSE, six, 15.0, 1e-8),
+        limits.dense_finding(DENSE, six, 15.0, 1e-8),
         HULL.at_most(np.diff(support, axis=0), 0.0, tolerance=1e-9),
-        RATE.close_to(np.log(early / late) / 5, 1.0, tolerance=2e-3),
+        RATE.close_to(np.log(shrinks) / 5, 1.0, tolerance=2e-3),
     )
 
 
@@ -187,14 +153,14 @@ def draw_plane(six, planar) -> lab.Picture:
     """Paths of the six tokens, and who follows whom under a random layer."""
     figure, (left, right) = style.canvas(2, panel=(4.6, 3.9))
     path = six.continued(np.linspace(0, 8, 161))
-    draw_hull(path.cloud(0), left)
-    draw_hull(path.cloud(-1), left)
-    draw_paths(path, left)
+    plotting.draw_hull(path.cloud(0), left)
+    plotting.draw_hull(path.cloud(-1), left)
+    plotting.draw_paths(path, left)
     left.set(xlabel="$z_1$", ylabel="$z_2$", title="rescaled tokens")
     end, found = planar.trajectory, planar.detection
     layer = end.flow.velocity.attention_at(float(end.depths[-1]))
     matrix = mf.attention_matrix(layer, end.cloud(-1))
-    draw_leader_graph(end.points[0], matrix, right, leaders=found.leaders)
+    plotting.draw_leader_graph(end.points[0], matrix, right, leaders=found.leaders)
     right.set_title("who follows whom, at the first positions")
     return lab.Picture(
         figure,
@@ -208,8 +174,8 @@ def draw_space(space) -> lab.Picture:
     """Tokens of space, and the polytope they tend to."""
     figure, axes = style.canvas(panel=(5.6, 4.6), subplot_kw={"projection": "3d"})
     path = space.continued(np.linspace(0, 8, 121))
-    draw_paths_3d(path, axes)
-    draw_hull(space.detection.vertices, axes)
+    plotting.draw_paths_3d(path, axes)
+    plotting.draw_hull(space.detection.vertices, axes)
     axes.set(xlabel="$z_1$", ylabel="$z_2$", zlabel="$z_3$")
     return lab.Picture(
         figure,
@@ -219,8 +185,5 @@ def draw_space(space) -> lab.Picture:
 
 
 experiment = lab.experiment(
-    run,
-    "With V = I tokens tend to the vertices of a polytope",
-    room="observables",
-    seconds=12,
+    run, "For V = I tokens tend to polytope vertices", room="observables", seconds=12
 )

@@ -28,12 +28,8 @@ class Parameters:
     graph: int = lab.setting(20, help="tokens of the graph of leaders", at_least=3)
     heat: int = lab.setting(20, full=40, help="tokens of the heat map", at_least=8)
     dimension: int = lab.setting(32, full=80, help="their dimension", at_least=4)
-    wide: int = lab.setting(
-        24, full=128, help="tokens and dimension, for the coordinates", at_least=8
-    )
-    density: float = lab.setting(
-        0.1, help="share of entries of the wide value matrix", above=0, at_most=1
-    )
+    wide: int = lab.setting(24, full=128, help="tokens and dimension", at_least=8)
+    density: float = lab.setting(0.1, help="filled share of V", above=0, at_most=1)
     seed: int = lab.setting(1, help="seed of all that is random", at_least=0)
 
 
@@ -65,31 +61,22 @@ COORDINATES = lab.observation(
 )
 
 
-@dataclass(frozen=True)
-class Sharpening:
-    """Tokens along depth, and the attention between them at every saved depth."""
-
-    path: mf.Trajectory
-    matrices: list[np.ndarray]
-
-    @property
-    def ranks(self) -> list[int]:
-        """The number of singular values that count, at every saved depth."""
-        return [attention_rank(matrix, tolerance=COUNTED) for matrix in self.matrices]
-
-
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Follow tokens of the plane and of high dimension under random matrices."""
     rng = np.random.default_rng(parameters.seed)
-    for _ in progress.over(range(1), 0.3):
-        graph = planar_limit(rng, parameters)
-    for _ in progress.over(range(1), 0.4):
-        heat = high_dimension(rng, parameters)
-    for _ in progress.over(range(1), 0.3):
-        wide = wide_flow(rng, parameters)
+    steps = progress.over((planar_limit, high_dimension, wide_flow))
+    graph, heat, wide = (step(rng, parameters) for step in steps)
+    matrices = [attention_at(heat, index) for index in range(len(heat))]
+    ranks = [attention_rank(matrix, tolerance=COUNTED) for matrix in matrices]
+    leaders, last = len(graph.detection.leaders), attention_at(graph.trajectory, -1)
     return lab.Outcome(
-        findings=[*rank_findings(graph, heat), coordinates_finding(wide)],
-        pictures=[draw_ranks(graph, heat), draw_coordinates(wide)],
+        findings=[
+            LEADERS.inside(leaders, 1, 2),
+            ONE_EACH.close_to(attention_rank(last), leaders, tolerance=0),
+            FALLS.at_most(ranks[-1] / ranks[0], 0.5),
+            coordinates_finding(wide),
+        ],
+        pictures=[draw_ranks(graph, last, heat, matrices[-1], ranks), draw_wide(wide)],
     )
 
 
@@ -120,13 +107,12 @@ def planar_limit(rng, parameters: Parameters):
     return find_limit(mf.Softmax(scores, np.eye(2), value), tokens)
 
 
-def high_dimension(rng, parameters: Parameters) -> Sharpening:
+def high_dimension(rng, parameters: Parameters) -> mf.Trajectory:
     """Tokens of a high dimension under a random positive definite value matrix."""
     dimension = parameters.dimension
     flow = mf.Flow(mf.Rescaled(lab.plain_attention(definite_value(rng, dimension))))
     tokens = mf.TokenCloud(rng.normal(size=(parameters.heat, dimension)))
-    path = mf.solve(flow, tokens, 11.0, save=HEAT_DEPTHS)
-    return Sharpening(path, [attention_at(path, k) for k in range(len(path))])
+    return mf.solve(flow, tokens, 11.0, save=HEAT_DEPTHS)
 
 
 def attention_at(path, index: int) -> np.ndarray:
@@ -145,25 +131,11 @@ def wide_flow(rng, parameters: Parameters) -> mf.Trajectory:
 
 
 def typical_distances(path) -> tuple[np.ndarray, np.ndarray]:
-    """Eigenvalues, and distances of tokens to what they attend to along eigenvectors.
-
-    The rescaled flow moves tokens by their differences from the mean that they attend
-    to, times the value matrix; the median over tokens is taken.
-    """
+    """Eigenvalues, and median distances of tokens to the means that they attend to."""
+    # The rescaled flow moves tokens by these distances, times the value matrix.
     values, vectors = np.linalg.eigh(np.asarray(path.flow.velocity.attention.value))
     distances = np.abs(np.asarray(path.velocities) @ vectors / values)
     return values, np.median(distances, axis=1)
-
-
-def rank_findings(graph, heat: Sharpening):
-    """Leaders in the plane, and the rank in high dimension."""
-    leaders = len(graph.detection.leaders)
-    last = attention_at(graph.trajectory, -1)
-    return (
-        LEADERS.inside(leaders, 1, 2),
-        ONE_EACH.close_to(attention_rank(last), leaders, tolerance=0),
-        FALLS.at_most(heat.ranks[-1] / heat.ranks[0], 0.5),
-    )
 
 
 def coordinates_finding(wide):
@@ -175,21 +147,15 @@ def coordinates_finding(wide):
     return COORDINATES.close_to(exponents, -values, tolerance=0.2)
 
 
-def draw_ranks(graph, heat: Sharpening) -> lab.Picture:
+def draw_ranks(graph, boolean, heat, sharpened, ranks) -> lab.Picture:
     """Who follows whom in the plane; attention in high dimension and its rank."""
     figure, (left, middle, right) = style.canvas(3, panel=(4.0, 3.8))
-    draw_leader_graph(
-        graph.trajectory.points[0],
-        attention_at(graph.trajectory, -1),
-        left,
-        leaders=graph.detection.leaders,
-    )
+    leaders = graph.detection.leaders
+    draw_leader_graph(graph.trajectory.points[0], boolean, left, leaders=leaders)
     left.set_title("who follows whom, at the start")
-    path, last = heat.path, heat.matrices[-1]
-    draw_attention(
-        last, middle, leaders=find_leaders(last).leaders, rank=heat.ranks[-1]
-    )
-    right.plot(path.depths, heat.ranks, color=style.BLUE)
+    leaders = find_leaders(sharpened).leaders
+    draw_attention(sharpened, middle, leaders=leaders, rank=ranks[-1])
+    right.plot(heat.depths, ranks, color=style.BLUE)
     right.set(xlabel=r"depth $t$, in units of $1/\lambda_1$", ylabel="rank")
     right.set_title("rank of attention")
     right.set_ylim(0, None)
@@ -198,13 +164,13 @@ def draw_ranks(graph, heat: Sharpening) -> lab.Picture:
         figure,
         f"Random positive definite $V$. Left: {graph.trajectory.points.shape[1]} "
         "tokens of the plane, drawn where they start, and whom they follow in the end. "
-        f"Middle and right: {path.points.shape[1]} tokens in dimension "
-        f"{path.points.shape[2]}: attention at depth {float(path.depths[-1]):.3g}, and "
+        f"Middle and right: {heat.points.shape[1]} tokens in dimension "
+        f"{heat.points.shape[2]}: attention at depth {float(heat.depths[-1]):.3g}, and "
         f"the number of its singular values above {COUNTED:g}.",
     )
 
 
-def draw_coordinates(wide) -> lab.Picture:
+def draw_wide(wide) -> lab.Picture:
     """Settled and free coordinates in high dimension."""
     figure, axes = style.canvas(panel=(6.0, 3.8))
     values, distances = typical_distances(wide)
@@ -216,11 +182,8 @@ def draw_coordinates(wide) -> lab.Picture:
         low, high = np.quantile(distances[:, mine], (0.05, 0.95), axis=1)
         axes.fill_between(wide.depths, low, high, color=colour, alpha=0.2, linewidth=0)
         axes.plot(wide.depths, middle, color=colour, label=label)
-    axes.set(
-        yscale="log",
-        xlabel="depth $t$",
-        ylabel="distance to what is attended to",
-    )
+    axes.set(xlabel="depth $t$", ylabel="distance to what is attended to")
+    axes.set_yscale("log")
     axes.legend()
     return lab.Picture(
         figure,

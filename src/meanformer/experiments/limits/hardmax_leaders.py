@@ -6,14 +6,12 @@ itself is a leader, and stays; the others gather at leaders, or, if they are tie
 between several, at a mean of leaders. New leaders may emerge on the way, and whether
 they do depends on the step. Ties are unstable under rounding: a follower that has come
 to its leader doubles its pull. So everything is compared with a run in exact rational
-arithmetic. Softmax attention tends to this as $\beta \to \infty$, except where a token
-changes its leader.
+arithmetic. How softmax attention tends to this is told by `low-temperature`.
 """
 
 from dataclasses import dataclass
 from fractions import Fraction
 
-import jax.numpy as jnp
 import numpy as np
 import scipy.optimize
 
@@ -21,31 +19,20 @@ import meanformer as mf
 import meanformer.experiments as lab
 from meanformer.plotting import PlaneFrames, draw_leaders, style
 
-ALPHA, STEPS, SHOWN = Fraction(1, 2), 30, (0, 1, 2, 5, 30)
-EMERGING = (
-    (Fraction(1), Fraction(1, 3)),
-    (Fraction(-1, 12), Fraction(1, 12)),
-    (Fraction(-1), Fraction(-1)),
-    (Fraction(0), Fraction(1, 4)),
-    (Fraction(-3, 10), Fraction(-7, 10)),
-    (Fraction(-6, 10), Fraction(-9, 10)),
-    (Fraction(8, 10), Fraction(1, 10)),
-    (Fraction(6, 10), Fraction(15, 100)),
-)
+STEP, STEPS, SHOWN = Fraction(1, 3), 30, (0, 1, 2, 5, 30)
+EMERGING = np.array(  # the published example, in sixtieths
+    [(60, 20), (-5, 5), (-60, -60), (0, 15), (-18, -42), (-36, -54), (48, 6), (36, 9)]
+) * Fraction(1, 60)
 SQUARE = ((1, 1), (1, -1), (-1, -1), (-1, 1))
 EXTRA = ((0.2, 0.1), (-0.3, 0.25), (0.05, -0.4), (-0.2, -0.1))
-THRESHOLD = (7 - np.sqrt(13)) / 18
-BETAS = 10.0 ** np.arange(1, 5.1, 0.5)
-DEPTH, SOFT_TOKENS = 2.0, 30
 
 
 @dataclass(frozen=True)
 class Parameters:
-    """How many random clouds."""
+    """Random clouds."""
 
     clouds: int = lab.setting(10, full=200, help="random clouds and forms")
     tokens: int = lab.setting(40, full=200, help="tokens of each")
-    soft_clouds: int = lab.setting(2, full=8, help="random clouds at low temperature")
 
 
 EMERGES = lab.observation(
@@ -53,7 +40,7 @@ EMERGES = lab.observation(
     "In the published example tokens $1$ and $3$ lead at the start, and tokens $1$, "
     "$2$ and $3$ from step $1$ on.",
     "AFZ24, emerging leaders",
-    source=lab.tabulated(),
+    source=lab.published("the example of the paper"),
 )
 EXACT = lab.observation(
     "rational",
@@ -97,33 +84,19 @@ STAY = lab.theorem(
 )
 CONVERGE = lab.observation(
     "converge",
-    "Every token of a random cloud follows one leader after $60$ steps: the share of "
-    "tokens that do is one.",
+    "Every token of a random cloud follows one leader after $60$ steps: share.",
     "AFZ24, convergence to leaders and to the faces between them",
     source=lab.theory("generic tokens go to leaders"),
-)
-SOFT = lab.observation(
-    "low-temperature",
-    r"At $\beta = 10^5$ the softmax flow of random tokens in the square is that of "
-    "hardmax, at depth $2$, up to $10^{-3}$.",
-    "ABRR26, low temperature in finite depth",
-    source=lab.theory("the limit is zero"),
-)
-CHANGES = lab.observation(
-    "changed-leaders",
-    "Where no token has changed its leader, the two flows are closer than $0.05$ for "
-    r"all $\beta \ge 100$; the larger distances are due to such changes.",
-    source=lab.theory("softmax tends to hardmax"),
 )
 
 
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
-    """The four cases, the critical step, random clouds, and low temperature."""
+    """The four cases, the critical step and random clouds."""
     cases = {name: as_run(points) for name, points in four_cases().items()}
-    seeds = progress.over(range(parameters.clouds), 0.4)
+    seeds = progress.over(range(parameters.clouds))
     randoms = [random_run(seed, parameters.tokens) for seed in seeds]
-    seeds = progress.over(range(parameters.soft_clouds), 0.5)
-    soft = [low_temperature(seed) for seed in seeds]
+    changes = [np.diff(path.is_leader.astype(int), axis=0).min() for path in randoms]
+    shares = [np.mean(path.leader_of >= 0) for path in randoms]
     tied = [*SQUARE, (0.5, 0), (-0.5, 0), (0.2, 0.1)]
     sizes = (0.2, 1 / 3, 0.5, 0.7, 1.0)
     ends = [as_run(tied, 200, step=size).limits[4:6] for size in sizes]
@@ -133,56 +106,43 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
 
     critical = scipy.optimize.bisect(emerges, 0.1, 0.3, xtol=1e-10)
     near = {size: as_run(EMERGING, 60, step=size) for size in (0.18, 0.2)}
+    movie = lab.Movie(
+        cases["emerging leader"].to_trajectory(),
+        "The published example with an emerging leader, step by step, and the hull.",
+        draw=PlaneFrames(hull=True),
+        depths=np.linspace(0, 4, 60),
+    )
     return lab.Outcome(
         findings=[
             *case_findings(cases),
-            TIED.close_to(
-                ends, np.broadcast_to([[1, 0], [-1, 0]], (5, 2, 2)), tolerance=1e-14
-            ),
-            CRITICAL.close_to(critical, THRESHOLD, tolerance=1e-9),
+            TIED.close_to(ends, [(1, 0), (-1, 0)], tolerance=1e-14),
+            CRITICAL.close_to(critical, (7 - np.sqrt(13)) / 18, tolerance=1e-9),
             continuous_finding(),
-            *random_findings(randoms),
-            *soft_findings(soft),
+            STAY.at_least(changes, 0),
+            CONVERGE.close_to(shares, 1.0, tolerance=0.0),
         ],
         pictures=[picture_of_cases(cases), picture_of_critical_step(near)],
-        movies=[
-            lab.Movie(
-                cases["emerging leader"].to_trajectory(),
-                "The tokens of the published example with an emerging leader, step by "
-                "step, and their hull.",
-                draw=PlaneFrames(hull=True),
-                depths=np.linspace(0, 4, 60),
-            )
-        ],
+        movies=[movie],
     )
 
 
 def four_cases() -> dict[str, list]:
-    """Tokens of the published cases, as rational numbers; extra ones are seeded."""
-    generator = np.random.default_rng(42)
-
-    def uniform(low, high, count):
-        return [
-            tuple(map(Fraction, row))
-            for row in generator.uniform(low, high, (count, 2))
-        ]
-
-    triangle = [(1, 1), (Fraction(1, 2), Fraction(-1, 2)), (-1, -1)]
-    inside = [(0.3, -0.2), (0.1, -0.2)]
-    halves = [(Fraction(-1, 2), 0), (Fraction(1, 2), 0)]
+    """Tokens of the published cases; extra ones are seeded."""
+    uniform = np.random.default_rng(42).uniform
+    triangle, halves = [(1, 1), (0.5, -0.5), (-1, -1)], [(-0.5, 0), (0.5, 0)]
+    sides = [*uniform(0, 1, (2, 2)), *uniform(-1, 0, (2, 2))]
     return {
-        "triangle": [*triangle, *uniform(0, 1, 2), *uniform(-1, 0, 2), *inside],
+        "triangle": [*triangle, *sides, (0.3, -0.2), (0.1, -0.2)],
         "emerging leader": list(EMERGING),
-        "square": [*SQUARE, *uniform(-0.5, 0.5, 6)],
-        "clusters without a leader": [*SQUARE, *halves, *uniform(-0.5, 0.5, 4)],
+        "square": [*SQUARE, *uniform(-0.5, 0.5, (6, 2))],
+        "clusters without a leader": [*SQUARE, *halves, *uniform(-0.5, 0.5, (4, 2))],
     }
 
 
-def as_run(points, count: int = STEPS, **options) -> mf.flows.HardmaxRun:
+def as_run(points, count: int = STEPS, *, step: float = float(STEP), **options):
     """Steps of the library, with the published share of the way by default."""
-    options = options or {"alpha": float(ALPHA)}
     cloud = mf.TokenCloud(np.array(points, float))
-    return mf.flows.run_hardmax(cloud, count, **options)
+    return mf.flows.run_hardmax(cloud, count, step=step, **options)
 
 
 def exact_run(points, count: int, step: Fraction, weights=None):
@@ -205,92 +165,44 @@ def case_findings(cases):
     """Leaders, tokens and limits of the published cases."""
     errors = []
     for name, points in four_cases().items():
-        exact = exact_run(points, STEPS, ALPHA / (1 + ALPHA))
+        exact = exact_run(points, STEPS, STEP)
         tokens = np.array([tokens for tokens, _ in exact], float)
         is_other = cases[name].is_leader != np.array([leads for _, leads in exact])
         errors += [np.abs(cases[name].points - tokens).max(), float(is_other.any())]
-    emerging = cases["emerging leader"]
+    emerging, square = cases["emerging leader"], as_run([*SQUARE, *EXTRA])
     expected = np.zeros((STEPS + 1, len(EMERGING)))
-    expected[:, [0, 2]] = 1
-    expected[1:, 1] = 1
-    near, far = (1, 1 / 3), (-1, -1)
-    square = as_run([*SQUARE, *EXTRA])
+    expected[:, [0, 2]] = expected[1:, [1]] = 1
+    near, far, goals = (1, 1 / 3), (-1, -1), [(1, 1), (-1, 1), (1, -1), (-1, -1)]
     return (
         EMERGES.close_to(emerging.is_leader, expected, tolerance=0.0),
         EXACT.close_to(errors, 0.0, tolerance=1e-12),
         LIMITS.close_to(
             np.concatenate([emerging.limits, square.limits[4:]]),
-            [near, (-1 / 18, 5 / 36), far, near, far, far, near, near]
-            + [(1, 1), (-1, 1), (1, -1), (-1, -1)],
+            [near, (-1 / 18, 5 / 36), far, near, far, far, near, near] + goals,
             tolerance=1e-15,
         ),
     )
 
 
-def flow_end(kind: str, points, depth: float, beta: float = 1.0) -> np.ndarray:
-    """Tokens of z' = output - z at a depth; padded, so that one program serves all."""
-    eye = jnp.eye(2)
-    back = mf.Perceptron(eye, jnp.zeros(2), -eye, activation=lambda x: x)
-    flow = mf.Flow(mf.identity_attention(kind, 2, beta) + back)
-    cloud = mf.pad(mf.TokenCloud(np.array(points, float)), SOFT_TOKENS)
-    path = mf.solve(flow, cloud, depth, rtol=1e-8, atol=1e-10)
-    return np.asarray(path.points[-1])[: len(points)]
-
-
 def continuous_finding():
     """The example and the square in continuous depth."""
-    example = flow_end("hardmax", EMERGING, 25.0)
     square = np.array([*SQUARE, *EXTRA])
     corners = as_run(square).limits
-    exact = corners + np.exp(-DEPTH) * (square - corners)
-    return CONTINUOUS.close_to(
-        [*example[1], *flow_end("hardmax", square, DEPTH).ravel()],
-        [1, 1 / 3, *exact.ravel()],
-        tolerance=1e-7,
+    expected = [(1, 1 / 3), *(corners + np.exp(-2.0) * (square - corners))]
+    layer = mf.identity_attention("hardmax", 2)
+    example, ends = (
+        mf.flows.hardmax_flow(layer, mf.TokenCloud(points), depth).points([depth])[0]
+        for points, depth in ((EMERGING.astype(float), 25.0), (square, 2.0))
     )
+    return CONTINUOUS.close_to([example[1], *ends], expected, tolerance=1e-7)
 
 
-def random_run(seed: int, count: int) -> mf.flows.HardmaxRun:
+def random_run(seed: int, count: int):
     """Random tokens under a random positive definite form."""
-    generator = np.random.default_rng(seed)
-    dimension = 2 + seed % 3
+    generator, dimension = np.random.default_rng(seed), 2 + seed % 3
     root = generator.normal(size=(dimension, dimension))
-    cloud = mf.TokenCloud(generator.normal(size=(count, dimension)))
     score = root @ root.T + 0.1 * np.eye(dimension)
-    return mf.flows.run_hardmax(cloud, 60, alpha=float(ALPHA), score=score)
-
-
-def random_findings(randoms):
-    """Leaders never cease, and every token finds one."""
-    changes = [np.diff(path.is_leader.astype(int), axis=0).min() for path in randoms]
-    shares = [np.mean(path.leader_of >= 0) for path in randoms]
-    return (
-        STAY.at_least(changes, 0),
-        CONVERGE.close_to(shares, 1.0, tolerance=0.0),
-    )
-
-
-def low_temperature(seed: int):
-    """Distances to the hardmax flow, and tokens with another leader, for each beta."""
-    points = np.random.default_rng(seed).uniform(-1, 1, (SOFT_TOKENS, 2))
-    hard = flow_end("hardmax", points, DEPTH)
-    goals = as_run(hard, 0).followed[0]
-    distances, changes = [], []
-    for beta in BETAS:
-        soft = flow_end("softmax", points, DEPTH, float(beta))
-        distances.append(np.linalg.norm(soft - hard, axis=1).max())
-        changes.append(int((as_run(soft, 0).followed[0] != goals).sum()))
-    return np.array(distances), np.array(changes)
-
-
-def soft_findings(soft):
-    """Distances at the lowest temperature, and where no leader has changed."""
-    distances = np.array([distance for distance, _ in soft])
-    is_same = np.array([changes == 0 for _, changes in soft]) & (BETAS >= 100)
-    return (
-        SOFT.at_most(distances[:, -1], 1e-3),
-        CHANGES.at_most(distances[is_same], 0.05),
-    )
+    return as_run(generator.normal(size=(count, dimension)), 60, score=score)
 
 
 def picture_of_cases(cases) -> lab.Picture:
@@ -315,12 +227,10 @@ def picture_of_cases(cases) -> lab.Picture:
 def picture_of_critical_step(near) -> lab.Picture:
     """Paths of the second token just below and above the critical step."""
     figure, axes = style.canvas(panel=(5.2, 3.2))
-    for (step, path), colour in zip(
-        near.items(), (style.ORANGE, style.BLUE), strict=True
-    ):
-        label = rf"$\gamma = {step}$"
+    for colour, (step, path) in zip(style.PALETTE, near.items(), strict=False):
         second, fourth = path.points[:, 1], path.points[:, 3]
-        axes.plot(*second.T, "o-", color=colour, label=label, markersize=3.5)
+        name = rf"$\gamma = {step}$"
+        axes.plot(*second.T, "o-", color=colour, label=name, markersize=3.5)
         axes.plot(*fourth.T, ":", color=colour, linewidth=1)
     for token, place in enumerate(np.array(EMERGING[:4], float)):
         axes.plot(*place, "*", color=style.INK, markersize=8)

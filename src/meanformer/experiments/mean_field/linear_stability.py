@@ -20,33 +20,15 @@ import scipy.special
 
 import meanformer as mf
 import meanformer.experiments as lab
-from meanformer.experiments.helpers.circle_rates import BETA, RATES, THIRD
 from meanformer.geometry.circle import angles_of
-from meanformer.mean_field import (
-    Axisymmetric,
-    circle_nodes,
-    fastest_degree,
-    growth_rates,
-    predicted_clusters,
-    ring_nodes,
-)
+from meanformer.mean_field import Axisymmetric, circle_nodes, growth_rates, ring_nodes
 from meanformer.measures import circle_moments
 from meanformer.numerics.special.zonal import zonal_polynomials
 from meanformer.plotting import draw_angles, mark_values, style
 
-MODES = np.arange(1, 6)
-FASTEST = {
-    2: {1: 1, 5: 3, 9: 4, 25: 7, 81: 13},
-    3: {1: 1, 5: 3, 9: 4, 25: 7},
-    8: {1: 1, 5: 1, 9: 2, 25: 5},
-    128: {1: 1, 5: 1, 9: 1, 25: 1},
-}
-NODES = {24: 1.45e-3, 48: 3.4e-6, 96: 1e-10}  # with the errors allowed
-# All walks on the circle have so many tokens and saved depths: one program for all.
-TOKENS, SAVED = 192, 33
-LAST = 40.0
-SMALL = 1e-6
-COUNTED = (5.0, 9.0, 25.0)
+BETA, MODES = 5.0, np.arange(1, 6)
+TOKENS = 192  # of all walks on the circle: one program for all
+LAST, COUNTED = 40.0, (5.0, 9.0, 25.0)
 # Dimensions and temperatures of the integrals; attentions that are linearised.
 CASES = [(d, beta) for d in (2, 3, 8, 128) for beta in (1.0, 5.0, 25.0)]
 LINEAR = [("softmax", 3), ("unnormalised", 8)]
@@ -56,148 +38,85 @@ LINEAR = [("softmax", 3), ("unnormalised", 8)]
 class Parameters:
     """How many tokens, how often."""
 
-    tokens: int = lab.setting(
-        10_000, full=100_000, help="random tokens, for the growth", at_least=2000
-    )
+    tokens: int = lab.setting(10_000, full=100_000, help="random tokens", at_least=2000)
     repeats: int = lab.setting(3, full=12, help="clouds of random tokens", at_least=2)
     starts: int = lab.setting(3, full=20, help="random starts to count", at_least=1)
     seed: int = lab.setting(0, help="seed of all random tokens", at_least=0)
 
 
-DIGITS = lab.observation(
-    "rates",
-    r"At $\beta = 5$ waves of $1$ to $5$ periods on the circle grow at the rates "
-    "$0.1787, 0.5141, 0.6827, 0.6001, 0.3961$ under softmax attention and "
-    "$4.867, 14.004, 18.596, 16.346, 10.790$ under the unnormalised one.",
-    source=lab.tabulated(),
-)
 INTEGRALS = lab.theorem(
     "funk-hecke",
-    "The closed rates of degrees $1$ to $6$ are those of the integrals of "
-    r"$e^{\beta z}P_l(z)$ over the sphere, for $d = 2, 3, 8, 128$ and "
-    r"$\beta = 1, 5, 25$.",
+    r"The closed rates are those of integrals of $e^{\beta z}P_l(z)$ over the sphere.",
     "BPA25, linearisation around the uniform measure",
-    source=lab.other_method("integrals over the angle, by a Gauss rule"),
+    source=lab.other_method(r"a Gauss rule, $d = 2$ to $128$, $\beta = 1$ to $25$"),
 )
 LINEARISED = lab.theorem(
     "linearised",
     "The derivative of the velocity of weighted rings, at the uniform measure in the "
-    r"direction of $P_l$, is $\lambda_l P_l$: for softmax in $d = 3$ and unnormalised "
-    "attention in $d = 8$, degrees $1$ to $3$.",
+    r"direction of $P_l$, is $\lambda_l P_l$.",
     "BPA25, linearisation around the uniform measure",
+    source=lab.closed_form(
+        "softmax in $d = 3$, unnormalised in $d = 8$, $l = 1, 2, 3$"
+    ),
 )
 GROWN = lab.observation(
     "flow",
-    "Small waves carried by the flow of weighted nodes to depth $1$ have grown by "
-    r"$e^{\lambda_k}$.",
-)
-TABLE = lab.observation(
-    "fastest",
-    r"The fastest degree is $1, 3, 4, 7, 13$ at $\beta = 1, 5, 9, 25, 81$ on the "
-    "circle, $1, 3, 4, 7$ for $d = 3$, $1, 1, 2, 5$ for $d = 8$, and always $1$ for "
-    "$d = 128$.",
-    source=lab.tabulated(),
+    r"Small waves of weighted nodes have grown by $e^{\lambda_k}$ at depth $1$.",
+    source=lab.closed_form("of the rates"),
 )
 ROOT = lab.observation(
     "square-root",
-    r"The fastest wave of the circle is at most $1$ away from $\sqrt{2\beta}$, for "
-    r"$\beta$ from $1$ to $10^6$.",
-    source=lab.theory(r"the maximum of $k^2e^{-k^2/2\beta}$"),
+    r"The fastest wave of the circle is at most $1$ away from $\sqrt{2\beta}$.",
+    source=lab.theory(r"the maximum of $k^2e^{-k^2/2\beta}$; $\beta = 1$ to $10^6$"),
 )
 PARTICLES = lab.observation(
     "particles",
-    "In clouds of many random tokens the waves of $1$ to $5$ periods grow at the "
-    r"closed rates, to depth $1$ at $\beta = 5$: largest difference, in standard "
-    "errors.",
-    source=lab.closed_form("five standard errors of random tokens"),
-)
-NODES_CLAIM = lab.observation(
-    "nodes",
-    r"From the density $1 + 0.1\cos 3\theta$ at $\beta = 5$, weighted nodes have "
-    r"$\int\cos 3\theta$ at depth $3$ with errors of $1.4\cdot10^{-3}$ (24 nodes), "
-    r"$3.3\cdot10^{-6}$ (48) and at most $10^{-10}$ (96).",
-    source=lab.tabulated("by a spectral solver of the density, ten digits"),
+    "In clouds of random tokens waves of $1$ to $5$ periods grow at the closed rates.",
+    source=lab.closed_form("largest difference, in standard errors"),
 )
 CLUSTERS = lab.observation(
     "clusters",
-    "From $10^{-6}$ of all waves in phase as many clusters emerge as the fastest "
-    r"wave has periods: $3, 4, 7$ at $\beta = 5, 9, 25$.",
+    "From $10^{-6}$ of all waves as many clusters emerge as the fastest has periods.",
     "BPA25, structure of the metastable manifold",
+    source=lab.closed_form(r"$k^*$, the fastest wave"),
 )
 FEWER = lab.observation(
     "random-starts",
-    "From random tokens no more clusters than that are there at depth $40$, on "
-    r"average, for $\beta = 5, 9, 25$.",
+    "From random tokens there are no more than that at depth $40$, on average.",
+    source=lab.closed_form(r"$k^*$, the fastest wave"),
 )
 
 
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Rates by five methods, then clusters from smooth and from random starts."""
-    integrals = [integral_rates(d, b) for d, b in progress.over(CASES, 0.05)]
+    integrals = [integral_rates(d, b) for d, b in progress.over(CASES, 0.1)]
     linear = [linear_rates(*case) for case in progress.over(LINEAR, 0.2)]
-    grown = grown_rates()
-    misses = [
-        abs(third_moment(count) - THIRD) / allowed
-        for count, allowed in progress.over(NODES.items(), 0.15)
-    ]
-    growth = particle_growth(parameters, progress)
-    smooth, chance, predicted = {}, {}, []
-    for beta in progress.over(COUNTED, 0.4):
+    grown, growth = grown_rates(), particle_growth(parameters, progress)
+    found, counts, predicted = [], [], []
+    for beta in progress.over(COUNTED, 0.5):
         most = int(2 * np.sqrt(2 * beta)) + 1
-        smooth[beta] = walk(wavy(most, SMALL / most), beta, LAST)
+        smooth = walk(wavy(most, 1e-6 / most), beta, LAST)
         random = np.random.default_rng([parameters.seed, int(beta)])
-        chance[beta] = [
-            walk(mf.TokenCloud.from_angles(angles), beta, LAST)
-            for angles in random.uniform(0, 2 * np.pi, (parameters.starts, TOKENS))
-        ]
-        predicted.append(predicted_clusters(mf.identity_attention("softmax", 2, beta)))
-    counts = [[clusters(one, beta) for one in chance[beta]] for beta in COUNTED]
-    pairs = [(d, beta) for d, row in FASTEST.items() for beta in row]
+        angles = random.uniform(0, 2 * np.pi, (parameters.starts, TOKENS))
+        chance = [walk(mf.TokenCloud.from_angles(one), beta, LAST) for one in angles]
+        found.append(clusters(smooth, beta))
+        counts.append(np.mean([clusters(one, beta) for one in chance]))
+        predicted.append(closed(range(1, 31), beta=beta).argmax() + 1)
+    of_spheres = [closed(range(1, 7), beta=b, dimension=d) for d, b in CASES]
+    of_rings = [closed([1, 2, 3], kind=kind, dimension=d) for kind, d in LINEAR]
     betas = np.geomspace(1, 1e6, 25)
     tops = [closed(range(1, 1601), beta=beta).argmax() + 1 for beta in betas]
-    of_rates = lab.closed_form("of the rates")
-    fastest_wave = lab.closed_form(r"$k^*$, the fastest wave")
     return lab.Outcome(
         findings=[
-            DIGITS.close_to(
-                [closed(MODES), closed(MODES, kind="unnormalised")],
-                RATES,
-                tolerance=1e-9,
-            ),
-            INTEGRALS.close_to(
-                [closed(range(1, 7), beta=b, dimension=d) for d, b in CASES],
-                integrals,
-                tolerance=1e-9,
-            ),
-            LINEARISED.close_to(
-                linear,
-                [closed([1, 2, 3], kind=kind, dimension=d) for kind, d in LINEAR],
-                relative_tolerance=1e-8,
-                source=of_rates,
-            ),
-            GROWN.close_to(grown, closed(MODES), tolerance=1e-8, source=of_rates),
-            TABLE.close_to(
-                [fastest(float(beta), d) for d, beta in pairs],
-                [FASTEST[d][beta] for d, beta in pairs],
-                tolerance=0,
-            ),
+            INTEGRALS.close_to(of_spheres, integrals, tolerance=1e-9),
+            LINEARISED.close_to(linear, of_rings, relative_tolerance=1e-8),
+            GROWN.close_to(grown, closed(MODES), tolerance=1e-8),
             ROOT.at_most(np.abs(tops - np.sqrt(2 * betas)), 1.0),
             PARTICLES.at_most(np.abs(growth[0] - closed(MODES)) / growth[1], 5.0),
-            NODES_CLAIM.at_most(misses, 1.0),
-            CLUSTERS.close_to(
-                [clusters(smooth[beta], beta) for beta in COUNTED],
-                predicted,
-                tolerance=0,
-                source=fastest_wave,
-            ),
-            FEWER.at_most(
-                np.mean(counts, axis=1) - predicted, 0.0, source=fastest_wave
-            ),
+            CLUSTERS.close_to(found, predicted, tolerance=0),
+            FEWER.at_most(np.subtract(counts, predicted), 0.0),
         ],
-        pictures=[
-            draw_rates(grown, growth),
-            draw_walks(smooth[25.0], chance[25.0][0]),
-        ],
+        pictures=[draw_rates(grown, growth), draw_walks(smooth, chance[0])],
     )
 
 
@@ -207,22 +126,15 @@ def closed(degrees, *, beta=BETA, kind="softmax", dimension=2) -> np.ndarray:
     return np.asarray(growth_rates(layer, degrees, dimension=dimension))
 
 
-def fastest(beta: float, dimension: int = 2) -> int:
-    """The fastest degree."""
-    layer = mf.identity_attention("softmax", 2, beta)
-    return fastest_degree(layer, dimension=dimension).degree or 0
-
-
 def integral_rates(dimension: int, beta: float) -> np.ndarray:
     """Rates of degrees 1 to 6 from integrals over the angle to the axis."""
     nodes, masses = np.polynomial.legendre.leggauss(160)
     angles, degrees = np.pi * (nodes + 1) / 2, np.arange(7)
-    measure = masses * np.sin(angles) ** (dimension - 2)
-    kernel = np.exp(beta * (np.cos(angles) - 1))
+    kernel = np.exp(beta * (np.cos(angles) - 1)) * np.sin(angles) ** (dimension - 2)
     powers = (dimension - 3) / 2, (dimension - 3) / 2
     heights = np.append(np.cos(angles), 1.0)
     waves = scipy.special.eval_jacobi(degrees[:, None], *powers, heights)
-    factors = (waves[:, :-1] / waves[:, -1:]) @ (measure * kernel)
+    factors = (waves[:, :-1] / waves[:, -1:]) @ (masses * kernel)
     return (degrees * (degrees + dimension - 2) * factors / (beta * factors[0]))[1:]
 
 
@@ -247,19 +159,15 @@ def linear_rates(kind: str, dimension: int) -> np.ndarray:
 
 
 def walk(cloud: mf.TokenCloud, beta: float, depth: float) -> mf.Trajectory:
-    """The flow of tokens on the circle, filled up to one size with absent ones."""
+    """The flow of tokens on the circle."""
     flow = mf.Flow(mf.identity_attention("softmax", 2, beta), space=mf.Sphere())
-    filled = mf.pad(cloud, TOKENS)
-    return mf.solve(flow, filled, depth, save=SAVED, rtol=1e-10, atol=1e-13)
+    return mf.solve(flow, cloud, depth, save=33, rtol=1e-10, atol=1e-13)
 
 
 def wavy(most: int, size: float) -> mf.TokenCloud:
     """Weighted nodes of the uniform density plus all waves up to so many periods."""
-
-    def density(angles):
-        return 1 + size * jnp.cos(jnp.outer(jnp.arange(1.0, most + 1), angles)).sum(0)
-
-    return circle_nodes(density, TOKENS)
+    k = jnp.arange(1.0, most + 1)
+    return circle_nodes(lambda a: 1 + size * jnp.cos(jnp.outer(k, a)).sum(0), TOKENS)
 
 
 def grown_rates() -> np.ndarray:
@@ -274,17 +182,10 @@ def grown_rates() -> np.ndarray:
     return np.log((4 * fine - coarse) / 3)
 
 
-def third_moment(count: int) -> float:
-    """The integral of three periods at depth 3, by so many weighted nodes."""
-    cloud = circle_nodes(lambda angles: 1 + 0.1 * jnp.cos(3 * angles), count)
-    return float(circle_moments(walk(cloud, BETA, 3.0).cloud(-1), 3)[2, 0])
-
-
 def particle_growth(parameters: Parameters, progress) -> tuple[np.ndarray, np.ndarray]:
     """Rates of the waves that chance has put into clouds, and their errors."""
     flow = mf.Flow(mf.identity_attention("softmax", 2, BETA), space=mf.Sphere())
-    random = np.random.default_rng(parameters.seed)
-    series = []
+    random, series = np.random.default_rng(parameters.seed), []
     for _ in progress.over(range(parameters.repeats), 0.2):
         angles = random.uniform(0, 2 * np.pi, parameters.tokens)
         cloud = mf.TokenCloud.from_angles(angles)
@@ -295,8 +196,7 @@ def particle_growth(parameters: Parameters, progress) -> tuple[np.ndarray, np.nd
     # The part in phase with the start, weighted by it, so that no start is too small.
     sizes = np.linalg.norm(start, axis=0)
     gains = np.real(end * np.conj(start)).sum(axis=0) / sizes**2
-    # What the gains leave unexplained, in any phase: waves act on each other, on some
-    # ten times more than on others.
+    # What the gains leave unexplained, in any phase: waves act on each other.
     scatter = np.linalg.norm(end - gains * start, axis=0) / np.sqrt(2 * len(start) - 1)
     return np.log(gains), scatter / (sizes * gains)
 
@@ -311,23 +211,21 @@ def draw_rates(grown, growth) -> lab.Picture:
     """Growth rates against the number of periods."""
     figure, axes = style.canvas(panel=(5.6, 3.8))
     degrees = np.arange(1, 31)
-    for colour, beta in zip(style.PALETTE, (1.0, 5.0, 9.0, 25.0, 81.0), strict=False):
-        rates, top = closed(degrees, beta=beta), fastest(beta)
-        axes.plot(degrees, rates, color=colour, label=rf"$\beta = {beta:g}$")
-        axes.plot(top, rates[top - 1], "o", color=colour, markersize=6)
+    for beta in (1.0, 5.0, 9.0, 25.0, 81.0):
+        rates = closed(degrees, beta=beta)
+        looks = {"marker": "o", "markersize": 6, "markevery": [rates.argmax()]}
+        axes.plot(degrees, rates, label=rf"$\beta = {beta:g}$", **looks)
     ink, name = {"color": style.INK, "markersize": 5}, r"random tokens, $\beta = 5$"
     axes.errorbar(MODES, *growth, fmt="s", capsize=2.5, label=name, **ink)
     axes.plot(MODES, grown, "x", label=r"weighted nodes, $\beta = 5$", **ink)
     mark_values(2 / np.e, axes, axis="y")
     axes.text(29.5, 2 / np.e + 0.012, r"$2/e$", ha="right")
-    axes.set(xlabel="periods $k$ of the wave", xlim=(0, 30), ylim=(0, 0.82))
-    axes.set_ylabel(r"growth rate $\lambda_k$")
+    axes.set(xlabel="periods $k$", ylabel=r"growth rate $\lambda_k$", ylim=(0, 0.82))
     axes.legend(loc="upper right", bbox_to_anchor=(1.0, 0.88))
     return lab.Picture(
         figure,
         "Growth rates of waves on the uniform circle under softmax attention; discs "
-        "mark the fastest. The lower the temperature, the flatter the top: neighbours "
-        "of the fastest wave grow nearly as fast.",
+        "mark the fastest. The lower the temperature, the flatter the top.",
     )
 
 
@@ -337,20 +235,16 @@ def draw_walks(smooth: mf.Trajectory, chance: mf.Trajectory) -> lab.Picture:
     titles = (r"$10^{-6}$ of all waves in phase", "random tokens")
     for axes, path, title in zip(panels, (smooth, chance), titles, strict=True):
         draw_angles(path, axes)
-        axes.set(title=f"{title}: {clusters(path, 25.0)} clusters")
+        axes.set(title=f"{title}: {clusters(path, COUNTED[-1])} clusters")
     panels[1].set(ylabel="")
     return lab.Picture(
         figure,
         r"192 tokens on the circle at $\beta = 25$, where the fastest wave has seven "
         "periods. From a tiny smooth perturbation it wins, and seven clusters emerge "
-        "around depth 25 (left); random tokens gather at once, where chance has put "
-        "more of them (right). Angles are periodic.",
+        "(left); random tokens gather at once, where chance has put more (right).",
     )
 
 
 experiment = lab.experiment(
-    run,
-    "Waves on the uniform measure grow at closed rates",
-    room="mean_field",
-    seconds=30,
+    run, "Waves on the uniform measure have closed rates", room="mean_field", seconds=30
 )

@@ -21,7 +21,6 @@ import meanformer.experiments as lab
 from meanformer.observables import (
     context_similarity,
     long_context_gamma,
-    long_context_limit,
     long_context_similarity,
 )
 from meanformer.plotting import draw_curves, mark_values, style
@@ -29,11 +28,6 @@ from meanformer.plotting import draw_curves, mark_values, style
 RHO = 0.3
 PLACES = np.array([0.8, 1.0, 1.2])  # gamma (1 - rho)
 POWERS = (6, 12, 50)  # of ten: the lengths of contexts that are drawn
-TABULATED = {
-    1e3: (0.91471458, 0.63221856, 0.40175298),
-    1e6: (0.99184802, 0.63157959, 0.32630889),
-    1e12: (0.99996331, 0.63157895, 0.30167138),
-}
 
 
 @dataclass(frozen=True)
@@ -56,12 +50,6 @@ LAYER = lab.theorem(
     r"$0.9$ and $\gamma$ from $0$ to $4$.",
     "Rig25, long contexts",
     source=lab.closed_form(),
-)
-DIGITS = lab.observation(
-    "digits",
-    r"At $\rho = 0.3$ and $\gamma(1-\rho) = 0.8, 1, 1.2$ the cosines for "
-    "$n = 10^3, 10^6, 10^{12}$ are those tabulated.",
-    source=lab.tabulated(),
 )
 LIMIT = lab.theorem(
     "limit",
@@ -88,68 +76,44 @@ RANDOM = lab.observation(
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Run layers on explicit clouds, and compare with the closed form."""
     counts = sorted({10, 100, parameters.largest})
-    layers = [layer_cosines(n) for n in progress.over(counts, 0.6)]
+    layers = np.concatenate([layer_cosines(n) for n in progress.over(counts, 0.6)])
     gammas = np.linspace(0, 2.5, 21)
-    for _ in progress.over(range(1), 0.4):
-        random = random_cosines(gammas, parameters)
-    measured = np.concatenate([found for _, found, _ in layers])
-    expected = np.concatenate([exact for *_, exact in layers])
+    cloud = random_tokens(parameters)
+    random = [context_similarity(cloud, float(g)) for g in progress.over(gammas, 0.4)]
+    after, predicted = np.array([(one.after, one.predicted) for one in random]).T
+    far = (gammas < 0.3 / (1 - RHO)) | (gammas > 1.6 / (1 - RHO))
+    rho = np.array([0.1, 0.3, 0.6, 0.9])[:, None]
+    limits = np.hstack([1 + 0 * rho, 4 * rho / (1 + 3 * rho), rho])
+    longest = long_context_similarity(1e300, PLACES / (1 - rho), rho)
     return lab.Outcome(
         findings=[
-            LAYER.close_to(measured, expected, tolerance=1e-10),
-            digits_finding(),
-            limit_finding(),
+            LAYER.close_to(layers[:, 2], layers[:, 3], tolerance=1e-10),
+            LIMIT.close_to(longest, limits, tolerance=1e-12),
             width_finding(),
-            random_finding(gammas, random),
+            RANDOM.close_to(after[far], predicted[far], tolerance=0.02),
         ],
-        pictures=[
-            draw_transition(counts, layers),
-            draw_random(gammas, random),
-        ],
-        tables=[table()],
+        pictures=[draw_transition(counts, layers), draw_random(gammas, random)],
     )
 
 
-def equiangular_tokens(count: int, rho: float) -> np.ndarray:
+def equiangular_tokens(count: int, rho: float) -> mf.TokenCloud:
     """Unit vectors with one inner product, in closed form: a shifted identity."""
     spread = np.sqrt(1 - rho)
     shift = (np.sqrt(1 + (count - 1) * rho) - spread) / count
-    return spread * np.eye(count) + shift
+    return mf.TokenCloud(spread * np.eye(count) + shift)
 
 
-def layer_cosines(count: int):
-    """Cosines of an actual layer, by the library, and what the closed form says."""
-    places, found, exact = [], [], []
+def layer_cosines(count: int) -> np.ndarray:
+    r"""Rows of $\rho$, $\gamma(1-\rho)$, the cosine of a layer, and its closed form."""
+    rows = []
     for rho in (-0.01 if count <= 100 else 0.0, RHO, 0.9):
-        cloud = mf.TokenCloud(equiangular_tokens(count, rho))
+        cloud = equiangular_tokens(count, rho)
         for place in (0.0, 0.5, *PLACES, 1.5):
             gamma = min(place / (1 - rho), 4.0)
             outputs = np.asarray(context_similarity(cloud, gamma).outputs)
-            found.append(outputs[0] @ outputs[-1])
-            exact.append(long_context_similarity(count, gamma, rho))
-            places.append((count, rho, gamma * (1 - rho)))
-    return np.array(places), np.array(found), np.array(exact)
-
-
-def digits_finding():
-    """Tabulated digits."""
-    counts = np.array(list(TABULATED))[:, None]
-    return DIGITS.close_to(
-        long_context_similarity(counts, PLACES / (1 - RHO), RHO),
-        list(TABULATED.values()),
-        tolerance=6e-9,
-    )
-
-
-def limit_finding():
-    """The three values of the limit."""
-    rho = np.array([0.1, 0.3, 0.6, 0.9])[:, None]
-    expected = np.concatenate([0 * rho + 1, 4 * rho / (1 + 3 * rho), rho], axis=1)
-    return LIMIT.close_to(
-        long_context_similarity(1e300, PLACES / (1 - rho), rho),
-        expected,
-        tolerance=1e-12,
-    )
+            exact = float(long_context_similarity(count, gamma, rho))
+            rows.append([rho, gamma * (1 - rho), outputs[0] @ outputs[-1], exact])
+    return np.array(rows)
 
 
 def width_finding():
@@ -164,40 +128,13 @@ def width_finding():
     return WIDTH.close_to(width, np.log(root(0.9) / root(0.4)), relative_tolerance=1e-9)
 
 
-def random_cosines(gammas, parameters: Parameters):
-    """Average cosines after one layer of random tokens with a common mean."""
+def random_tokens(parameters: Parameters) -> mf.TokenCloud:
+    """Random tokens of the sphere with a common mean."""
     count, dimension = parameters.largest, parameters.dimension
     shift = np.sqrt(RHO / (1 - RHO) / dimension)
     noise = jr.normal(jr.key(parameters.seed), (count, dimension))
     points = noise / np.sqrt(dimension) + shift
-    points = points / jnp.linalg.norm(points, axis=1, keepdims=True)
-    cloud = mf.TokenCloud(points)
-    return [context_similarity(cloud, float(gamma)) for gamma in gammas]
-
-
-def random_finding(gammas, random):
-    """Random tokens far from the transition."""
-    place = gammas * (1 - RHO)
-    far = (place < 0.3) | (place > 1.6)
-    after, predicted = (
-        np.array([float(getattr(found, name)) for found in random])
-        for name in ("after", "predicted")
-    )
-    return RANDOM.close_to(after[far], predicted[far], tolerance=0.02)
-
-
-def table() -> lab.Table:
-    """Cosines for growing contexts."""
-    rows = [
-        [f"$10^{{{k}}}$", *long_context_similarity(10.0**k, PLACES / 0.7, RHO)]
-        for k in (1, 2, 3, 6, 12, 100)
-    ]
-    limit = ["limit", *long_context_limit(PLACES / 0.7, RHO)]
-    return lab.Table(
-        ["$n$", *[rf"$\gamma(1-\rho) = {place:g}$" for place in PLACES]],
-        [*rows, limit],
-        r"Cosine between outputs of one layer at $\rho = 0.3$.",
-    )
+    return mf.TokenCloud(points / jnp.linalg.norm(points, axis=1, keepdims=True))
 
 
 def draw_transition(run_counts, layers) -> lab.Picture:
@@ -209,10 +146,9 @@ def draw_transition(run_counts, layers) -> lab.Picture:
         f"$n = {name}$": long_context_similarity(count, places / (1 - RHO), RHO)
         for name, count in counts.items()
     }
-    drawn = np.concatenate([rows for rows, *_ in layers])
-    found = np.concatenate([found for _, found, _ in layers])
-    at_rho, ink = drawn[:, 1] == RHO, {"color": style.INK, "markersize": 4}
-    axes.plot(drawn[at_rho, 2], found[at_rho], "o", label="actual layers", **ink)
+    ink = {"color": style.INK, "markersize": 4}
+    _, scaled, found, _ = layers[layers[:, 0] == RHO].T
+    axes.plot(scaled, found, "o", label="actual layers", **ink)
     axes.plot(1, 4 * RHO / (1 + 3 * RHO), "D", fillstyle="none", **ink)
     mark_values(1, axes)
     draw_curves(places, curves, axes, colours="depth", legend="lower left")
@@ -230,9 +166,9 @@ def draw_random(gammas, random) -> lab.Picture:
     """Real tokens: before, after, and the prediction at the average cosine."""
     figure, axes = style.canvas(panel=(5.4, 3.6))
     curves = {
-        "random tokens, after one layer": [float(found.after) for found in random],
-        "equal inner products": [float(found.predicted) for found in random],
-        "before the layer": [float(found.before) for found in random],
+        "random tokens, after one layer": [found.after for found in random],
+        "equal inner products": [found.predicted for found in random],
+        "before the layer": [found.before for found in random],
     }
     mark_values(float(random[0].critical), axes)
     draw_curves(gammas, curves, axes, marks=("o-", "--", "-"))

@@ -26,11 +26,8 @@ from meanformer.observables import (
 )
 from meanformer.plotting import style
 
-BETAS = 9.0, 25.0, 81.0
+BETAS = 9.0, 25.0, 81.0, 16.0, 49.0, 4.0, 121.0, 64.0
 DEPTHS = 10.0, 30.0, 100.0
-# Means of six starts, each known to about 0.5: modes, and clusters at the depths.
-SIX = np.array([[3.3, 4.0, 3.3, 3.0], [5.7, 5.7, 5.3, 5.3], [10.5, 10.8, 9.8, 9.0]])
-FASTEST = 4, 7, 13
 
 
 @dataclass(frozen=True)
@@ -40,7 +37,7 @@ class Parameters:
     count: int = lab.setting(200, help="tokens", at_least=20)
     starts: int = lab.setting(12, full=100, help="random starts", at_least=6)
     temperatures: int = lab.setting(
-        3, full=8, help=r"values of $\beta$, the three tabulated first", at_least=3
+        3, full=8, help=r"values of $\beta$", at_least=3, at_most=8
     )
     samples: int = lab.setting(
         60, full=1000, help="clouds whose modes are counted", at_least=50
@@ -54,22 +51,11 @@ MODES = lab.observation(
     r"$\sqrt{\sum k^4 I_k^2/\sum k^2 I_k^2}$, in units of its standard error.",
     source=lab.closed_form(r"$n \to \infty$; four standard errors"),
 )
-DIGITS = lab.observation(
-    "six-starts",
-    "Modes at depth $0$ and clusters at depths $10$, $30$ and $100$ are, for "
-    r"$\beta = 9, 25, 81$, those of six starts of an independent program.",
-    source=lab.tabulated("six starts, known to 0.5; twice that"),
-)
 EARLY = lab.observation(
     "modes-foretell",
     "The mean number of clusters at depth $10$ over that of modes of such tokens at "
     "the start lies between $0.8$ and $1.25$.",
     source=lab.theory("each token climbs the density"),
-)
-FASTER = lab.observation(
-    "fastest-degree",
-    r"The degree that grows fastest is $4$, $7$ and $13$ for $\beta = 9, 25, 81$.",
-    source=lab.closed_form(r"the largest $k^2I_k(\beta)$, tabulated"),
 )
 OVER = lab.observation(
     "fastest-overestimates",
@@ -86,31 +72,33 @@ COARSENS = lab.observation(
 
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Count modes, run the flow, count clusters."""
-    betas = temperatures(parameters.temperatures)
-    counts, starts = {}, range(parameters.starts)
+    betas = sorted(BETAS[: parameters.temperatures])
+    starts, counts = range(parameters.starts), []
     for beta in progress.over(betas, 0.8):
         rows = [start_counts(beta, k, parameters) for k in progress.over(starts)]
-        counts[beta] = np.array(rows)
+        counts.append(np.array(rows))
+    options = {"space": mf.Sphere(), "key": jr.key(parameters.seed + 1)}
     sampled = [
-        sample_modes(
-            parameters.count,
-            beta,
-            parameters.samples,
-            space=mf.Sphere(),
-            key=jr.key(parameters.seed + 1),
-        )
+        sample_modes(parameters.count, beta, parameters.samples, **options)
         for beta in progress.over(betas, 0.2)
     ]
+    # Modes at the starts and clusters at the depths, one row for each temperature.
+    means = np.array([rows.mean(0) for rows in counts])
+    errors = np.array([rows.std(0, ddof=1) for rows in counts]) / len(starts) ** 0.5
+    formula = np.array([float(expected_circle_modes(beta)) for beta in betas])
+    modes, spread = np.array([(one.mean, one.standard_error) for one in sampled]).T
+    degrees = [degree(beta) for beta in betas]
+    columns = {"modes, many clouds": modes, "formula": formula, "$k^*$": degrees}
     return lab.Outcome(
-        findings=findings(betas, counts, sampled),
-        pictures=[draw_curves(betas, counts, sampled)],
-        tables=[table(betas, counts, sampled)],
+        findings=[
+            MODES.close_to((modes - formula) / spread, 0.0, tolerance=4.0),
+            EARLY.inside(means[:, 1] / modes, 0.8, 1.25),
+            OVER.below(means[:, 2], degrees),
+            COARSENS.at_most(np.diff(means[:, 1:]), 0.0),
+        ],
+        pictures=[draw(betas, modes, spread, means, errors)],
+        tables=[table(betas, columns, means, errors)],
     )
-
-
-def temperatures(count: int) -> list[float]:
-    """Inverse temperatures in order, the tabulated ones among them."""
-    return sorted([*BETAS, 16.0, 49.0, 4.0, 121.0, 64.0][:count])
 
 
 def degree(beta: float) -> int:
@@ -123,8 +111,7 @@ def start_counts(beta: float, index: int, parameters: Parameters) -> list[int]:
     key = jr.fold_in(jr.key(parameters.seed), index)
     angles = 2 * jnp.pi * jr.uniform(key, (parameters.count,))
     cloud = mf.TokenCloud.from_angles(angles)
-    attention = mf.identity_attention("softmax", 2, beta)
-    flow = mf.Flow(attention, space=mf.Sphere())
+    flow = mf.Flow(mf.identity_attention("softmax", 2, beta), space=mf.Sphere())
     path = mf.solve(flow, cloud, DEPTHS[-1], save=jnp.array([0, *DEPTHS]), rtol=1e-6)
     clusters = [
         count_clusters(path.cloud(place), space=mf.Sphere(), beta=beta).count
@@ -133,44 +120,19 @@ def start_counts(beta: float, index: int, parameters: Parameters) -> list[int]:
     return [count_modes(cloud, beta, space=mf.Sphere()).count, *map(int, clusters)]
 
 
-def mean_and_error(counts) -> tuple[np.ndarray, np.ndarray]:
-    """Mean over the starts and its standard error, for each column."""
-    return counts.mean(0), counts.std(0, ddof=1) / np.sqrt(len(counts))
-
-
-def findings(betas, counts, sampled):
-    """Modes, clusters and degrees against formula and table."""
-    means = {beta: mean_and_error(counts[beta])[0] for beta in betas}
-    errors = np.array([sample.standard_error for sample in sampled])
-    formula = np.array([float(expected_circle_modes(beta)) for beta in betas])
-    sample_means = np.array([sample.mean for sample in sampled])
-    degrees = np.array([degree(beta) for beta in betas])
-    return [
-        MODES.close_to((sample_means - formula) / errors, 0.0, tolerance=4.0),
-        DIGITS.close_to([means[beta] for beta in BETAS], SIX, tolerance=1.0),
-        EARLY.inside([means[beta][1] for beta in betas] / sample_means, 0.8, 1.25),
-        FASTER.close_to([degree(beta) for beta in BETAS], FASTEST, tolerance=0.0),
-        OVER.below([means[beta][2] for beta in betas], degrees),
-        COARSENS.at_most([np.diff(means[beta][1:]) for beta in betas], 0.0),
-    ]
-
-
-def table(betas, counts, sampled) -> lab.Table:
+def table(betas, columns, means, errors) -> lab.Table:
     """All numbers with their errors."""
-    rows = []
-    for beta, sample in zip(betas, sampled, strict=True):
-        means, errors = mean_and_error(counts[beta])
-        texts = [f"{a:.2f} ± {b:.2f}" for a, b in zip(means, errors, strict=True)]
-        formula = float(expected_circle_modes(beta))
-        rows.append([beta, sample.mean, formula, *texts, degree(beta)])
-    columns = [r"$\beta$", "modes, many clouds", "formula", "modes at the starts"]
-    columns += [f"clusters at depth {depth:g}" for depth in DEPTHS] + ["$k^*$"]
+    names = ["modes at the starts", *[f"clusters at depth {t:g}" for t in DEPTHS]]
+    for name, mean, error in zip(names, means.T, errors.T, strict=True):
+        columns[name] = [f"{a:.2f} ± {b:.2f}" for a, b in zip(mean, error, strict=True)]
     return lab.Table(
-        columns, rows, "Modes at depth zero, clusters later, fastest degree."
+        [r"$\beta$", *columns],
+        list(zip(betas, *columns.values(), strict=True)),
+        "Modes at depth zero, clusters later, fastest degree.",
     )
 
 
-def draw_curves(betas, counts, sampled) -> lab.Picture:
+def draw(betas, modes, spread, means, errors) -> lab.Picture:
     """Modes, clusters and the fastest degree against the root of beta."""
     figure, axes = style.canvas(panel=(6.4, 4.2))
     roots = np.sqrt(betas)
@@ -181,20 +143,13 @@ def draw_curves(betas, counts, sampled) -> lab.Picture:
     grey = {"color": style.GREY, "linewidth": 1.2}
     axes.step(fine, degrees, where="mid", label="fastest degree $k^*$", **grey)
     axes.plot(fine, np.sqrt(2) * fine, ":", label=r"$\sqrt{2\beta}$", **grey)
-    means, bars = zip(*((s.mean, 2 * s.standard_error) for s in sampled), strict=True)
-    axes.errorbar(roots, means, bars, fmt="o", color=style.BLUE, label="modes, counted")
-    starts = [mean_and_error(counts[beta]) for beta in betas]
-    means, errors = np.moveaxis(np.array(starts), 1, 0)
-    for place, colour in enumerate((style.ORANGE, style.ROSE, style.VIOLET)):
-        axes.errorbar(
-            roots + 0.05 * (place + 0.5),
-            means[:, place + 1],
-            2 * errors[:, place + 1],
-            fmt="s--",
-            linewidth=1,
-            color=colour,
-            label=f"clusters, depth {DEPTHS[place]:g}",
-        )
+    counted = {"fmt": "o", "color": style.BLUE, "label": "modes, counted"}
+    axes.errorbar(roots, modes, 2 * spread, **counted)
+    for k, colour in enumerate((style.ORANGE, style.ROSE, style.VIOLET)):
+        label = f"clusters, depth {DEPTHS[k]:g}"
+        look = {"fmt": "s--", "linewidth": 1, "color": colour, "label": label}
+        places, bars = roots + 0.05 * (k + 0.5), 2 * errors[:, k + 1]
+        axes.errorbar(places, means[:, k + 1], bars, **look)
     axes.set(xlabel=r"$\sqrt{\beta}$", ylabel="number", ylim=(0, None))
     axes.legend(loc="upper left")
     return lab.Picture(

@@ -6,12 +6,10 @@ $\dot\rho = 2e^{\beta\rho}(1-\rho)\bigl((n-1)\rho+1\bigr)/\bigl(e^\beta +
 (n-1)e^{\beta\rho}\bigr)$
 for softmax. The time to a level is an integral, its inverse in $\beta$ the boundary of
 the clustered phase, and independent tokens in high dimension, which are nearly
-orthogonal, follow the same curve. The network that is usually simulated, an Euler step
-and a division by the norm, runs on a slow clock.
+orthogonal, follow the same curve.
 """
 
 from dataclasses import dataclass
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -22,32 +20,12 @@ import scipy.special
 
 import meanformer as mf
 import meanformer.experiments as lab
-from meanformer.flows import run_normalised_layers
-from meanformer.observables import (
-    Equiangular,
-    critical_beta,
-    mean_cosine,
-    phase_curve,
-)
+from meanformer.observables import Equiangular, critical_beta, mean_cosine, phase_curve
 from meanformer.plotting import style
 
 LEVEL = 0.999
-TIMES = {  # count, beta: softmax, unnormalised; tabulated
-    (2, 1.0): (4.2710676803, 1.7444601011),
-    (2, 9.0): (466.7106529100, 0.1147243584),
-    (32, 0.1): (5.1920631182, 4.8607226982),
-    (32, 1.0): (5.2702839076, 2.8970486230),
-    (32, 5.0): (9.5443292035, 0.9746065980),
-    (32, 9.0): (178.7309295190, 0.6859876689),
-    (128, 1.0): (5.9090203968, 3.5578591959),
-    (128, 9.0): (82.5933575020, 1.2125342032),
-}
-CURVE = {
-    32: (5.1099043, 6.3447397, 6.9064586),
-    128: (5.9123957, 7.2198280, 7.7848773),
-}
+KINDS = ("softmax", "unnormalised")
 SAVED = 41
-EULER = {0.1: 5.60, 0.05: 5.45, 0.01: 5.30}
 
 
 @dataclass(frozen=True)
@@ -60,12 +38,6 @@ class Parameters:
     seed: int = lab.setting(0, help="seed of the clouds", at_least=0)
 
 
-DIGITS = lab.observation(
-    "digits",
-    r"The times from $\rho = 0$ to $0.999$ of softmax and unnormalised attention, for "
-    r"eight choices of $n$ and $\beta$, are those tabulated.",
-    source=lab.tabulated(),
-)
 INTEGRALS = lab.observation(
     "exponential-integrals",
     "The times of softmax attention are a sum of exponential integrals and "
@@ -81,9 +53,9 @@ FULL = lab.theorem(
 )
 INVERSE = lab.observation(
     "phase-curve",
-    "The boundary of the clustered phase passes through the tabulated points, and is "
-    "the inverse of the time found by bracketing.",
-    source=lab.tabulated("and Brent's method of SciPy in this run"),
+    r"The boundary of the clustered phase is the inverse of the time in $\beta$, for "
+    "$n = 32$ and $128$ at the depths $10$, $20$ and $30$.",
+    source=lab.other_method("Brent's method on the exponential integrals, by SciPy"),
 )
 EMPTY = lab.observation(
     "no-curve",
@@ -110,64 +82,37 @@ RANDOM = lab.observation(
         r"and a bias of order $1/d$"
     ),
 )
-CLOCK = lab.observation(
-    "slow-clock",
-    "Euler steps followed by division by the norm are late: they arrive at $5.60$, "
-    "$5.45$ and $5.30$ with steps $0.1$, $0.05$ and $0.01$ instead of $5.27$ "
-    r"($n = 32$, $\beta = 1$).",
-    source=lab.tabulated(),
-)
 
 
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Compare integrals, curves, full flows and networks."""
-    full = [full_gap(kind) for kind in progress.over(("softmax", "unnormalised"), 0.3)]
+    full = [full_gap(kind) for kind in progress.over(KINDS, 0.5)]
     paths = {
-        beta: random_paths(beta, parameters) for beta in progress.over((1.0, 4.0), 0.4)
+        beta: random_paths(beta, parameters) for beta in progress.over((1.0, 4.0), 0.5)
     }
-    clock = {step: euler_time(step) for step in progress.over(EULER, 0.2)}
-    for _ in progress.over(range(1), 0.1):
-        findings = [*time_findings(), *curve_findings(), rate_finding()]
-        boundaries = {count: boundaries_of(count) for count in (2, 8, 32, 128, 1024)}
+    cases = [(2, 3.0), (32, 1.0), (32, 30.0), (1000, 100.0), (5, 300.0)]
     return lab.Outcome(
         findings=[
-            *findings,
+            INTEGRALS.close_to(
+                [Equiangular(*case).time_to(LEVEL) for case in cases],
+                [exponential_integrals(*case) for case in cases],
+                relative_tolerance=1e-11,
+            ),
             FULL.close_to(np.array(full) / (1 - LEVEL), 1.0, tolerance=1e-7),
+            *curve_findings(),
+            rate_finding(),
             random_finding(paths, parameters),
-            CLOCK.close_to(list(clock.values()), list(EULER.values()), tolerance=1e-9),
         ],
-        pictures=[draw_boundaries(boundaries), draw_paths(paths, parameters)],
+        pictures=[draw_boundaries(), draw_paths(paths, parameters)],
     )
 
 
 def full_gap(kind: str) -> np.ndarray:
     """Gaps of all pairs of 32 orthonormal tokens at the time of the integral."""
-    attention = mf.identity_attention(kind, 32, 1.0)
-    flow = mf.Flow(attention, space=mf.Sphere())
-    time = Equiangular(32, 1.0, kind=kind).time_to(LEVEL)
-    path = mf.solve(
-        flow, mf.TokenCloud(jnp.eye(32)), time, save=2, rtol=1e-11, atol=1e-13
-    )
-    points = np.asarray(path.points[-1])
-    return (1 - points @ points.T)[np.triu_indices(32, 1)]
-
-
-def time_findings():
-    """Times against the table and against exponential integrals."""
-    found, expected = [], []
-    for (count, beta), times in TIMES.items():
-        for kind, time in zip(("softmax", "unnormalised"), times, strict=True):
-            found.append(Equiangular(count, beta, kind=kind).time_to(LEVEL))
-            expected.append(time)
-    cases = [(2, 3.0), (32, 1.0), (32, 30.0), (1000, 100.0), (5, 300.0)]
-    return (
-        DIGITS.close_to(found, expected, relative_tolerance=1e-9),
-        INTEGRALS.close_to(
-            [Equiangular(*case).time_to(LEVEL) for case in cases],
-            [exponential_integrals(*case) for case in cases],
-            relative_tolerance=1e-11,
-        ),
-    )
+    flow = mf.Flow(mf.identity_attention(kind, 32, 1.0), space=mf.Sphere())
+    cloud, time = mf.TokenCloud(jnp.eye(32)), Equiangular(32, 1.0, kind=kind).time_to()
+    points = mf.solve(flow, cloud, time, save=2, rtol=1e-11, atol=1e-13).points[-1]
+    return np.asarray(1 - points @ points.T)[np.triu_indices(32, 1)]
 
 
 def exponential_integrals(count: int, beta: float) -> float:
@@ -181,9 +126,8 @@ def exponential_integrals(count: int, beta: float) -> float:
 
 
 def curve_findings():
-    """The curve at tabulated points and by bracketing, and where it exists."""
-    cases = [(n, t) for n in CURVE for t in (10, 20, 30)]
-    found = [critical_beta(n, t) for n, t in cases]
+    """The curve against bracketing, and where it exists."""
+    cases = [(count, depth) for count in (32, 128) for depth in (10, 20, 30)]
     bracketed = [
         scipy.optimize.brentq(
             lambda b, n=n, t=t: exponential_integrals(n, b) - t, 0.1, 20
@@ -191,15 +135,13 @@ def curve_findings():
         for n, t in cases
     ]
     end = 0.5 * np.log((31 * LEVEL + 1) / (1 - LEVEL))
-    depths, kinds = np.linspace(0.1, 30, 200), ("softmax", "unnormalised")
+    depths = np.linspace(0.1, 30, 200)
     return (
         INVERSE.close_to(
-            [*found, *found],
-            [*np.ravel(list(CURVE.values())), *bracketed],
-            tolerance=6e-8,
+            [critical_beta(*case) for case in cases], bracketed, tolerance=6e-8
         ),
         EMPTY.close_to(
-            [len(phase_curve(32, depths, kind=kind).betas) for kind in kinds],
+            [len(phase_curve(32, depths, kind=kind).betas) for kind in KINDS],
             [(depths >= end).sum(), (depths <= end).sum()],
             tolerance=0,
         ),
@@ -218,22 +160,16 @@ def rate_finding():
 
 def random_paths(beta: float, parameters: Parameters):
     """Average cosines of random clouds along depth, and the curve of the model."""
-    model = Equiangular(parameters.count, beta)
+    dimension, model = parameters.dimension, Equiangular(parameters.count, beta)
     depths = np.linspace(0, 2 * model.time_to(0.5), SAVED)
-    keys = jr.split(jr.key(parameters.seed), parameters.clouds)
-    paths = [random_path(key, jnp.asarray(beta), depths, parameters) for key in keys]
-    return depths, np.stack(paths), np.asarray(model.solve(depths))
-
-
-@partial(jax.jit, static_argnums=3)
-def random_path(key, beta, depths, parameters: Parameters):
-    """Average cosine of one random cloud along depth."""
-    dimension = parameters.dimension
     attention = mf.identity_attention("softmax", dimension, beta)
-    flow = mf.Flow(attention, space=mf.Sphere())
-    cloud = mf.TokenCloud(mf.UniformSphere(dimension).sample(parameters.count, key=key))
-    path = mf.solve(flow, cloud, depths[-1], save=depths)
-    return jax.vmap(lambda points: mean_cosine(points, cloud.weights))(path.points)
+    flow, law = mf.Flow(attention, space=mf.Sphere()), mf.UniformSphere(dimension)
+    cosines = []
+    for key in jr.split(jr.key(parameters.seed), parameters.clouds):
+        cloud = mf.TokenCloud(law.sample(parameters.count, key=key))
+        path = mf.solve(flow, cloud, depths[-1], save=depths)
+        cosines.append(jax.vmap(mean_cosine, (0, None))(path.points, cloud.weights))
+    return depths, np.array(cosines), np.asarray(model.solve(depths))
 
 
 def random_finding(paths, parameters: Parameters):
@@ -255,36 +191,16 @@ def random_finding(paths, parameters: Parameters):
     return RANDOM.at_most(np.max(apart), 1.0)
 
 
-def euler_time(step: float) -> float:
-    """The first depth at which a network of Euler steps has reached the level."""
-    # As many layers for every step: one program serves them all.
-    count = round(6 / min(EULER))
-    attention = mf.identity_attention("softmax", 32, 1.0)
-    path = run_normalised_layers(
-        attention, mf.flows.PostNorm(), mf.TokenCloud(jnp.eye(32)), count, step=step
-    )
-    cosines = np.einsum("td,td->t", path.points[:, 0], path.points[:, 1])
-    # Between two layers the level is passed; the later one counts.
-    return float(path.depths[np.argmax(cosines >= LEVEL)])
-
-
-def boundaries_of(count: int):
-    """Depths and betas of the clustered phase: softmax, and unnormalised."""
-    first = Equiangular(count, 0.0).time_to(LEVEL)
-    curve = phase_curve(count, first * np.geomspace(1 + 1e-12, 200, 400))
-    betas = np.linspace(0, 12, 121)
-    times = [Equiangular(count, b, kind="unnormalised").time_to() for b in betas]
-    return (curve.depths, curve.betas), (times, betas)
-
-
-def draw_boundaries(boundaries) -> lab.Picture:
+def draw_boundaries() -> lab.Picture:
     """Boundaries of the clustered phase, for both kinds."""
     figure, (left, right) = style.canvas(2, panel=(4.6, 3.6))
-    for count, (softmax, unnormalised) in boundaries.items():
-        left.plot(*softmax, label=f"$n = {count}$")
-        right.plot(*unnormalised)
-    marks = np.array(list(CURVE.values())).T
-    left.plot((10, 20, 30), marks, "o", color=style.INK, markersize=3.5)
+    betas = np.linspace(0, 12, 121)
+    for count in (2, 8, 32, 128, 1024):
+        first = Equiangular(count, 0.0).time_to(LEVEL)
+        curve = phase_curve(count, first * np.geomspace(1 + 1e-12, 200, 400))
+        left.plot(curve.depths, curve.betas, label=f"$n = {count}$")
+        laws = [Equiangular(count, beta, kind="unnormalised") for beta in betas]
+        right.plot([law.time_to(LEVEL) for law in laws], betas)
     left.set(xscale="log", xlabel="depth $t$", ylabel=r"$\beta$", title="softmax")
     right.set(xscale="log", xlabel="depth $t$", title="unnormalised", ylim=(0, 12))
     left.text(130, 6.0, "one cluster", fontsize=10)
@@ -292,30 +208,29 @@ def draw_boundaries(boundaries) -> lab.Picture:
     left.legend(loc="lower right", ncols=2)
     return lab.Picture(
         figure,
-        r"The curves on which orthogonal tokens reach $\rho = 0.999$ (dots: "
-        r"tabulated). Softmax attention (left) has clustered below and to the right of "
-        r"its curve, and the depth grows exponentially with $\beta$; unnormalised "
-        r"attention (right) above. Both meet $\beta = 0$ at the depth "
-        r"$\frac12\log\frac{(n-1)\rho+1}{1-\rho}$.",
+        r"The curves on which orthogonal tokens reach $\rho = 0.999$. Softmax attention"
+        " (left) has clustered below and right of its curve, and the depth grows "
+        r"exponentially with $\beta$; unnormalised attention (right) above. Both meet "
+        r"$\beta = 0$ at the depth $\frac12\log\frac{(n-1)\rho+1}{1-\rho}$.",
     )
 
 
 def draw_paths(paths, parameters: Parameters) -> lab.Picture:
     """Average cosines of random clouds with the curve of the model."""
     figure, axes = style.canvas(panel=(5.6, 3.8))
-    for colour, (beta, path) in zip(style.PALETTE, paths.items(), strict=False):
-        depths, cosines, curve = path
-        axes.plot(depths, cosines.T, color=colour, alpha=0.35, linewidth=1)
-        axes.plot(depths, curve, "--", color=style.INK, linewidth=1.4)
-        axes.plot([], [], color=colour, label=rf"random tokens, $\beta = {beta:g}$")
-    axes.plot([], [], "--", color=style.INK, label="orthogonal tokens, one equation")
+    for beta, (depths, cosines, curve) in paths.items():
+        name = rf"mean of random tokens, $\beta = {beta:g}$"
+        (mean,) = axes.plot(depths, cosines.mean(0), label=name)
+        axes.plot(depths, cosines.T, color=mean.get_color(), alpha=0.35, linewidth=1)
+        (last,) = axes.plot(depths, curve, "--", color=style.INK, linewidth=1.4)
+    last.set_label("orthogonal tokens, one equation")
     axes.set(xlabel="depth $t$", ylabel="average cosine of two tokens")
     axes.legend(loc="lower right")
     return lab.Picture(
         figure,
         f"Average cosine of {parameters.count} independent tokens in dimension "
-        f"{parameters.dimension}, one line for each cloud, and the curve that starts "
-        r"at $\rho = 0$ (dashed).",
+        f"{parameters.dimension}, one pale line for each cloud, and the curve that "
+        r"starts at $\rho = 0$ (dashed).",
     )
 
 

@@ -1,7 +1,5 @@
 """Bounds on a flow before it is solved: how far it spreads, how fast flows part."""
 
-from collections.abc import Callable
-
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
@@ -10,10 +8,7 @@ from meanformer.attention import AbstractInContextMap
 from meanformer.attention.bounds import speed_bound, stability_constant
 from meanformer.errors import Unsupported, check
 from meanformer.flows.flow import Flow
-from meanformer.flows.schedule import (
-    Constant,
-    Schedule,
-)
+from meanformer.flows.schedule import Constant, Schedule
 from meanformer.geometry import Euclidean, Sphere
 from meanformer.typing import ArrayLike
 
@@ -21,9 +16,7 @@ ACCURACY = 1e-12
 
 
 def radius_bound(
-    flow: Flow | AbstractInContextMap,
-    radius: float,
-    depth: ArrayLike,
+    flow: Flow | AbstractInContextMap, radius: float, depth: ArrayLike
 ) -> float | np.ndarray:
     r"""Bound on the radius of the tokens at a depth, from the radius at the start.
 
@@ -68,15 +61,12 @@ def stability_bound(
     Returns:
         $\ell$ at each depth.
     """
-    radii = np.atleast_1d(radius_bound(flow, radius, depth))
-    _check_magnitude(flow, float(radii[-1]), float(np.ravel(depth)[-1]), order)
-    return _integrate(flow, radius, depth, order)[1]
-
-
-def _check_magnitude(flow, radius: float, depth: float, order: float) -> None:
-    """Raise at once if the constant at the end is too large to be integrated."""
+    largest = float(np.atleast_1d(radius_bound(flow, radius, depth))[-1])
     schedule = flow.velocity if isinstance(flow, Flow) else Constant(flow)
-    stability_constant(schedule.at(jnp.asarray(depth)), radius, order=order)
+    # Raises at once if the constant at the end is too large to be integrated.
+    last = schedule.at(jnp.asarray(float(np.ravel(depth)[-1])))
+    stability_constant(last, largest, order=order)
+    return _integrate(flow, radius, depth, order)[1]
 
 
 def _integrate(flow, radius, depth, order: float | None):
@@ -95,18 +85,14 @@ def _integrate(flow, radius, depth, order: float | None):
         f"depth is {depth}; it must be a finite number, or several going away from 0.",
     )
     direction = -1.0 if depths[-1] < 0 else 1.0
-    states = _states(flow, float(radius), lengths, direction, order)
-    return tuple(row.item() if np.ndim(depth) == 0 else row for row in states.T)
-
-
-def _states(flow, radius, lengths, direction, order) -> np.ndarray:
-    state, reached, states = np.array([radius, 0.0]), 0.0, []
+    state, reached, states = np.array([float(radius), 0.0]), 0.0, []
     for target in lengths:
-        for start, end in _pieces(flow.velocity, reached, target, direction):
-            state = _advance(flow, state, (start, end), direction, order)
+        for piece in _pieces(flow.velocity, reached, target, direction):
+            state = _advance(flow, state, piece, direction, order)
         reached = target
         states.append(state)
-    return np.stack(states)
+    columns = np.stack(states).T
+    return tuple(row.item() if np.ndim(depth) == 0 else row for row in columns)
 
 
 def _pieces(schedule, start, end, direction) -> list[tuple[float, float]]:
@@ -119,23 +105,9 @@ def _pieces(schedule, start, end, direction) -> list[tuple[float, float]]:
 
 
 def _advance(flow, state, piece, direction, order) -> np.ndarray:
+    """Return the radius and the logarithmic growth at the end of one stretch."""
     from scipy.integrate import solve_ivp
 
-    rates = _rates(flow, piece, direction, order)
-    with np.errstate(all="ignore"):
-        result = solve_ivp(
-            rates, piece, state, method="DOP853", rtol=ACCURACY, atol=1e-14
-        )
-    if result.status != 0 or not np.isfinite(result.y[:, -1]).all():
-        raise Unsupported(
-            f"the bound blows up near depth {direction * result.t[-1]:.6g}; ask for a "
-            "smaller depth."
-        )
-    return result.y[:, -1]
-
-
-def _rates(flow, piece, direction, order) -> Callable:
-    """Return the derivatives of radius and logarithmic growth on one stretch."""
     start, end = piece
     margin = 1e-12 * (end - start)
     on_sphere = isinstance(flow.space, Sphere)
@@ -147,7 +119,16 @@ def _rates(flow, piece, direction, order) -> Callable:
         outward = 0.0 if on_sphere else float(speed)
         return np.array([outward, float(growth + speed if on_sphere else growth)])
 
-    return rates
+    with np.errstate(all="ignore"):
+        result = solve_ivp(
+            rates, piece, state, method="DOP853", rtol=ACCURACY, atol=1e-14
+        )
+    if result.status != 0 or not np.isfinite(result.y[:, -1]).all():
+        raise Unsupported(
+            f"the bound blows up near depth {direction * result.t[-1]:.6g}; ask for a "
+            "smaller depth."
+        )
+    return result.y[:, -1]
 
 
 @eqx.filter_jit

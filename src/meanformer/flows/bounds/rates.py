@@ -6,12 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from meanformer.attention.jacobian import (
-    ScaledJacobian,
-    Search,
-    TokenField,
-    norm_roots,
-)
+from meanformer.attention.jacobian import ScaledJacobian, Search, TokenField, norm_roots
 from meanformer.geometry import AbstractSpace, Euclidean
 from meanformer.measures import TokenCloud
 
@@ -80,18 +75,10 @@ def internal_rate(
     A perturbation that keeps the mean of an atom keeps the measure to first order: it
     grows by the derivative of the field in the query alone, at most at the rate
     $\lambda_{\max}$ of its symmetric part on tangent vectors. Together with
-    `largest_rate` of the atoms these are all directions of the tokens.
-
-    Args:
-        field: from places of queries, one for each point, to their velocities in the
-            measure of the points.
-        points: where the atoms are.
-        inside: which of them hold several tokens.
-        space: where they live.
-
-    Returns:
-        The rate; minus infinity if no atom holds several tokens. Cost: $d$ derivatives
-        of the field and $O(nd^3)$.
+    `largest_rate` of the atoms these are all directions of the tokens. The field takes
+    places of queries, one for each point, to their velocities in the measure of the
+    points; `inside` are the atoms that hold several tokens, and the rate is minus
+    infinity if there are none. Cost: $d$ derivatives of the field and $O(nd^3)$.
     """
     units = jnp.eye(points.shape[1], dtype=points.dtype)
 

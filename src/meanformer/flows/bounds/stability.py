@@ -104,15 +104,15 @@ def observed_growth(
         other: another one with the same saved depths.
         order: the order of the distance.
     """
-    _check_comparable(trajectory, other)
+    same = trajectory.points.shape == other.points.shape and all(
+        np.array_equal(getattr(trajectory, name), getattr(other, name))
+        for name in ("depths", "weights")
+    )
+    check(same, "the two flows must have the same saved depths, tokens and weights.")
     is_placed = trajectory.positions is not None
     distance = conditional_wasserstein if is_placed else wasserstein
-    distances = jnp.stack(
-        [
-            distance(trajectory.cloud(index), other.cloud(index), order=order)
-            for index in range(len(trajectory))
-        ]
-    )
+    clouds = [(trajectory.cloud(i), other.cloud(i)) for i in range(len(trajectory))]
+    distances = jnp.stack([distance(*pair, order=order) for pair in clouds])
     check(float(distances[0]) > 0, "the two flows start from the same measure.")
     return distances / distances[0]
 
@@ -155,27 +155,22 @@ def _profile(flow, trajectory, norm):
 
 @eqx.filter_jit
 def _rates(flow, cloud: TokenCloud, depths, paths, direction: float):
-    """Largest rate over the clouds at each depth."""
+    """Return the largest rate on tangent vectors over the clouds at each depth."""
 
     def rate(place):
         depth, clouds = place
 
         def rate_at(points):
-            return _rate(flow, depth, cloud, points, direction)
+            jacobian = _jacobian(flow, depth, cloud, points, "weighted", direction)
+            penalty = normal_penalty(jacobian, points, flow.space)
+            operator = symmetric_part(jacobian, points, flow.space, penalty)
+            found = Search().top(operator, points)
+            return found.values[0], found.converged
 
         rates, converged = jax.lax.map(rate_at, clouds)
         return rates.max(), converged.all()
 
     return jax.lax.map(rate, (depths, paths))
-
-
-def _rate(flow, depth, cloud, points, direction):
-    """Largest eigenvalue of the symmetric part of the Jacobian on tangent vectors."""
-    jacobian = _jacobian(flow, depth, cloud, points, "weighted", direction)
-    penalty = normal_penalty(jacobian, points, flow.space)
-    operator = symmetric_part(jacobian, points, flow.space, penalty)
-    found = Search().top(operator, points)
-    return found.values[0], found.converged
 
 
 def _jacobian(flow, depth, cloud, points, norm, direction=1.0) -> ScaledJacobian:
@@ -195,11 +190,3 @@ def _refined(depths: Float[Array, " t"], refine: int) -> Float[Array, " r"]:
 def _lines(first, last, count: int) -> Float[Array, "t s n d"]:
     shares = jnp.linspace(0, 1, count, dtype=first.dtype)[None, :, None, None]
     return (1 - shares) * first + shares * last
-
-
-def _check_comparable(trajectory: Trajectory, other: Trajectory) -> None:
-    same = trajectory.points.shape == other.points.shape and bool(
-        np.array_equal(trajectory.depths, other.depths)
-        and np.array_equal(trajectory.weights, other.weights)
-    )
-    check(same, "the two flows must have the same saved depths, tokens and weights.")

@@ -14,22 +14,21 @@ from meanformer.attention.log_domain import (
 )
 from meanformer.errors import Unsupported
 from meanformer.flows.bounds.rates import internal_rate, largest_rate
-from meanformer.flows.dynamics.abstract import State, choose
 from meanformer.flows.dynamics.derivatives import Mode
+from meanformer.flows.dynamics.driver import State, choose
 from meanformer.flows.dynamics.merging import Gap, grown
 from meanformer.flows.dynamics.stretch import (
-    Settings,
     Stretch,
     in_clock,
     integrate,
     largest_error,
 )
-from meanformer.flows.dynamics.tokens import Points, Tokens
+from meanformer.flows.dynamics.tokens import Points, Retracted, Tokens
 from meanformer.flows.flow import Flow
-from meanformer.flows.methods import Retracted
+from meanformer.flows.inputs import Settings
 from meanformer.flows.schedule import Constant
 from meanformer.flows.solvers import ROUNDINGS, RescaledErrors, StepSettings, gap_error
-from meanformer.flows.status import Moment, Status, moment_of
+from meanformer.flows.status import Snapshot, Status, snapshot_of
 from meanformer.flows.trajectories.atoms import Atoms
 from meanformer.geometry import Sphere
 from meanformer.measures import TokenCloud
@@ -47,7 +46,7 @@ class InClock(NamedTuple):
     arc_length: Float[Array, ""]
 
 
-class Pace(NamedTuple):
+class ClockVelocity(NamedTuple):
     """Velocities per unit of the clock, and the clock's rate in depth."""
 
     velocities: Float[Array, "n d"]
@@ -76,20 +75,20 @@ class Clock(eqx.Module):
         unit = self.flow.space.retract(points)
         return scaled_velocity(schedule.gamma, unit, self.cloud.weights)
 
-    def pace(self, points: Float[Array, "n d"]) -> Pace:
+    def velocity(self, points: Float[Array, "n d"]) -> ClockVelocity:
         """Return the velocities in the clock, whose rate is the attention to others."""
         pull = self.pulls(points)
         rests = jnp.all(pull.velocities == 0)
         safe = jnp.where(rests, 1, _clock_rate(pull.attention))
         log_rate = pull.log_scale + jnp.log(safe)
-        return Pace(pull.velocities / safe, log_rate, rests)
+        return ClockVelocity(pull.velocities / safe, log_rate, rests)
 
     def field(self, s: Float[Array, ""], unknown: InClock) -> InClock:
         """Return the change of all unknowns with the clock."""
-        pace = self.pace(unknown.points)
-        log_depth = jnp.exp(-self.log_unit - pace.log_rate - unknown.log_depth)
-        speeds = jnp.sum(pace.velocities**2, axis=1)
-        return InClock(pace.velocities, log_depth, jnp.sqrt(self.counts @ speeds))
+        found = self.velocity(unknown.points)
+        log_depth = jnp.exp(-self.log_unit - found.log_rate - unknown.log_depth)
+        speeds = jnp.sum(found.velocities**2, axis=1)
+        return InClock(found.velocities, log_depth, jnp.sqrt(self.counts @ speeds))
 
     def depth(self, unknown: InClock) -> Float[Array, ""]:
         """Return the depth that the unknowns stand for."""
@@ -105,14 +104,14 @@ class Clock(eqx.Module):
         near = jnp.abs(share) < 64 * jnp.finfo(share.dtype).eps
         return jnp.where(near, 0, share)
 
-    def moment(self, depth: Float[Array, ""], unknown: InClock) -> Moment:
+    def snapshot(self, depth: Float[Array, ""], unknown: InClock) -> Snapshot:
         """Return what stop conditions may look at."""
 
         def velocity():
             pull = self.pulls(unknown.points)
             return jnp.exp(pull.log_scale) * pull.velocities
 
-        return moment_of(depth, self.cloud.moved(unknown.points), velocity)
+        return snapshot_of(depth, self.cloud.moved(unknown.points), velocity)
 
     def rate(
         self, s: Float[Array, ""], points: Float[Array, "n d"]
@@ -142,13 +141,13 @@ def check_long_depth(flow: Flow, has_probes: bool) -> None:
     """Raise unless `LongDepth` can follow this flow, with the reason."""
     if not isinstance(flow.velocity, Constant):
         raise Unsupported(
-            "LongDepth() needs the same map at every depth; use Adaptive() for a "
-            "schedule."
+            "the solver LongDepth needs the same map at every depth; take an adaptive "
+            "one for a schedule."
         )
     if not isinstance(flow.space, Sphere):
         raise Unsupported(
-            f"LongDepth() is for Sphere(), where a lone token rests; on "
-            f"{type(flow.space).__name__}() use Adaptive() or Stiff()."
+            "the solver LongDepth is for the sphere, where a lone token rests; "
+            "elsewhere take an adaptive or a stiff one."
         )
     if has_probes:
         raise Unsupported(
@@ -173,17 +172,17 @@ class LongPhase(eqx.Module):
     counts: Float[Array, " n"]
     settings: Settings
 
-    def advanced(self, state: State, target: Float[Array, ""]) -> State:
+    def advance(self, state: State, target: Float[Array, ""]) -> State:
         """Go to the target, or to the next meeting if that comes first."""
         clock = self._clock(state, target)
-        rests = state.is_running & clock.pace(state.moving.tokens).rests
+        rests = state.is_running & clock.velocity(state.moving.tokens).rests
         moved = integrate(self, state, target)
         return choose(rests, _resting(clock, state), moved)
 
     def stretch(self, state: State, end: Float[Array, ""], mode: Mode) -> Stretch:
         """Return what to integrate, in the clock."""
         clock, atoms = self._clock(state, end), state.record
-        log_rate = clock.pace(state.moving.tokens).log_rate
+        log_rate = clock.velocity(state.moving.tokens).log_rate
         clock = eqx.tree_at(lambda c: c.log_unit, clock, -log_rate)
 
         def meeting_or_target(depth, unknown: InClock):
@@ -212,10 +211,10 @@ class LongPhase(eqx.Module):
             [
                 (meeting_or_target, None),
                 (
-                    lambda depth, unknown: clock.pace(unknown.points).rests,
+                    lambda depth, unknown: clock.velocity(unknown.points).rests,
                     Status.steady,
                 ),
-                *self.settings.conditions(clock.moment),
+                *self.settings.conditions(clock.snapshot),
             ],
             lambda unknown: (clock.depth(unknown), unknown),
             read,

@@ -8,12 +8,16 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from meanformer.flows.dynamics.abstract import State
-from meanformer.flows.dynamics.density_field import diffusion, transport
+from meanformer.errors import Unsupported, check, is_concrete
+from meanformer.flows.dynamics.density_field import (
+    diffusion,
+    transport,
+    turns_with_queries,
+)
 from meanformer.flows.dynamics.derivatives import Mode
+from meanformer.flows.dynamics.driver import State
 from meanformer.flows.dynamics.stretch import (
     AbstractIntegrated,
-    Settings,
     Stretch,
     in_depth,
     largest_error,
@@ -21,16 +25,42 @@ from meanformer.flows.dynamics.stretch import (
 )
 from meanformer.flows.dynamics.tokens import finite
 from meanformer.flows.flow import Flow
+from meanformer.flows.inputs import (
+    Options,
+    Settings,
+    check_dimensions,
+    checked_solver,
+    is_forward,
+    refuse,
+)
 from meanformer.flows.methods import Lawson
-from meanformer.flows.solvers import AbstractAdaptive, StepSettings
-from meanformer.flows.status import Moment, Status
+from meanformer.flows.solvers import (
+    AbstractAdaptive,
+    AbstractIntegrator,
+    Adaptive,
+    FixedStep,
+    Spectral,
+    StepSettings,
+    Stiff,
+)
+from meanformer.flows.status import Snapshot, Status
 from meanformer.flows.trajectories.density import DensityTrajectory
+from meanformer.geometry import Sphere
 from meanformer.measures import FourierDensity
 from meanformer.numerics.special.trigonometric import on_grid
 
 FEWEST_MODES = 64
 # How far below zero a density may fall, in units of its largest value.
 NEGATIVE = 1e-4
+
+
+# Of moments, which are at most one: no step can be judged more finely.
+ROUNDINGS = 4
+NOT_FOR_DENSITIES = {
+    "probes": "the map itself gives velocities anywhere, gamma(density, points)",
+    "merge": "a density has no tokens that meet",
+    "key": "noise acts on a density as diffusion, without chance",
+}
 
 
 class DensityFlow(AbstractIntegrated):
@@ -107,7 +137,7 @@ class DensityFlow(AbstractIntegrated):
             [
                 (is_sharp, Status.unresolved),
                 (is_negative, Status.negative),
-                *settings.conditions(self._moment),
+                *settings.conditions(self._snapshot),
             ],
             method=Lawson(method, decay) if is_apart else method,
             controller=integrator.controller(StepSettings(*steps)),
@@ -161,7 +191,9 @@ class DensityFlow(AbstractIntegrated):
             return None
         return diffusion(self.flow.noise, len(state.moving), state.moving.dtype)
 
-    def _moment(self, depth: Float[Array, ""], moments: Float[Array, "k 2"]) -> Moment:
+    def _snapshot(
+        self, depth: Float[Array, ""], moments: Float[Array, "k 2"]
+    ) -> Snapshot:
         def radius() -> Float[Array, ""]:
             return jnp.ones_like(depth)
 
@@ -170,7 +202,7 @@ class DensityFlow(AbstractIntegrated):
             degrees = jnp.arange(1, len(moments) + 1, dtype=moments.dtype)
             return jnp.max(jnp.hypot(rates[:, 0], rates[:, 1]) / degrees)
 
-        return Moment(depth, FourierDensity(moments), radius, speed)
+        return Snapshot(depth, FourierDensity(moments), radius, speed)
 
     def _largest_tail(self, modes: int) -> Float[Array, ""]:
         """Return the tail that ends a stretch: a smaller one if modes can be added."""
@@ -187,3 +219,60 @@ class DensityFlow(AbstractIntegrated):
         added = max(modes - len(state.moving), 0)
         moments = jnp.pad(state.moving, ((0, added), (0, 0)))
         return dataclasses.replace(state, moving=moments)
+
+
+def set_up(
+    flow: Flow, mu: FourierDensity, options: Options, **others
+) -> tuple[DensityFlow, State, Float[Array, " t"]]:
+    """Return a density that moves, its first state and the depths, or raise."""
+    refuse(others, NOT_FOR_DENSITIES)
+    check_circle_flow(flow)
+    dtype = mu.moments.dtype
+    depths = options.depths(flow, dtype)
+    check(
+        flow.noise is None or is_forward(depths),
+        "diffusion cannot run backward; give a positive depth.",
+    )
+    solver = options.solver
+    spectral = solver if isinstance(solver, Spectral) else Spectral(integrator=solver)
+    atol = jnp.maximum(
+        jnp.asarray(options.atol, dtype), ROUNDINGS * jnp.finfo(dtype).eps
+    )
+    settings = options._replace(atol=atol).settings(
+        _for_density(spectral), dtype, flow.velocity.stops
+    )
+    moved = DensityFlow(
+        flow,
+        mu,
+        settings,
+        jnp.asarray(spectral.tail, dtype),
+        spectral.most_modes,
+        is_concrete(mu.moments) and is_concrete(depths),
+        turns_with_queries(flow.velocity),
+    )
+    return moved, moved.first_state(depths[0]), depths
+
+
+def check_circle_flow(flow: Any) -> None:
+    """Raise unless this is a flow on the circle."""
+    check(
+        isinstance(flow, Flow),
+        f"flow is {type(flow).__name__}; it must be Flow(velocity).",
+    )
+    if not isinstance(flow.space, Sphere):
+        raise Unsupported(
+            "a FourierDensity lives on the circle: give the flow space=Sphere()."
+        )
+    check_dimensions(flow, 2)
+
+
+def _for_density(spectral: Spectral) -> AbstractIntegrator:
+    if spectral.integrator is None:
+        return Adaptive(diffrax.Dopri8())
+    integrator = checked_solver(spectral.integrator)
+    if not isinstance(integrator, Adaptive | Stiff | FixedStep):
+        raise Unsupported(
+            f"{type(integrator).__name__}() is for tokens; a density takes Adaptive(), "
+            "Stiff(), FixedStep(h), or Spectral(…) with one of them."
+        )
+    return integrator

@@ -1,22 +1,126 @@
-"""Going from one saved depth to the next: in one compiled loop, or one by one."""
+"""What moves through depth, and how it is driven from one saved depth to the next.
 
+All that changes is a `State`, all that stays the same is an `AbstractDynamics`.
+"""
+
+import abc
 from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
+from meanformer.attention.abstract import stack_maps
 from meanformer.errors import check, is_concrete
-from meanformer.flows.dynamics.abstract import AbstractDynamics, State
 from meanformer.flows.dynamics.recorder import (
     AbstractProgress,
     AbstractRecorder,
     bar_for,
 )
-from meanformer.flows.schedule import stack_flows
+from meanformer.flows.status import Status
 from meanformer.flows.trajectories.abstract import AbstractTrajectory, cut_off, joined
+
+
+class State(eqx.Module):
+    """Everything that changes along depth; a solve can restart from it alone.
+
+    Attributes:
+        depth: where it is.
+        moving: what is integrated, a tree of arrays.
+        status: `reached` while all is well, otherwise why it stopped.
+        accepted_steps: steps taken so far.
+        rejected_steps: steps tried and refused so far.
+        stretch: how many saved depths lie behind; it numbers the noise.
+        record: what is noted on the way, such as which tokens have joined; or `None`.
+    """
+
+    depth: Float[Array, ""]
+    moving: PyTree
+    status: PyTree
+    accepted_steps: Int[Array, ""]
+    rejected_steps: Int[Array, ""]
+    stretch: Int[Array, ""]
+    record: PyTree = None
+
+    @classmethod
+    def first(cls, depth: Float[Array, ""], moving: PyTree, record: PyTree = None):
+        """Return the state at the first depth."""
+        none = jnp.zeros((), jnp.result_type(int))
+        return cls(depth, moving, Status.reached, none, none, none, record)
+
+    @classmethod
+    def at_end_of(cls, trajectory: Any, moving: PyTree, record: PyTree = None):
+        """Return the state at the last depth of a trajectory.
+
+        Args:
+            trajectory: has depths, statuses and steps, one for each depth.
+            moving: what moved, along depth.
+            record: what was noted on the way, along depth; or `None`.
+        """
+        steps = (trajectory.accepted_steps, trajectory.rejected_steps)
+        given = (trajectory.depths, moving, trajectory.status, *steps, record)
+        *last, record = jax.tree.map(lambda leaf: leaf[-1], given)
+        return cls(*last, jnp.asarray(len(trajectory) - 1), record)
+
+    @property
+    def is_running(self) -> Bool[Array, ""]:
+        """Whether it has not stopped."""
+        return self.status == Status.reached
+
+
+class AbstractDynamics(eqx.Module):
+    """Base class of what moves through depth.
+
+    It holds all that stays the same; what changes is a `State`.
+    """
+
+    @abc.abstractmethod
+    def advance(self, state: State, target: Float[Array, ""]) -> State:
+        """Go from the state's depth to the target, unless it has stopped already."""
+
+    @abc.abstractmethod
+    def rates(self, state: State) -> PyTree:
+        """Return what is saved beside a state: how fast it changes there."""
+
+    @abc.abstractmethod
+    def trajectory(self, states: State, rates: PyTree) -> AbstractTrajectory:
+        """Return states and rates, stacked along depth, as a trajectory."""
+
+    @abc.abstractmethod
+    def resumed(self, trajectory: Any) -> State:
+        """Return the state at the last depth of a trajectory, to go on from."""
+
+    @abc.abstractmethod
+    def request(self, start: State) -> dict[str, Any]:
+        """Return everything that tells one run from another, by the words for it."""
+
+
+def kept_if_finite(
+    moved: State,
+    state: State,
+    running: Bool[Array, ""],
+    is_finite: bool | Bool[Array, ""] = True,
+) -> State:
+    """Return the new state; the old one if it had stopped or the new is not finite.
+
+    Args:
+        moved: the new state.
+        state: the old one.
+        running: whether the old one had not stopped.
+        is_finite: whether what follows from the new state is finite too.
+    """
+    kept = eqx.tree_at(lambda s: s.status, state, Status.not_finite)
+    leaves = jax.tree.leaves((moved.depth, moved.moving))
+    all_finite = jnp.stack([jnp.isfinite(leaf).all() for leaf in leaves]).all()
+    moved = choose(all_finite & is_finite, moved, kept)
+    return choose(running, moved, state)
+
+
+def choose(condition: Bool[Array, ""], first: Any, second: Any) -> Any:
+    """Return one of two states."""
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), first, second)
 
 
 def drive(
@@ -59,7 +163,7 @@ def visit_all(
     dynamics: AbstractDynamics, state: State, depths: Float[Array, " t"]
 ) -> tuple[State, Any]:
     """Return states and rates at all depths; gradients redo a stretch at a time."""
-    dynamics = stack_flows(dynamics)
+    dynamics = stack_maps(dynamics)
 
     def stretch(state: State, target: Float[Array, ""]):
         moved = dynamics.advance(state, target)
@@ -96,6 +200,7 @@ def _visit_each(
                 rows.append(_row(dynamics, state))
                 if store is not None:
                     store.append(index, rows[-1])
+                progress.tell(rows[-1].caption)
                 progress.update(index, len(depths) - 1)
     finally:
         if store is not None:
@@ -128,7 +233,7 @@ def _row(dynamics: AbstractDynamics, state: State) -> AbstractTrajectory:
 
 @eqx.filter_jit
 def _advance(dynamics, state, target):
-    return stack_flows(dynamics).advance(state, target)
+    return stack_maps(dynamics).advance(state, target)
 
 
 @eqx.filter_jit

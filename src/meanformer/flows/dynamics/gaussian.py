@@ -7,9 +7,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from meanformer.attention.affine import linearised
-from meanformer.flows.dynamics.abstract import State
+from meanformer.attention.affine import check_affine, linearised
+from meanformer.errors import Unsupported, check
 from meanformer.flows.dynamics.derivatives import Mode
+from meanformer.flows.dynamics.driver import State
 from meanformer.flows.dynamics.gaussian_errors import (
     ROUNDINGS,
     Carried,
@@ -19,7 +20,6 @@ from meanformer.flows.dynamics.gaussian_errors import (
 from meanformer.flows.dynamics.stretch import (
     AbstractIntegrated,
     Condition,
-    Settings,
     Stretch,
     in_clock,
     in_depth,
@@ -27,16 +27,31 @@ from meanformer.flows.dynamics.stretch import (
 )
 from meanformer.flows.dynamics.tokens import finite
 from meanformer.flows.flow import Flow
-from meanformer.flows.schedule import AbstractSchedule
-from meanformer.flows.solvers import LongDepth, Splitting
-from meanformer.flows.status import Moment, Status
+from meanformer.flows.inputs import (
+    Options,
+    Settings,
+    check_dimensions,
+    checked_solver,
+    refuse,
+)
+from meanformer.flows.schedule import AbstractSchedule, Constant
+from meanformer.flows.solvers import Adaptive, LongDepth, Splitting, Switching
+from meanformer.flows.status import Snapshot, Status
 from meanformer.flows.trajectories.gaussian import GaussianTrajectory
+from meanformer.geometry import Euclidean
 from meanformer.measures import Gaussian
 from meanformer.numerics.arrays import matmul
 
 # Share of the tolerance; where less of the depth is left to a blow-up, it is reached.
 RESOLVED = 1e-3
 FIRST_STEP = 0.01
+
+
+NOT_FOR_GAUSSIANS = {
+    "probes": "carry points along by the trajectory's transport(depth) instead",
+    "merge": "a Gaussian has no tokens that meet",
+    "key": "a Gaussian has no noise",
+}
 
 
 class Affine(NamedTuple):
@@ -192,9 +207,9 @@ class GaussianFlow(AbstractIntegrated):
             return speed * gone * resolved > 1
 
         own = (blows_up, Status.blow_up_suspected)
-        return [own, *self.settings.conditions(self._moment)]
+        return [own, *self.settings.conditions(self._snapshot)]
 
-    def _moment(self, depth: Float[Array, ""], carried: Carried) -> Moment:
+    def _snapshot(self, depth: Float[Array, ""], carried: Carried) -> Snapshot:
         mu = self.gaussian(carried)
 
         def speed() -> Float[Array, ""]:
@@ -203,7 +218,7 @@ class GaussianFlow(AbstractIntegrated):
             spread = matmul(moving, self.root)
             return jnp.sqrt(jnp.sum(drift**2) + jnp.sum(spread**2))
 
-        return Moment(depth, mu, lambda: _radius(mu), speed)
+        return Snapshot(depth, mu, lambda: _radius(mu), speed)
 
     def _relative_speed(self, found: Affine, carried: Carried) -> Float[Array, ""]:
         r"""Return how fast the Gaussian changes, in units of itself.
@@ -232,3 +247,49 @@ def first_carried(mu: Gaussian) -> Carried:
 def _radius(mu: Gaussian) -> Float[Array, ""]:
     """Return the root mean square of the distance from the origin."""
     return jnp.sqrt(jnp.sum(mu.mean() ** 2) + jnp.trace(mu.covariance()))
+
+
+def set_up(
+    flow: Flow, mu: Gaussian, options: Options, **others
+) -> tuple[GaussianFlow, State, Float[Array, " t"]]:
+    """Return a Gaussian that moves, its first state and the depths, or raise."""
+    refuse(others, NOT_FOR_GAUSSIANS)
+    check_gaussian_flow(flow, mu)
+    dtype = mu.mean().dtype
+    depths = options.depths(flow, dtype)
+    solver = options.solver
+    integrator = (
+        Adaptive(diffrax.Dopri8()) if solver is None else checked_solver(solver)
+    )
+    if isinstance(integrator, LongDepth) and not isinstance(flow.velocity, Constant):
+        raise Unsupported(
+            "the solver LongDepth needs the same map at every depth; take an adaptive "
+            "one for a schedule."
+        )
+    if isinstance(integrator, Switching):
+        raise Unsupported(
+            "Switching() is for tokens; a Gaussian takes Adaptive(), Stiff() or "
+            "LongDepth()."
+        )
+    # Squares of covariances are formed: they must not overflow.
+    settings = options.settings(integrator, dtype, power=1 / 8)
+    moved = GaussianFlow(flow, mu, mu.root(), depths[0], settings)
+    return moved, State.first(depths[0], first_carried(mu)), depths
+
+
+def check_gaussian_flow(flow: Flow, mu: Gaussian) -> None:
+    """Raise unless this is a flow that keeps the Gaussian one."""
+    check(
+        isinstance(flow, Flow),
+        f"flow is {type(flow).__name__}; it must be Flow(velocity).",
+    )
+    if not isinstance(flow.space, Euclidean):
+        raise Unsupported(
+            f"a Gaussian does not live on {type(flow.space).__name__}(); use "
+            "Euclidean(), or a TokenCloud."
+        )
+    if flow.noise is not None:
+        raise Unsupported("a Gaussian flows without noise; use a TokenCloud.")
+    check_dimensions(flow, mu.dimension)
+    for gamma in flow.velocity.kinds():
+        check_affine(gamma, mu)

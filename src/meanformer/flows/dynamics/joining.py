@@ -9,12 +9,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from meanformer.flows.bounds.rates import internal_rate, largest_rate
-from meanformer.flows.dynamics.abstract import AbstractDynamics, State
 from meanformer.flows.dynamics.clock import LongPhase, long_velocity
 from meanformer.flows.dynamics.derivatives import Mode
+from meanformer.flows.dynamics.driver import AbstractDynamics, State
 from meanformer.flows.dynamics.merging import Gap, Merge, grown, join
-from meanformer.flows.dynamics.stretch import Settings, Stretch, in_wide, integrate
+from meanformer.flows.dynamics.stretch import Stretch, in_wide, integrate
 from meanformer.flows.dynamics.tokens import TokenRates, Tokens, finite
+from meanformer.flows.inputs import Settings
 from meanformer.flows.solvers import LongDepth
 from meanformer.flows.status import Status
 from meanformer.flows.trajectories.tokens import Trajectory
@@ -97,7 +98,7 @@ def _phase(dynamics: MergingTokens, state: State, target: Float[Array, ""]) -> S
     tokens, gap = seen_at(dynamics.tokens, state), dynamics.gap
     if isinstance(tokens.settings.integrator, LongDepth):
         counts = state.record.counts(dynamics.tokens.cloud)
-        moved = LongPhase(tokens, gap, counts, tokens.settings).advanced(state, target)
+        moved = LongPhase(tokens, gap, counts, tokens.settings).advance(state, target)
     else:
         moved = integrate(UntilMeeting(tokens, gap, tokens.settings), state, target)
     # Joined tokens stand where their leader does, not where rounding took them.

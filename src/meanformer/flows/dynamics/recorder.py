@@ -50,6 +50,10 @@ class AbstractProgress(abc.ABC):
     def update(self, done: int, total: int) -> None:
         """Say how many of the stretches are done."""
 
+    def tell(self, caption: str) -> None:
+        """Say how things stand; nothing unless it is shown."""
+        return
+
     def __enter__(self) -> "AbstractProgress":
         return self
 
@@ -71,6 +75,7 @@ class ProgressBar(AbstractProgress):
         from rich.console import Console
         from rich.progress import Progress
 
+        self._label = label
         console = Console(stderr=True)
         self._bar = Progress(console=console, disable=not console.is_terminal)
         self._task = self._bar.add_task(label, total=None)
@@ -78,6 +83,10 @@ class ProgressBar(AbstractProgress):
     def update(self, done: int, total: int) -> None:
         """Move the bar."""
         self._bar.update(self._task, completed=done, total=total)
+
+    def tell(self, caption: str) -> None:
+        """Write beside the bar."""
+        self._bar.update(self._task, description=caption or self._label)
 
     def __enter__(self) -> "ProgressBar":
         self._bar.start()

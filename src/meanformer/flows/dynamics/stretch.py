@@ -12,18 +12,19 @@ import jax.numpy as jnp
 from equinox.internal import prevbefore
 from jaxtyping import Array, Bool, Float, PyTree
 
-from meanformer.flows.dynamics.abstract import (
-    AbstractDynamics,
-    State,
-    kept_if_finite,
-)
 from meanformer.flows.dynamics.derivatives import (
     BACKWARD,
     Mode,
     in_both_modes,
     without_derivative,
 )
+from meanformer.flows.dynamics.driver import (
+    AbstractDynamics,
+    State,
+    kept_if_finite,
+)
 from meanformer.flows.dynamics.event_search import FirstZero
+from meanformer.flows.inputs import Settings
 from meanformer.flows.solvers import (
     AbstractIntegrator,
     Adaptive,
@@ -32,7 +33,7 @@ from meanformer.flows.solvers import (
     Stiff,
     Switching,
 )
-from meanformer.flows.status import AbstractStop, Moment, Status, StepBudget
+from meanformer.flows.status import Condition, Status
 from meanformer.numerics.arrays import cast
 
 OVERFLOWN = 1e10
@@ -41,47 +42,6 @@ NO_DERIVATIVE = (
     "LongDepth() has no derivative: it locates the end of a stretch in its clock; use "
     "Adaptive() to differentiate."
 )
-
-# A condition on depth and what moves there, and the status of a solve that it ends.
-Condition = tuple[Callable[[Array, Any], Array], PyTree]
-
-
-class Settings(eqx.Module):
-    """How a solve is carried out.
-
-    Attributes:
-        integrator: how steps are taken.
-        stops: conditions that end it.
-        rtol: relative tolerance.
-        atol: absolute tolerance.
-        max_steps: most steps between two saved depths.
-    """
-
-    integrator: AbstractIntegrator
-    stops: tuple[AbstractStop, ...] = ()
-    rtol: float | Float[Array, ""] = 1e-6
-    atol: float | Float[Array, ""] = 1e-9
-    max_steps: int = eqx.field(default=StepBudget.count, static=True)
-
-    def request(self) -> dict[str, Any]:
-        """Return what a solve was asked for, by the words for it."""
-        return {
-            "solver": self.integrator,
-            "tolerances": (self.rtol, self.atol),
-            "stop conditions": (self.stops, self.max_steps),
-        }
-
-    def conditions(self, moment: Callable[[Array, Any], Moment]) -> list[Condition]:
-        """Return the stops as conditions on depth and what moves.
-
-        Args:
-            moment: takes both, returns what stops may look at.
-        """
-
-        def condition(stop: AbstractStop) -> Condition:
-            return lambda depth, moving: stop(moment(depth, moving)), stop.status
-
-        return [condition(stop) for stop in self.stops]
 
 
 class Stretch(NamedTuple):

@@ -1,6 +1,7 @@
 """Tokens, and probes among them, moved by a flow."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 import diffrax
@@ -12,31 +13,91 @@ import lineax
 from jaxtyping import Array, Float
 
 from meanformer.errors import is_concrete
-from meanformer.flows.dynamics.abstract import State
 from meanformer.flows.dynamics.derivatives import Mode
+from meanformer.flows.dynamics.driver import State
 from meanformer.flows.dynamics.stretch import (
     OVERFLOWN,
     AbstractIntegrated,
-    Settings,
     Stretch,
     in_depth,
     term,
 )
-from meanformer.flows.flow import Flow, field_of
+from meanformer.flows.flow import Flow
 from meanformer.flows.geodesic import GeodesicStep, check_geodesic
-from meanformer.flows.methods import Retracted
+from meanformer.flows.inputs import Settings
 from meanformer.flows.schedule import AbstractSchedule
 from meanformer.flows.solvers import Splitting, StepSettings
-from meanformer.flows.status import Moment, moment_of
+from meanformer.flows.status import Snapshot, snapshot_of
 from meanformer.flows.trajectories.sums import SumSummary, summary_of
 from meanformer.flows.trajectories.tokens import Trajectory
 from meanformer.geometry import Euclidean
 from meanformer.measures import TokenCloud
-from meanformer.numerics.fourier.reported import ReportedSums
+from meanformer.numerics.fourier.sums import ReportedSums
 from meanformer.typing import Key
 
 # Places on a path of noise, in steps, that differ by rounding only.
 ALIKE = 1e-3
+
+
+class Retracted(diffrax.AbstractWrappedSolver):
+    """Another solver, its result put back on the space after every step.
+
+    The field must not change along the normals of the space, so that a velocity
+    computed before the retraction is still right after it.
+    """
+
+    solver: diffrax.AbstractSolver
+    retract: Callable
+
+    @property
+    def term_structure(self):
+        """That of the wrapped solver."""
+        return self.solver.term_structure
+
+    @property
+    def interpolation_cls(self):
+        """That of the wrapped solver."""
+        return self.solver.interpolation_cls
+
+    @property
+    def term_compatible_contr_kwargs(self):
+        """That of the wrapped solver."""
+        return self.solver.term_compatible_contr_kwargs
+
+    @property
+    def scan_kind(self):
+        """That of the wrapped solver, where it is of the kind of Runge and Kutta."""
+        return cast(diffrax.AbstractRungeKutta, self.solver).scan_kind
+
+    @property
+    def root_finder(self):
+        """That of the wrapped solver, where it is implicit."""
+        return cast(diffrax.AbstractImplicitSolver, self.solver).root_finder
+
+    def order(self, terms):
+        """Return the order of the wrapped solver."""
+        return self.solver.order(terms)
+
+    def strong_order(self, terms):
+        """Return the strong order of the wrapped solver."""
+        return self.solver.strong_order(terms)
+
+    def error_order(self, terms):
+        """Return the order of the wrapped solver's error estimate."""
+        return self.solver.error_order(terms)
+
+    def init(self, terms, t0, t1, y0, args):
+        """Return the state of the wrapped solver."""
+        return self.solver.init(terms, t0, t1, y0, args)
+
+    def step(self, terms, t0, t1, y0, args, solver_state, made_jump):
+        """Make a step of the wrapped solver and retract its result."""
+        y1, *rest = self.solver.step(terms, t0, t1, y0, args, solver_state, made_jump)
+        return self.retract(y1), *rest
+
+    def func(self, terms, t0, y0, args):
+        """Return the velocity."""
+        return self.solver.func(terms, t0, y0, args)
 
 
 class Points(NamedTuple):
@@ -85,7 +146,7 @@ class Tokens(AbstractIntegrated):
             queries = jnp.concatenate([tokens, probes])
             if places is not None:
                 places = jnp.concatenate([places, self.probe_positions])
-        field = field_of(schedule, self.flow.space, depth, cloud, queries, places)
+        field = schedule.field(self.flow.space, depth, cloud, queries, places)
         count = len(tokens)
         return Points(field[:count], None if probes is None else field[count:])
 
@@ -103,7 +164,7 @@ class Tokens(AbstractIntegrated):
             self._terms(state, end),
             self.settings,
             mode,
-            self.settings.conditions(self._moment),
+            self.settings.conditions(self._snapshot),
             method=method,
             controller=integrator.controller(self.step_settings(state.depth, end)),
         )
@@ -163,9 +224,9 @@ class Tokens(AbstractIntegrated):
             **settings.request(),
         }
 
-    def _moment(self, depth: Float[Array, ""], points: Points) -> Moment:
+    def _snapshot(self, depth: Float[Array, ""], points: Points) -> Snapshot:
         schedule, cloud = self.flow.velocity, self.cloud.moved(points.tokens)
-        return moment_of(
+        return snapshot_of(
             depth, cloud, lambda: self.velocity(schedule, depth, points).tokens
         )
 

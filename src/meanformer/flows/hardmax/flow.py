@@ -7,7 +7,6 @@ from jaxtyping import Float, Int
 
 from meanformer.attention import AbstractAttention, Hardmax, Softmax
 from meanformer.errors import (
-    InvalidInput,
     Unsupported,
     as_doubles,
     as_number,
@@ -15,12 +14,15 @@ from meanformer.errors import (
     check_finite,
     is_concrete,
 )
-from meanformer.flows.hardmax.phase import HardmaxPhase
+from meanformer.flows.hardmax.phases import HardmaxPhase, HardmaxWalk
+from meanformer.flows.hardmax.phases import LeaderChange as LeaderChange
 from meanformer.flows.hardmax.rule import SEVERAL, HardmaxRule
-from meanformer.flows.hardmax.steps import HardmaxRun, run_hardmax
-from meanformer.flows.hardmax.walk import HardmaxWalk
-from meanformer.flows.hardmax.walk import LeaderChange as LeaderChange
-from meanformer.flows.status import Status
+from meanformer.flows.hardmax.steps import (
+    HardmaxRun,
+    as_trajectory,
+    checked_tolerance,
+    run_hardmax,
+)
 from meanformer.flows.trajectories.tokens import Trajectory
 from meanformer.measures.cloud import TokenCloud, check_cloud
 from meanformer.typing import ArrayLike
@@ -114,18 +116,8 @@ class HardmaxPath(eqx.Module):
             bool((np.diff(places) > 0).all()),
             "depths of a trajectory must increase; sort them first.",
         )
-        steps = jnp.arange(len(places))
-        dtype = self.start.points.dtype
         arrays = (places, self.points(places), self._velocities(places))
-        return Trajectory(
-            *(jnp.asarray(array, dtype) for array in arrays),
-            self.start.weights,
-            self.start.positions,
-            None,
-            Status.reached,
-            steps,
-            jnp.zeros_like(steps),
-        )
+        return as_trajectory(self.start, *arrays)
 
     def _velocities(self, places: np.ndarray) -> np.ndarray:
         velocities = []
@@ -196,8 +188,9 @@ def hardmax_flow(
         of a unit of depth (over the norm of $V$), and for each change.
     """
     score, value = _checked_attention(attention, cloud)
-    end, tau = _checked_numbers(depth, tolerance)
-    rule = HardmaxRule(score, "merged", 0.0, tau)
+    allowed = "zero or more, and finite"
+    end = as_number("depth", depth, allowed, least=0, below=np.inf)
+    rule = HardmaxRule(score, "merged", 0.0, checked_tolerance(tolerance))
     walk = HardmaxWalk(rule, value, cloud)
     while walk.place < end:
         walk.advance(end)
@@ -225,26 +218,13 @@ def _checked_attention(
         "be a square matrix of that size.",
     )
     arrays = (cloud.points, cloud.weights, attention.score, value, attention.beta)
-    if not all(map(is_concrete, arrays)):
-        raise InvalidInput(
-            "hardmax_flow cannot run under jit or grad, where values are not known; "
-            "call it outside."
-        )
     check(
-        float(attention.beta) > 0,
-        f"beta is {float(attention.beta)}; it must be positive; for the repulsive case "
-        "change the sign of query.",
+        all(map(is_concrete, arrays)),
+        "hardmax_flow cannot run under jit or grad, where values are not known; call "
+        "it outside.",
     )
+    allowed = "positive; for the repulsive case change the sign of query"
+    as_number("beta", attention.beta, allowed, above=0)
     check_finite("score", attention.score)
     check_finite("value", value)
     return np.asarray(attention.score, np.float64), np.asarray(value, np.float64)
-
-
-def _checked_numbers(depth: float, tolerance: float) -> tuple[float, float]:
-    end, tau = as_number("depth", depth), as_number("tolerance", tolerance)
-    check(0 <= end < np.inf, f"depth is {depth}; it must be zero or more, and finite.")
-    check(
-        0 <= tau < 1e-3,
-        f"tolerance is {tolerance}; it must be zero or more, and below 1e-3.",
-    )
-    return end, tau

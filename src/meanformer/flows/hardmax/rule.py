@@ -16,6 +16,9 @@ PAIRS_AT_ONCE = 2_000_000
 ABSORPTION = 1000.0
 SEVERAL = -1
 
+Points = Float[np.ndarray, "n d"]
+Masses = Float[np.ndarray, " n"]
+
 
 class Representatives(NamedTuple):
     """Which tokens stand for themselves among those that may be followed.
@@ -28,7 +31,7 @@ class Representatives(NamedTuple):
     """
 
     heads: Int[np.ndarray, " n"]
-    masses: Float[np.ndarray, " n"]
+    masses: Masses
     is_absorbed: Bool[np.ndarray, " n"]
 
 
@@ -62,10 +65,7 @@ class HardmaxRule(eqx.Module):
     tolerance: float = eqx.field(static=True)
 
     def chosen(
-        self,
-        x: Float[np.ndarray, "m d"],
-        points: Float[np.ndarray, "n d"],
-        masses: Float[np.ndarray, " n"],
+        self, x: Float[np.ndarray, "m d"], points: Points, masses: Masses
     ) -> Iterator[tuple[slice, Bool[np.ndarray, "_ k"]]]:
         """Yield blocks of queries, and which tokens that have a mass each follows."""
         queries, scale = of_size_one(x @ self.score.T)
@@ -77,10 +77,7 @@ class HardmaxRule(eqx.Module):
             yield block, self._winners(queries[block], keys, width)
 
     def sets(
-        self,
-        x: Float[np.ndarray, "m d"],
-        points: Float[np.ndarray, "n d"],
-        masses: Float[np.ndarray, " n"],
+        self, x: Float[np.ndarray, "m d"], points: Points, masses: Masses
     ) -> Bool[np.ndarray, "m n"]:
         """Return which tokens each query follows, as one table."""
         table = np.zeros((len(x), len(points)), bool)
@@ -88,9 +85,7 @@ class HardmaxRule(eqx.Module):
             table[block, masses > 0] = is_chosen
         return table
 
-    def choose(
-        self, points: Float[np.ndarray, "n d"], standing: Representatives
-    ) -> Choice:
+    def choose(self, points: Points, standing: Representatives) -> Choice:
         """Return what each token follows; $O(n^2 d)$ time, two million pairs."""
         heads = np.flatnonzero(standing.masses > 0)
         keys, masses = points[heads], standing.masses[heads]
@@ -106,9 +101,7 @@ class HardmaxRule(eqx.Module):
         is_own = (followed == standing.heads) & ~standing.is_absorbed
         return Choice(targets, followed, is_own & (standing.masses[standing.heads] > 0))
 
-    def first_representatives(
-        self, points: Float[np.ndarray, "n d"], weights: Float[np.ndarray, " n"]
-    ) -> Representatives:
+    def first_representatives(self, points: Points, weights: Masses) -> Representatives:
         """Return who stands for whom at the start: equal tokens are one."""
         present, is_absorbed = np.flatnonzero(weights > 0), np.zeros(len(points), bool)
         heads = np.arange(len(points))
@@ -123,10 +116,7 @@ class HardmaxRule(eqx.Module):
         return Representatives(heads, masses, is_absorbed)
 
     def later_representatives(
-        self,
-        standing: Representatives,
-        choice: Choice,
-        points: Float[np.ndarray, "n d"],
+        self, standing: Representatives, choice: Choice, points: Points
     ) -> Representatives:
         """Return who stands for whom after a move: those at their leader count no more.
 
@@ -146,7 +136,7 @@ class HardmaxRule(eqx.Module):
         masses = np.where(arrived, 0.0, standing.masses)
         return Representatives(heads, masses, standing.is_absorbed | arrived)
 
-    def reach(self, points: Float[np.ndarray, "n d"]) -> float:
+    def reach(self, points: Points) -> float:
         """Return the distance at which a token counts as having come to another."""
         return ABSORPTION * self.tolerance * float(norms_of(points).max())
 

@@ -8,7 +8,6 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from meanformer.errors import (
-    InvalidInput,
     Unsupported,
     as_finite_array,
     as_integer,
@@ -17,12 +16,7 @@ from meanformer.errors import (
     check_choice,
     is_concrete,
 )
-from meanformer.flows.hardmax.rule import (
-    SEVERAL,
-    Choice,
-    HardmaxRule,
-    Representatives,
-)
+from meanformer.flows.hardmax.rule import SEVERAL, HardmaxRule
 from meanformer.flows.status import Status
 from meanformer.flows.trajectories.tokens import Trajectory
 from meanformer.measures.cloud import TokenCloud, check_cloud
@@ -77,7 +71,8 @@ class HardmaxRun(eqx.Module):
 
     def cloud(self, index: int) -> TokenCloud:
         """Return the token cloud at a step."""
-        return self.start.moved(self._like_start(self.points[index]))
+        points = jnp.asarray(self.points[index], self.start.points.dtype)
+        return self.start.moved(points)
 
     def sets(self, index: int) -> Bool[np.ndarray, "n n"]:
         """Return the sets $C_i$ at a step, a row for each token.
@@ -134,22 +129,10 @@ class HardmaxRun(eqx.Module):
 
         The depth of step $k$ is $k\gamma$, and $m_i$ the mean over $C_i$.
         """
-        depths = self._like_start(self.step * np.arange(len(self)))
-        steps = jnp.arange(len(self))
-        return Trajectory(
-            depths,
-            self._like_start(self.points),
-            self._like_start(self.targets - self.points),
-            self.start.weights,
-            self.start.positions,
-            None,
-            Status.reached,
-            steps,
-            jnp.zeros_like(steps),
+        depths = self.step * np.arange(len(self))
+        return as_trajectory(
+            self.start, depths, self.points, self.targets - self.points
         )
-
-    def _like_start(self, array: np.ndarray) -> Any:
-        return jnp.asarray(array, self.start.points.dtype)
 
 
 def run_hardmax(
@@ -210,11 +193,11 @@ def run_hardmax(
         limits. Cost: $O(n^2 d)$ time a step, two million pairs of memory.
     """
     check_cloud("cloud", cloud)
-    if not (is_concrete(cloud.points) and is_concrete(cloud.weights)):
-        raise InvalidInput(
-            "run_hardmax cannot run under jit or grad, where values are not known; "
-            "call it outside, or use run_layers with Hardmax."
-        )
+    check(
+        is_concrete(cloud.points) and is_concrete(cloud.weights),
+        "run_hardmax cannot run under jit or grad, where values are not known; call it "
+        "outside, or use run_layers with Hardmax.",
+    )
     count, size = as_integer("count", count, least=0), _checked_step(step, alpha)
     rule = _checked_rule(cloud.dimension, score, ties, width, tolerance)
     points = np.asarray(cloud.points, np.float64)
@@ -226,27 +209,10 @@ def run_hardmax(
         points = points + size * (choice.targets - points)
         standing = rule.later_representatives(standing, choice, points)
     states.append((points, rule.choose(points, standing), standing))
-    return _as_run(states, size, cloud, rule)
-
-
-def _as_run(
-    states: list[tuple[np.ndarray, Choice, Representatives]],
-    step: float,
-    cloud: TokenCloud,
-    rule: HardmaxRule,
-) -> HardmaxRun:
-    points, choices, standing = zip(*states, strict=True)
-    return HardmaxRun(
-        np.stack(points),
-        np.stack([choice.targets for choice in choices]),
-        np.stack([choice.followed for choice in choices]),
-        np.stack([choice.is_leader for choice in choices]),
-        np.stack([now.heads for now in standing]),
-        np.stack([now.masses for now in standing]),
-        step,
-        cloud,
-        rule,
-    )
+    points, choices, standings = zip(*states, strict=True)
+    chosen = (np.stack(part) for part in zip(*choices, strict=True))
+    heads, masses, _ = (np.stack(part) for part in zip(*standings, strict=True))
+    return HardmaxRun(np.stack(points), *chosen, heads, masses, size, cloud, rule)
 
 
 def _checked_step(step: float | None, alpha: float | None) -> float:
@@ -256,17 +222,12 @@ def _checked_step(step: float | None, alpha: float | None) -> float:
         "step = alpha / (1 + alpha).",
     )
     if alpha is not None:
-        number = as_number("alpha", alpha)
-        check(
-            bool(np.isfinite(number)) and number > 0,
-            f"alpha is {alpha}; it must be positive and finite.",
-        )
+        allowed = "positive and finite"
+        number = as_number("alpha", alpha, allowed, above=0, below=np.inf)
         return number / (1 + number)
-    number = as_number("step", step)
-    check(
-        0 < number <= 1,
-        f"step is {step}; it must be above 0 and at most 1, to stay in the hull.",
-    )
+    allowed = "above 0 and at most 1, to stay in the hull"
+    number = as_number("step", step, allowed, above=0)
+    check(number <= 1, f"step is {number}; it must be {allowed}.")
     return number
 
 
@@ -278,17 +239,34 @@ def _checked_rule(
         array = as_finite_array("score", score, (dimension, dimension))
         matrix = np.asarray(array, np.float64)
     check_choice("ties", ties, TIES)
-    delta, tau = as_number("width", width), as_number("tolerance", tolerance)
-    check(
-        0 <= delta < np.inf, f"width is {width}; it must be zero or more, and finite."
-    )
-    check(
-        0 <= tau < 1e-3,
-        f"tolerance is {tolerance}; it must be zero or more, and below 1e-3.",
-    )
+    allowed = "zero or more, and finite"
+    delta = as_number("width", width, allowed, least=0, below=np.inf)
     if ties == "lowest" and delta > 0:
         raise Unsupported(
             f'width is {width} and ties is "lowest", which follows one token only; use '
             'ties="merged" for sets of tokens.'
         )
-    return HardmaxRule(matrix, ties, delta, tau)
+    return HardmaxRule(matrix, ties, delta, checked_tolerance(tolerance))
+
+
+def checked_tolerance(tolerance: float) -> float:
+    """Return the relative tolerance of ties, or raise."""
+    allowed = "zero or more, and below 1e-3"
+    return as_number("tolerance", tolerance, allowed, least=0, below=1e-3)
+
+
+def as_trajectory(
+    start: TokenCloud, depths: np.ndarray, points: np.ndarray, velocities: np.ndarray
+) -> Trajectory:
+    """Return tokens along depth in the type of their start, as a solve leaves them."""
+    arrays = (depths, points, velocities)
+    steps = jnp.arange(len(depths))
+    return Trajectory(
+        *(jnp.asarray(array, start.points.dtype) for array in arrays),
+        start.weights,
+        start.positions,
+        None,
+        Status.reached,
+        steps,
+        jnp.zeros_like(steps),
+    )

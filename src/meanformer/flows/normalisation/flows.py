@@ -11,9 +11,9 @@ from meanformer.attention.abstract import check_map
 from meanformer.errors import InvalidInput, as_integer, check, is_concrete
 from meanformer.flows.flow import Flow
 from meanformer.flows.layers import checked_step, run_layers
-from meanformer.flows.normalisation.abstract import AbstractScheme, NormalisedVelocity
+from meanformer.flows.normalisation.schemes import AbstractScheme, NormalisedVelocity
 from meanformer.flows.schedule import AbstractSchedule
-from meanformer.flows.status import AbstractStop, Moment, Status
+from meanformer.flows.status import AbstractStop, Snapshot, Status
 from meanformer.flows.trajectories.tokens import Trajectory
 from meanformer.measures import TokenCloud
 from meanformer.measures.cloud import check_cloud
@@ -87,27 +87,23 @@ class Normalised(AbstractSchedule):
             not lost.any(),
             f"{type(self.scheme).__name__} has no meaning at token {lost.argmax()}, "
             "where the attention is zero or the slowness is not positive: move the "
-            "tokens off their balance, or use PostNorm() or PreNorm().",
+            "tokens off their balance, or normalise by PostNorm or PreNorm.",
         )
 
 
 class LostDirection(AbstractStop):
-    """Stop when a token loses its direction, or the scheme its meaning.
-
-    Args:
-        schedule: the velocity.
-    """
+    """Stop when a token loses its direction, or the scheme its meaning."""
 
     schedule: Normalised
     status: ClassVar[PyTree] = Status.undefined
 
-    def __call__(self, moment: Moment) -> Bool[Array, ""]:
+    def __call__(self, snapshot: Snapshot) -> Bool[Array, ""]:
         """Return whether a token of positive weight has no velocity any more."""
-        cloud = moment.measure
+        cloud = snapshot.measure
         assert isinstance(cloud, TokenCloud)
         radius = safe_norm(cloud.points)
         near = radius <= jnp.sqrt(jnp.finfo(radius.dtype).eps)
-        velocity = self.schedule.at(moment.depth)
+        velocity = self.schedule.at(snapshot.depth)
         near |= ~velocity.defined_at(cloud, cloud.points, cloud.positions)
         return jnp.any(near & (cloud.weights > 0))
 
@@ -148,12 +144,7 @@ def normalised_flow(attention: AbstractInContextMap, scheme: AbstractScheme) -> 
 
 
 class Increments(AbstractSchedule):
-    r"""Layers as a velocity whose explicit steps they are: $(\Gamma(x) - x)/h$.
-
-    Args:
-        layers: the layers.
-        step: the step $h$.
-    """
+    r"""Layers as a velocity whose explicit steps they are: $(\Gamma(x) - x)/h$."""
 
     layers: AbstractSchedule
     step: Float[Array, ""]

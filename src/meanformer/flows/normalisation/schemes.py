@@ -1,22 +1,89 @@
-"""The usual places of the normalisation, and one of your own."""
+"""Normalisation schemes: how fast directions turn, how radii grow."""
 
+import abc
 from collections.abc import Callable
 from typing import ClassVar
 
+import equinox as eqx
+import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
-from meanformer.attention import Residual
+from meanformer.attention import AbstractInContextMap, PointMap, Residual, push_forward
 from meanformer.attention.abstract import number
 from meanformer.errors import as_float_array, check
-from meanformer.flows.normalisation.abstract import (
-    DIRECTIONS,
-    AbstractScheme,
-    NormalisedVelocity,
+from meanformer.flows.schedule import (
+    AbstractSchedule,
+    Constant,
+    FunctionOfDepth,
+    Schedule,
 )
-from meanformer.flows.schedule import Constant, FunctionOfDepth, Schedule
 from meanformer.geometry import AbstractSpace, Euclidean, Sphere
+from meanformer.measures import AbstractContext, TokenCloud
+from meanformer.numerics.arrays import safe_norm, unit_rows
 from meanformer.typing import ArrayLike
+
+# Attention shorter than this many roundings of that of lone tokens is zero.
+ROUNDINGS = 8
+DIRECTIONS = PointMap(unit_rows)
+Sizes = Float[Array, "*s"]
+
+
+class AbstractScheme(eqx.Module):
+    r"""A place of the normalisation: how fast directions turn, how radii grow.
+
+    With $x_i = r_i\theta_i$ and the attention $A_i$ computed on the directions,
+    $$\dot\theta_i = \frac{1}{s_i}P_{\theta_i}A_i, \qquad \dot r_i = g_i,$$
+    where the slowness $s_i$ and the growth $g_i$ are functions of depth, $r_i$,
+    $\langle A_i, \theta_i\rangle$ and $|A_i|$ [KGPR25].
+
+    Attributes:
+        divides_by_attention: whether the scheme has no meaning where $A_i = 0$.
+    """
+
+    divides_by_attention: ClassVar[bool] = False
+
+    @abc.abstractmethod
+    def slowness(
+        self, depth: Float[Array, ""], radius: Sizes, radial: Sizes, norm: Sizes
+    ) -> Sizes:
+        r"""Return $s$ from depth, $r$, $\langle A, \theta\rangle$ and $|A|$."""
+
+    @abc.abstractmethod
+    def growth(
+        self, depth: Float[Array, ""], radius: Sizes, radial: Sizes, norm: Sizes
+    ) -> Sizes:
+        r"""Return $\dot r$ from depth, $r$, $\langle A, \theta\rangle$ and $|A|$."""
+
+    @property
+    @abc.abstractmethod
+    def space(self) -> AbstractSpace:
+        """Where tokens live: on the sphere, if the scheme keeps the radius at one."""
+
+    @property
+    def start(self) -> AbstractSpace:
+        """Where tokens must start: where they live, unless a scheme says otherwise."""
+        return self.space
+
+    @property
+    def jumps(self) -> Float[Array, " j"] | None:
+        """Depths at which the scheme changes its rule: none, unless it says so."""
+        return None
+
+    @abc.abstractmethod
+    def layers(
+        self, attention: AbstractInContextMap, step: float | Float[Array, ""]
+    ) -> AbstractSchedule:
+        """Return the residual layer of the network at every depth."""
+
+    def layer(
+        self,
+        attention: AbstractInContextMap,
+        depth: float | Float[Array, ""],
+        step: float | Float[Array, ""],
+    ) -> AbstractInContextMap:
+        """Return the residual layer at a depth, normalised where the scheme does."""
+        return self.layers(attention, step).at(jnp.asarray(depth))
 
 
 class AbstractUnitRadius(AbstractScheme):
@@ -31,11 +98,6 @@ class AbstractUnitRadius(AbstractScheme):
         """The sphere."""
         return Sphere()
 
-    @property
-    def jumps(self) -> None:
-        """There are none."""
-        return
-
 
 class AbstractFreeRadius(AbstractScheme):
     """A scheme under which the radius of tokens grows, and slows them down."""
@@ -44,11 +106,6 @@ class AbstractFreeRadius(AbstractScheme):
     def space(self) -> AbstractSpace:
         """The whole space."""
         return Euclidean()
-
-    @property
-    def jumps(self) -> None:
-        """There are none."""
-        return
 
 
 class PostNorm(AbstractUnitRadius):
@@ -146,7 +203,7 @@ class SqrtScaling(AbstractUnitRadius):
         return FunctionOfDepth(layer)
 
 
-class MixNorm(AbstractScheme):
+class MixNorm(AbstractFreeRadius):
     """Normalise after the residual up to a depth, and what attention sees afterwards.
 
     Args:
@@ -168,11 +225,6 @@ class MixNorm(AbstractScheme):
     def growth(self, depth, radius, radial, norm):
         """Return zero, and the radial part of the attention after the change."""
         return jnp.where(depth < self.switch, 0, radial)
-
-    @property
-    def space(self) -> AbstractSpace:
-        """The whole space; tokens start on the sphere."""
-        return Euclidean()
 
     @property
     def start(self) -> AbstractSpace:
@@ -216,10 +268,9 @@ class CustomScheme(AbstractScheme):
         *,
         jumps: ArrayLike | None = None,
     ):
-        for name, function in (("slowness", slowness), ("growth", growth)):
-            is_left_out = name == "growth" and function is None
+        for name, function in {"slowness": slowness, "growth": growth}.items():
             check(
-                is_left_out or callable(function),
+                callable(function) or (name == "growth" and function is None),
                 f"{name} is {function!r}; it must be a function of depth, radius, "
                 "radial and norm.",
             )
@@ -254,3 +305,96 @@ class CustomScheme(AbstractScheme):
             return DIRECTIONS @ step_of if self.growth_of is None else step_of
 
         return FunctionOfDepth(layer, self.jumps)
+
+
+class NormalisedVelocity(AbstractInContextMap):
+    r"""The velocity under a scheme at one depth: $g\theta + \frac rs P_\theta A$.
+
+    A point without a direction, and one where the scheme has no meaning, rests.
+    """
+
+    attention: AbstractInContextMap
+    scheme: AbstractScheme
+    depth: Float[Array, ""]
+
+    @property
+    def input_dimension(self) -> int | None:
+        """That of the attention."""
+        return self.attention.input_dimension
+
+    @property
+    def output_dimension(self) -> int | None:
+        """That of the attention."""
+        return self.attention.output_dimension
+
+    def __call__(
+        self,
+        mu: AbstractContext,
+        x: Float[Array, "m d"],
+        *,
+        positions: Float[Array, " m"] | None = None,
+    ) -> Float[Array, "m e"]:
+        """Return the velocity of each point."""
+        directions = unit_rows(x)
+        pull = self._pull(mu, directions, positions)
+        parts = self._parts(mu, x, directions, pull)
+        defined = self._is_defined(parts)
+        # What is undefined must not spoil the derivative of the rest either.
+        radius, radial, norm = (jnp.where(defined, part, 1) for part in parts)
+        depth = self.depth.astype(x.dtype)
+        growth = self.scheme.growth(depth, radius, radial, norm)
+        speed = radius / self.scheme.slowness(depth, radius, radial, norm)
+        # Where there is no direction, any will do.
+        has_none = (directions == 0).all(axis=1, keepdims=True)
+        axis = jnp.zeros_like(directions).at[:, 0].set(1)
+        somewhere = jnp.where(has_none, axis, directions)
+        turning = speed[:, None] * Sphere().project(somewhere, pull)
+        velocity = growth[:, None] * directions + turning
+        return jnp.where(defined[:, None], velocity, 0)
+
+    def defined_at(
+        self,
+        mu: AbstractContext,
+        x: Float[Array, "m d"],
+        positions: Float[Array, " m"] | None = None,
+    ) -> Bool[Array, " m"]:
+        """Return where there is a direction, and the scheme has a meaning."""
+        directions = unit_rows(x)
+        if not self.scheme.divides_by_attention:
+            one = jnp.ones_like(x[:, 0])
+            return self._is_defined((safe_norm(x), one, one))
+        pull = self._pull(mu, directions, positions)
+        return self._is_defined(self._parts(mu, x, directions, pull))
+
+    def _pull(self, mu, directions, positions) -> Float[Array, "m e"]:
+        context = push_forward(DIRECTIONS, mu)
+        return self.attention(context, directions, positions=positions)
+
+    def _parts(self, mu, x, directions, pull):
+        """Return the radius, the radial part of the attention, and its length."""
+        norm = safe_norm(pull)
+        if self.scheme.divides_by_attention:
+            cut = ROUNDINGS * jnp.finfo(norm.dtype).eps * self._scale(mu)
+            norm = jnp.where(norm > cut, norm, 0)
+        return safe_norm(x), jnp.sum(directions * pull, axis=1), norm
+
+    def _scale(self, mu: AbstractContext) -> Float[Array, ""]:
+        """Return the largest attention of a token to itself alone."""
+        if not isinstance(mu, TokenCloud):
+            return jnp.ones(())
+
+        def alone(x, position):
+            place = None if position is None else position[None]
+            cloud = TokenCloud(x[None], positions=place)
+            return safe_norm(self.attention(cloud, x[None], positions=place))[0]
+
+        lengths = jax.vmap(alone)(unit_rows(mu.points), mu.positions)
+        return jax.lax.stop_gradient(jnp.max(jnp.where(mu.weights > 0, lengths, 0)))
+
+    def _is_defined(self, parts) -> Bool[Array, " m"]:
+        depth, parts = jax.lax.stop_gradient((self.depth, parts))
+        depth = depth.astype(parts[0].dtype)
+        slowness = self.scheme.slowness(depth, *parts)
+        growth = self.scheme.growth(depth, *parts)
+        finite = jnp.isfinite(slowness) & jnp.isfinite(growth)
+        return (parts[0] > 0) & (slowness > 0) & finite

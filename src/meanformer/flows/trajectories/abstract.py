@@ -5,7 +5,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -15,7 +15,13 @@ from jaxtyping import Array, Float, PyTree
 
 from meanformer.errors import StoppedEarly, check, is_concrete, warn
 from meanformer.files import sealed, write_atomically
-from meanformer.flows.status import STATUS_FLAGS, Status, status_code
+from meanformer.flows.status import (
+    IN_PYTHON,
+    STATUS_FLAGS,
+    Status,
+    status_code,
+    status_name,
+)
 
 # Arrays of files that are labels of others.
 LABELS = ("position",)
@@ -29,12 +35,14 @@ class AbstractTrajectory(eqx.Module):
         status: how the solve ended.
         AXES: the axes of the arrays in files, by their names there.
         UNMOVED: the fields that are not arrays along depth.
+        CLOCK: what depth is called where it is something else, such as a time.
     """
 
     depths: eqx.AbstractVar[Float[Array, " t"]]
     status: eqx.AbstractVar[PyTree]
     AXES: eqx.AbstractClassVar[Mapping[str, tuple[str, ...]]]
     UNMOVED: eqx.AbstractClassVar[tuple[str, ...]]
+    CLOCK: ClassVar[str] = "depth"
 
     def __len__(self) -> int:
         return self.depths.shape[0]
@@ -42,7 +50,13 @@ class AbstractTrajectory(eqx.Module):
     @property
     def message(self) -> str:
         """One sentence on how the solve ended."""
-        return f"At depth {float(self.depths[-1]):.6g} {Status[self.status]}."
+        end = f"{self.CLOCK} {float(self.depths[-1]):.6g}"
+        return f"At {end} {Status[self.status]}."
+
+    @property
+    def caption(self) -> str:
+        """What a progress bar says of the last depth, beside how far it is."""
+        return ""
 
     @abc.abstractmethod
     def columns(self) -> dict[str, Any]:
@@ -119,7 +133,9 @@ def cut_off(trajectory: Any) -> Any:
     short = eqx.tree_at(lambda t: t.status, short, status)
     asked_for = (Status.reached, Status.steady, Status.condition_met)
     if not any(bool(status == good) for good in asked_for):
-        warn(short.message, StoppedEarly)
+        calls = IN_PYTHON.get(status_name(status))
+        also = f" In Python: {calls}." if calls else ""
+        warn(short.message + also, StoppedEarly)
     return short
 
 

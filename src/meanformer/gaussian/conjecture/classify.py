@@ -1,22 +1,19 @@
 """What becomes of a Gaussian: blow-up, a limit and its rank, growth, a cycle."""
 
 import dataclasses
+from typing import NamedTuple, cast
 
 import numpy as np
+from scipy.optimize import brentq
 
 from meanformer.attention import AbstractInContextMap
-from meanformer.flows import Status
-from meanformer.gaussian.blow_up import blowup_time, proved
-from meanformer.gaussian.conjecture.recurrence import early_path, find_return
-from meanformer.gaussian.exponents import (
-    BLEW_UP,
-    ESCAPED,
-    UNFINISHED,
-    UNRESOLVED,
-    LongRun,
-)
+from meanformer.flows import Adaptive, Flow, GaussianTrajectory, Status, solve
+from meanformer.gaussian import exponents
+from meanformer.gaussian.blow_up import BlowUp, blowup_time, proved
+from meanformer.gaussian.exponents import LongRun
 from meanformer.gaussian.long_run import first_time, limit_of, mean_matters
-from meanformer.gaussian.velocity import affine_velocity, check_gaussian
+from meanformer.gaussian.stationary import covariance_velocity
+from meanformer.gaussian.velocity import affine_velocity, check_gaussian, quiet_solve
 from meanformer.measures import Gaussian
 
 BLOW_UP, CONVERGES, GROWS = "blow-up", "converges", "grows"
@@ -25,6 +22,12 @@ PERIODIC, UNDECIDED = "periodic", "undecided"
 FAST = -30.0
 # How long to look for a return, in units of the time in which it moves at first.
 WATCHED = 60.0
+# Depths at which it is watched.
+SAVED = 801
+# A path is looked at more closely where it comes so close, in units of its extent.
+NEAR = 0.2
+RETURNED = 1e-9
+MOVED = 1e-3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,23 +93,30 @@ def classify(
     if not np.any(np.asarray(slope @ mu.root())) and not mean_matters(gamma, mu):
         return _at_rest(mu)
     if not np.any(np.asarray(mu.covariance())):
-        return _of_point(gamma, mu)
-    early = early_path(gamma, mu, WATCHED * first_time(gamma, mu))
-    if bool(early.status == Status.reached):
-        found = find_return(gamma, early)
-        if found is not None:
-            return Outcome(
-                PERIODIC,
-                f"the covariance returns after depth {found.period:.10g}, to "
-                f"{found.distance:.1e} of its size",
-                float(early.depths[-1]),
-                None,
-                None,
-                None,
-                np.asarray(early.statistics["eigenvalues"][-1]),
-                None,
-                period=found.period,
-            )
+        # The covariance rests until the mean blows up, if it does.
+        bounds, rest = blowup_time(gamma, mu), _at_rest(mu)
+        if bounds.depth is None:
+            return rest
+        reason = f"the mean is infinite at depth {bounds.depth:.8g}"
+        return _blown_up(rest, reason, bounds.depth, bounds)
+    watched = WATCHED * first_time(gamma, mu)
+    early = quiet_solve(gamma, mu, watched, save=SAVED, rtol=1e-11, steps=20_000)
+    found = find_return(gamma, early)
+    if found is not None:
+        reason = f"the covariance returns after depth {found.period:.10g}, to "
+        reason += f"{found.distance:.1e} of its size"
+        end, last = float(early.depths[-1]), early.statistics["eigenvalues"][-1]
+        return Outcome(
+            PERIODIC,
+            reason,
+            end,
+            None,
+            None,
+            None,
+            np.asarray(last),
+            None,
+            found.period,
+        )
     run = limit_of(gamma, mu, depth=depth, rtol=rtol, max_steps=max_steps)
     return outcome_of(gamma, mu, run, locate=locate)
 
@@ -119,28 +129,21 @@ def outcome_of(
     found = Outcome(
         UNDECIDED, "", reached, None, None, None, run.eigenvalues, run.exponents
     )
-    if run.ending == BLEW_UP:
+    if run.ending == exponents.BLEW_UP:
         if locate:
             bounds = blowup_time(gamma, mu, horizon=2 * reached)
         else:
             bounds = proved(gamma, mu)
         depth = bounds.depth or reached
-        return dataclasses.replace(
-            found,
-            kind=BLOW_UP,
-            reason=f"infinite at depth {depth:.8g}",
-            depth=depth,
-            exponents=None,
-            lower=bounds.lower,
-            upper=bounds.upper,
-        )
-    if run.ending == ESCAPED:
+        return _blown_up(found, f"infinite at depth {depth:.8g}", depth, bounds)
+    if run.ending == exponents.ESCAPED:
         reason = f"beyond all numbers at depth {reached:.6g}, without a blow-up"
         return dataclasses.replace(found, kind=GROWS, reason=reason)
-    if run.ending in (UNFINISHED, UNRESOLVED) and run.grows_exponentially:
+    has_ended_early = run.ending in (exponents.UNFINISHED, exponents.UNRESOLVED)
+    if has_ended_early and run.grows_exponentially:
         reason = f"exponential growth at the rate {run.growth_rates[1]:.6g}"
         return dataclasses.replace(found, kind=GROWS, reason=reason)
-    if run.ending == UNFINISHED:
+    if run.ending == exponents.UNFINISHED:
         reason = f"the steps were used up at depth {reached:.6g}"
         return dataclasses.replace(found, reason=reason)
     powers = ", ".join("gone" if p < FAST else f"{p:+.3f}" for p in run.exponents)
@@ -161,20 +164,16 @@ def outcome_of(
     )
 
 
-def _of_point(gamma: AbstractInContextMap, mu: Gaussian) -> Outcome:
-    """Tell whether the mean of a point blows up; its covariance rests until then."""
-    bounds, rest = blowup_time(gamma, mu), _at_rest(mu)
-    if bounds.depth is None:
-        return rest
-    return dataclasses.replace(
-        rest,
-        kind=BLOW_UP,
-        reason=f"the mean is infinite at depth {bounds.depth:.8g}",
-        depth=bounds.depth,
-        rank=None,
-        normalised_rank=None,
-        limit=None,
-        exponents=None,
+def _blown_up(found: Outcome, reason: str, depth: float, bounds: BlowUp) -> Outcome:
+    return Outcome(
+        BLOW_UP,
+        reason,
+        depth,
+        None,
+        None,
+        None,
+        found.eigenvalues,
+        None,
         lower=bounds.lower,
         upper=bounds.upper,
     )
@@ -185,14 +184,69 @@ def _at_rest(mu: Gaussian) -> Outcome:
     eigenvalues = np.linalg.eigvalsh(spread)[::-1]
     rounding = len(spread) * np.finfo(np.asarray(mu.mean()).dtype).eps
     rank = int(np.sum(eigenvalues > rounding * eigenvalues.max(initial=0)))
-    exponents = np.zeros(len(spread))
-    return Outcome(
-        CONVERGES,
-        "the covariance is stationary",
-        0.0,
-        rank,
-        rank,
-        spread,
-        eigenvalues,
-        exponents,
-    )
+    reason, exponents = "the covariance is stationary", np.zeros(len(spread))
+    return Outcome(CONVERGES, reason, 0.0, rank, rank, spread, eigenvalues, exponents)
+
+
+class Return(NamedTuple):
+    """The depth after which a covariance comes back, and how far from its first place.
+
+    The distance is relative to its size.
+    """
+
+    period: float
+    distance: float
+
+
+def find_return(gamma: AbstractInContextMap, path: GaussianTrajectory) -> Return | None:
+    """Look for a return to the first covariance, or to that half way.
+
+    The second finds a cycle that a path only approaches. One that ended early has none.
+    """
+    if not bool(path.status == Status.reached):
+        return None
+    spreads = np.asarray(path.covariances)
+    for start in (0, len(spreads) // 2):
+        found = _return_to(gamma, path, spreads, start)
+        if found is not None:
+            return found
+    return None
+
+
+def _return_to(gamma, path, spreads: np.ndarray, start: int) -> Return | None:
+    size = np.linalg.norm(spreads[start])
+    distances = np.linalg.norm(spreads[start:] - spreads[start], axis=(1, 2))
+    if size == 0 or distances.max() < MOVED * size:
+        return None
+    # The largest distance is among them.
+    left = np.flatnonzero(distances > NEAR * distances.max())
+    for index in range(left[0] + 1, len(distances) - 1):
+        near = distances[index] < NEAR * distances.max()
+        if near and distances[index - 1 : index + 2].min() == distances[index]:
+            found = _refined(gamma, path, spreads, start, start + index, size)
+            if found.distance < RETURNED:
+                return found
+    return None
+
+
+def _refined(gamma, path, spreads, start: int, index: int, size: float) -> Return:
+    """Find the closest approach between the neighbours of a saved depth."""
+    depths, before = np.asarray(path.depths), path.gaussian(index - 1)
+    first, spacing = float(depths[index - 1]), float(depths[index] - depths[index - 1])
+
+    def at(share: float) -> tuple[float, np.ndarray]:
+        """Return whether the covariance still approaches, and how far it is."""
+        span = first, first + spacing * share
+        options = {"save": 2, "rtol": 1e-12, "solver": Adaptive()}
+        spread = solve(Flow(gamma), before, span, **options).covariances[-1]
+        away = np.asarray(spread - spreads[start]) / size
+        velocity = np.asarray(covariance_velocity(gamma, spread)) * spacing / size
+        return float(np.sum(away * velocity)), away
+
+    low, high = 1e-3, float(depths[index + 1] - first) / spacing
+    if at(low)[0] * at(high)[0] > 0:
+        return Return(float(depths[index] - depths[start]), np.inf)
+    root = brentq(lambda share: at(share)[0], low, high, xtol=1e-15, rtol=1e-14)
+    share = cast(float, root)
+    period = first - float(depths[start]) + spacing * share
+    return Return(period, float(np.linalg.norm(at(share)[1])))

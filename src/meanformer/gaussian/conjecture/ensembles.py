@@ -8,21 +8,18 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from meanformer.attention import (
-    L2,
-    AbstractInContextMap,
-    Linear,
-    MultiHead,
-    Perceptron,
-    Sinkhorn,
-    Softmax,
-    Sum,
-)
+from meanformer import attention
+from meanformer.attention import AbstractInContextMap
 from meanformer.errors import as_integer, check, check_choice
 from meanformer.gaussian.velocity import centred
 from meanformer.measures import Gaussian
 
-KINDS = {"softmax": Softmax, "l2": L2, "sinkhorn": Sinkhorn, "linear": Linear}
+KINDS = {
+    "softmax": attention.Softmax,
+    "l2": attention.L2,
+    "sinkhorn": attention.Sinkhorn,
+    "linear": attention.Linear,
+}
 
 
 class Case(NamedTuple):
@@ -55,12 +52,11 @@ class Case(NamedTuple):
 
     def gamma(self) -> AbstractInContextMap:
         """Return the velocity."""
-        attention = KINDS[self.kind]
-        heads = [attention(*head, beta=self.beta) for head in self.heads]
-        whole = heads[0] if len(heads) == 1 else MultiHead(heads)
+        heads = [KINDS[self.kind](*head, beta=self.beta) for head in self.heads]
+        whole = heads[0] if len(heads) == 1 else attention.MultiHead(heads)
         if self.perceptron is None:
             return whole
-        return Sum([whole, Perceptron.affine(self.perceptron)])
+        return attention.Sum([whole, attention.Perceptron.affine(self.perceptron)])
 
     def gaussian(self) -> Gaussian:
         """Return the first Gaussian, of mean zero."""
@@ -68,24 +64,16 @@ class Case(NamedTuple):
 
     def to_json(self) -> dict:
         """Return the case as lists of numbers, which JSON keeps to the last digit."""
-        return {
-            "kind": self.kind,
-            "heads": [[matrix.tolist() for matrix in head] for head in self.heads],
-            "covariance": self.covariance.tolist(),
-            "beta": self.beta,
-            "perceptron": None if self.perceptron is None else self.perceptron.tolist(),
-        }
+        return json.loads(json.dumps(self._asdict(), default=np.ndarray.tolist))
 
 
 def case_from_json(record: dict) -> Case:
     """Return the case that `Case.to_json` wrote."""
-    perceptron = record["perceptron"]
-    return Case(
-        record["kind"],
-        [tuple(np.array(matrix) for matrix in head) for head in record["heads"]],
-        np.array(record["covariance"]),
-        record["beta"],
-        None if perceptron is None else np.array(perceptron),
+    case = Case(**record)
+    return case._replace(
+        heads=[tuple(map(np.array, head)) for head in case.heads],
+        covariance=np.array(case.covariance),
+        perceptron=None if case.perceptron is None else np.array(case.perceptron),
     )
 
 
@@ -98,17 +86,13 @@ def _normal(random: np.random.Generator, d: int) -> Matrices:
 
 
 def _orthogonal(random: np.random.Generator, d: int) -> Matrices:
-    score, value = (
-        np.linalg.qr(matrix)[0] for matrix in random.standard_normal((2, d, d))
-    )
-    return score, np.eye(d), value
+    score, key, value = _normal(random, d)
+    return np.linalg.qr(score)[0], key, np.linalg.qr(value)[0]
 
 
 def _symmetric(random: np.random.Generator, d: int) -> Matrices:
-    score, value = (
-        (matrix + matrix.T) / 2 for matrix in random.standard_normal((2, d, d))
-    )
-    return score, np.eye(d), value
+    score, key, value = _normal(random, d)
+    return (score + score.T) / 2, key, (value + value.T) / 2
 
 
 def _negative(random: np.random.Generator, d: int) -> Matrices:
@@ -181,7 +165,7 @@ class GivenHeads(AbstractEnsemble):
     @property
     def dimension(self) -> int:
         """The dimension of the tokens."""
-        return np.shape(self.heads[0][2])[0]
+        return len(self.heads[0][2])
 
     def draw(self, index: int) -> Case:
         """Return draw number `index`, always the same."""
@@ -226,14 +210,14 @@ class Ensemble(AbstractEnsemble):
 
     def draw(self, index: int) -> Case:
         """Return draw number `index`, always the same."""
-        random = np.random.default_rng([self.seed, index])
-        heads = [
-            ENSEMBLES[self.family](random, self.dimension) for _ in range(self.heads)
-        ]
-        factor = random.standard_normal((self.dimension, self.dimension))
-        perceptron = None
+        random, family = (
+            np.random.default_rng([self.seed, index]),
+            ENSEMBLES[self.family],
+        )
+        heads = [family(random, self.dimension) for _ in range(self.heads)]
+        shape, perceptron = (self.dimension, self.dimension), None
+        factor = random.standard_normal(shape)
         if self.perceptron is not None:
-            shape = (self.dimension, self.dimension)
             perceptron = self.perceptron * random.standard_normal(shape)
         return Case(self.kind, heads, factor @ factor.T, 1.0, perceptron)
 
@@ -242,28 +226,23 @@ _IDENTITY, _TURN = np.eye(2), np.array([[0.0, -1.0], [1.0, 0.0]])
 _SPREAD = np.array([[1.0, 0.3], [0.3, 0.6]])
 
 
-def _turning(value: np.ndarray, spread=_SPREAD, kind: str = "softmax") -> Case:
-    """Return attention with the score of the identity and these values."""
-    return Case(kind, [(_IDENTITY, _IDENTITY, value)], spread)
+_SKEW = np.array([[-0.85, -0.7], [-0.2, -0.6]])
+
+
+def _one_head(
+    value: Any, spread: Any = _SPREAD, kind: str = "softmax", score: Any = _IDENTITY
+) -> Case:
+    """Return attention with these values, the score of the identity by default."""
+    return Case(kind, [(score, _IDENTITY, np.array(value))], spread)
 
 
 #: Cases that refute the literal conjecture, or show how its words must be read.
 KNOWN_CASES: dict[str, Case] = {
-    "rotation, stationary": _turning(_TURN, 0.8 * _IDENTITY),
-    "rotation, periodic": _turning(_TURN),
-    "rotation, periodic, L2": _turning(_TURN, kind="l2"),
-    "rotation, periodic, Sinkhorn": _turning(_TURN, kind="sinkhorn"),
-    "rotation, contracting": _turning(_TURN - 0.1 * _IDENTITY),
-    "rotation, expanding": _turning(_TURN + 0.1 * _IDENTITY),
-    "full rank over t": Case(
-        "softmax",
-        [
-            (
-                np.array([[-0.85, -0.7], [-0.2, -0.6]]),
-                _IDENTITY,
-                np.array([[0.0, 0.6], [-1.3, 0.9]]),
-            )
-        ],
-        np.eye(2),
-    ),
+    "rotation, stationary": _one_head(_TURN, 0.8 * _IDENTITY),
+    "rotation, periodic": _one_head(_TURN),
+    "rotation, periodic, L2": _one_head(_TURN, kind="l2"),
+    "rotation, periodic, Sinkhorn": _one_head(_TURN, kind="sinkhorn"),
+    "rotation, contracting": _one_head(_TURN - 0.1 * _IDENTITY),
+    "rotation, expanding": _one_head(_TURN + 0.1 * _IDENTITY),
+    "full rank over t": _one_head([[0.0, 0.6], [-1.3, 0.9]], _IDENTITY, score=_SKEW),
 }

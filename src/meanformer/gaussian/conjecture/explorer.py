@@ -4,10 +4,13 @@ import collections
 import contextlib
 import dataclasses
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
-from meanformer.errors import InvalidInput, as_integer
+import jax.numpy as jnp
+import numpy as np
+
+from meanformer.attention import AbstractInContextMap
+from meanformer.errors import InvalidInput, as_integer, check
 from meanformer.files import write_atomically
 from meanformer.flows import AbstractProgress
 from meanformer.flows.dynamics.recorder import bar_for
@@ -19,16 +22,26 @@ from meanformer.gaussian.conjecture.classify import (
     Outcome,
     classify,
 )
-from meanformer.gaussian.conjecture.confirmation import is_confirmed
 from meanformer.gaussian.conjecture.ensembles import (
     AbstractEnsemble,
     Case,
     case_from_json,
 )
+from meanformer.gaussian.long_run import growth_along, long_flow
+from meanformer.gaussian.stationary import certified, polished
+from meanformer.gaussian.velocity import quiet_solve
+from meanformer.measures import Gaussian
 
 SETTINGS, DRAWS = "settings.json", "draws.jsonl"
-# What is undecided, or grows like a power of depth, is followed so much longer.
+# What is undecided, or grows like a power of depth, is followed so much longer, and so
+# is a decay that is to be confirmed.
 LONGER = 100.0
+# How many more periods, and how close the covariance must be to itself after each.
+PERIODS, RETURNED = 10, 1e-5
+# A stationary covariance is solved for, and must be one to this, near the limit.
+STATIONARY, NEAR = 1e-9, 1e-2
+# Tolerance of the second look; that of the first is about 1e-9.
+PRECISE = 1e-12
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,14 +102,8 @@ class Exploration:
     def full_rank_decays(self) -> list[Draw]:
         r"""Draws that tend to zero like $X/t$ with $X$ of full rank."""
         size = self.ensemble.dimension
-        return [
-            draw
-            for draw in self.draws
-            if draw.kind == CONVERGES
-            and draw.rank == 0
-            and draw.normalised_rank == size
-            and size > 1
-        ]
+        decays = [d for d in self.draws if d.kind == CONVERGES and d.rank == 0]
+        return [d for d in decays if d.normalised_rank == size > 1]
 
     def table(self) -> list[tuple[str, int | None, int | None, int]]:
         """Count draws by kind, rank of the limit and rank of the normalised limit."""
@@ -130,19 +137,18 @@ def explore(
         progress: show a progress bar on standard error; or an object to report to.
     """
     count = as_integer("count", count, least=1)
-    record = None if folder is None else _Record(Path(folder), ensemble, depth)
-    done = {} if record is None else record.read()
-    draws = []
+    draws: dict[int, Draw] = {}
+    if folder is not None:
+        draws = _known_draws(Path(folder), {**ensemble.settings(), "depth": depth})
     with bar_for(progress) as bar:
         for index in range(count):
-            draw = done.get(index)
-            if draw is None:
-                draw = examine(ensemble.draw(index), index, depth)
-                if record is not None:
-                    record.append(draw)
-            draws.append(draw)
+            if index not in draws:
+                draws[index] = examine(ensemble.draw(index), index, depth)
+                if folder is not None:
+                    with (Path(folder) / DRAWS).open("a") as file:
+                        file.write(json.dumps(dataclasses.asdict(draws[index])) + "\n")
             bar.update(index + 1, count)
-    return Exploration(ensemble, tuple(draws))
+    return Exploration(ensemble, tuple(draws[index] for index in range(count)))
 
 
 def examine(case: Case, index: int = 0, depth: float = 1e5) -> Draw:
@@ -191,43 +197,68 @@ def _exception(outcome: Outcome, case: Case, bound: int) -> str:
     return "normalised limit of full rank" if full and outcome.rank == 0 else ""
 
 
-class _Record:
-    """Draws on disk: one line of JSON each, after a file with the settings."""
+def is_confirmed(gamma: AbstractInContextMap, mu: Gaussian, found: Outcome) -> bool:
+    r"""Whether another method agrees with what was found.
 
-    def __init__(self, folder: Path, ensemble: AbstractEnsemble, depth: float):
-        self.folder = folder
-        self.settings = {**ensemble.settings(), "depth": depth}
+    - A period: the flow of factors, with a tolerance of 1e-12, returns ten more times.
+    - A limit: a stationary covariance of its rank is solved for, starting there; it
+      must be one to 1e-9 and lie close.
+    - A decay of full rank: the flow of factors, a hundred times longer, with a
+      tolerance of 1e-12; all eigenvalues must decay alike over the last two decades.
 
-    def read(self) -> dict[int, Draw]:
-        """Return the draws that are there; raise if they are of another ensemble."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        settings = self.folder / SETTINGS
-        if not settings.exists():
-            write_atomically(settings, json.dumps(self.settings, indent=2))
-            return {}
-        found = json.loads(settings.read_text())
-        if found != self.settings:
-            raise InvalidInput(
-                f"{self.folder} holds draws of {found}; these would be of "
-                f"{self.settings}: use another folder."
-            )
-        return {draw.index: draw for draw in self._draws()}
+    What is undecided or without a limit has nothing to be confirmed, and is not.
+    """
+    if found.kind == PERIODIC and found.period is not None:
+        return _returns(gamma, mu, found.depth, found.period)
+    if found.kind != CONVERGES or found.limit is None:
+        return False
+    if found.rank:
+        return _is_stationary(gamma, found.limit, found.rank)
+    run = growth_along(long_flow(gamma, mu, LONGER * found.depth, PRECISE))
+    same_rank = run.normalised_rank == found.normalised_rank
+    return bool(run.is_settled and run.rank == 0 and same_rank)
 
-    def _draws(self) -> Iterator[Draw]:
-        path = self.folder / DRAWS
-        if not path.exists():
-            return
-        text = path.read_text()
-        if not text.endswith("\n"):
+
+def _returns(gamma, mu: Gaussian, late: float, period: float) -> bool:
+    depths = np.concatenate([[0.0], late + period * np.arange(PERIODS + 1)])
+    path = quiet_solve(gamma, mu, float(depths[-1]), save=depths, rtol=PRECISE)
+    if len(path) < len(depths):
+        return False
+    first, *later = np.asarray(path.covariances)[1:]
+    away = [np.linalg.norm(spread - first) for spread in later]
+    return bool(max(away) <= RETURNED * np.linalg.norm(first))
+
+
+def _is_stationary(gamma, limit: np.ndarray, rank: int) -> bool:
+    values, vectors = np.linalg.eigh(limit)
+    root = vectors[:, -rank:] * np.sqrt(values[-rank:])
+    point = certified(gamma, np.asarray(polished(gamma, jnp.asarray(root))))
+    away = np.linalg.norm(point.covariance - limit) / np.linalg.norm(limit)
+    return bool(point.residual <= STATIONARY and away <= NEAR)
+
+
+def _known_draws(folder: Path, settings: dict) -> dict[int, Draw]:
+    """Return the draws on disk, a line of JSON each; raise if they are of others."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / SETTINGS
+    if not path.exists():
+        write_atomically(path, json.dumps(settings, indent=2))
+        return {}
+    found = json.loads(path.read_text())
+    check(
+        found == settings,
+        f"{folder} holds draws of {found}; these would be of {settings}: use another "
+        "folder.",
+    )
+    draws = {}
+    with (folder / DRAWS).open("a+") as file:
+        file.seek(0)
+        text = file.read()
+        if text and not text.endswith("\n"):
             # The last line of a run that was cut off; the next one starts afresh.
-            with path.open("a") as file:
-                file.write("\n")
-        for line in text.splitlines():
-            with contextlib.suppress(json.JSONDecodeError):
-                yield Draw(**json.loads(line))
-
-    def append(self, draw: Draw) -> None:
-        """Write one more line."""
-        line = json.dumps(dataclasses.asdict(draw))
-        with (self.folder / DRAWS).open("a") as file:
-            file.write(line + "\n")
+            file.write("\n")
+    for line in text.splitlines():
+        with contextlib.suppress(json.JSONDecodeError):
+            draw = Draw(**json.loads(line))
+            draws[draw.index] = draw
+    return draws

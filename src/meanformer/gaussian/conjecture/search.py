@@ -21,15 +21,9 @@ from jaxtyping import Array, Float
 
 from meanformer.attention import AbstractInContextMap
 from meanformer.errors import as_integer, as_key, check
+from meanformer.gaussian import stationary
 from meanformer.gaussian.conjecture.ensembles import KINDS, Case
-from meanformer.gaussian.stationary import (
-    certified,
-    covariance_velocity,
-    from_symmetric,
-    to_symmetric,
-)
-from meanformer.gaussian.velocity import affine_velocity, centred
-from meanformer.gaussian.without_warnings import quiet_solve
+from meanformer.gaussian.velocity import affine_velocity, centred, quiet_solve
 from meanformer.numerics.arrays import matmul
 from meanformer.typing import Key
 
@@ -73,13 +67,9 @@ class NearMiss:
 
 
 class _Unknowns(NamedTuple):
-    """What is looked for.
+    """What is looked for: changes of two matrices, a factor of a covariance, a period.
 
-    Attributes:
-        query: the change of the query matrix.
-        value: the change of the value matrix.
-        root: a factor of the covariance.
-        log_period: the logarithm of the period; zero for stationary covariances.
+    The logarithm of the period is zero for stationary covariances.
     """
 
     query: Float[Array, "k d"]
@@ -111,10 +101,8 @@ class _Near(eqx.Module):
     def time(self) -> Float[Array, ""]:
         """Return the time in which a covariance of this trace moves."""
         root = jnp.sqrt(self.trace / len(self.value)) * jnp.eye(len(self.value))
-        slope, _ = affine_velocity(
-            self.gamma(_unmoved(self, root)), centred(factor=root)
-        )
-        return 1 / jnp.linalg.norm(slope)
+        gamma = self.gamma(_unmoved(self, root))
+        return 1 / jnp.linalg.norm(affine_velocity(gamma, centred(factor=root))[0])
 
 
 def nearest_stationary(
@@ -201,15 +189,15 @@ def _search(near: _Near, equations: Callable, starts: _Unknowns) -> _Unknowns:
 
     def solved(function, found, weight):
         solver = optimistix.LevenbergMarquardt(rtol=1e-12, atol=1e-12)
-        options = {"jac": "bwd"}
+        options = {"options": {"jac": "bwd"}, "max_steps": STEPS, "throw": False}
         return optimistix.least_squares(
-            function, solver, found, weight, options, max_steps=STEPS, throw=False
+            function, solver, found, weight, **options
         ).value
 
-    def one(found: _Unknowns):
-        def closer(found, weight):
-            return solved(residual, found, weight), None
+    def closer(found: _Unknowns, weight):
+        return solved(residual, found, weight), None
 
+    def one(found: _Unknowns):
         found, _ = jax.lax.scan(closer, found, jnp.array(WEIGHTS))
         return solved(alone, found, 1.0)
 
@@ -218,23 +206,22 @@ def _search(near: _Near, equations: Callable, starts: _Unknowns) -> _Unknowns:
 
 def _stationary_equations(near: _Near, found: _Unknowns):
     spread = matmul(found.root, found.root.T)
-    change = covariance_velocity(near.gamma(found), spread, found.root)
+    change = stationary.covariance_velocity(near.gamma(found), spread, found.root)
     rate = near.time() / jnp.sqrt(jnp.sum(spread**2))
-    return to_symmetric(rate * change), *_admissible(near, found)
+    return stationary.entries_of(rate * change), *_admissible(near, found)
 
 
 def _return_equations(near: _Near, found: _Unknowns):
     first = matmul(found.root, found.root.T)
-    path = _cycle(near.gamma(found), found.root, jnp.exp(found.log_period))
-    half_way, last = path
+    half_way, last = _cycle(near.gamma(found), found.root, jnp.exp(found.log_period))
     size = jnp.linalg.norm(first)
-    way = jnp.linalg.norm(half_way - first) / size
-    longest = jnp.log(LONGEST * near.time())
+    short = jax.nn.relu(WAY - jnp.linalg.norm(half_way - first) / size)
+    long = jax.nn.relu(found.log_period - jnp.log(LONGEST * near.time()))
     return (
-        to_symmetric((last - first) / size),
+        stationary.entries_of((last - first) / size),
         *_admissible(near, found),
-        jax.nn.relu(WAY - way),
-        jax.nn.relu(found.log_period - longest),
+        short,
+        long,
     )
 
 
@@ -256,9 +243,8 @@ def _nearest(
     case: Case, near: _Near, found: _Unknowns, read: Callable
 ) -> NearMiss | None:
     """Return the nearest of those that solve the equations."""
-    count = len(found.log_period)
     misses = []
-    for index in range(count):
+    for index in range(len(found.log_period)):
         one = jax.tree.map(lambda leaf, index=index: leaf[index], found)
         if all(bool(jnp.isfinite(leaf).all()) for leaf in one):
             misses.append(read(case, near, one))
@@ -267,13 +253,8 @@ def _nearest(
 
 
 def _as_stationary(case: Case, near: _Near, found: _Unknowns) -> NearMiss:
-    point = certified(near.gamma(found), np.asarray(found.root))
-    return NearMiss(
-        _distance(near, found),
-        _moved(case, near, found),
-        point.residual,
-        point.smallest,
-    )
+    point = stationary.certified(near.gamma(found), np.asarray(found.root))
+    return NearMiss(*_changed(case, near, found), point.residual, point.smallest)
 
 
 def _as_cycle(case: Case, near: _Near, found: _Unknowns) -> NearMiss:
@@ -284,10 +265,11 @@ def _as_cycle(case: Case, near: _Near, found: _Unknowns) -> NearMiss:
     # Where it blows up instead of returning there is no derivative.
     derivative = np.nan_to_num(np.asarray(derivative), posinf=0, neginf=0)
     multipliers = np.linalg.eigvals(derivative)
-    away = jnp.linalg.norm(from_symmetric(last) - spread) / jnp.linalg.norm(spread)
+    away = jnp.linalg.norm(stationary.matrix_of(last) - spread) / jnp.linalg.norm(
+        spread
+    )
     return NearMiss(
-        _distance(near, found),
-        _moved(case, near, found),
+        *_changed(case, near, found),
         float(away),
         float(values[0] / values[-1]),
         float(period),
@@ -300,22 +282,18 @@ def _return_map(gamma, spread: Float[Array, "d d"], period: Float[Array, ""]):
     """Return where a covariance comes after a period, and the derivative of that."""
 
     def after(vector: Array) -> tuple[Array, Array]:
-        root = jnp.linalg.cholesky(from_symmetric(vector))
-        last = to_symmetric(_cycle(gamma, root, period)[1])
+        root = jnp.linalg.cholesky(stationary.matrix_of(vector))
+        last = stationary.entries_of(_cycle(gamma, root, period)[1])
         return last, last
 
-    derivative, last = jax.jacrev(after, has_aux=True)(to_symmetric(spread))
+    derivative, last = jax.jacrev(after, has_aux=True)(stationary.entries_of(spread))
     return last, derivative
 
 
-def _distance(near: _Near, found: _Unknowns) -> float:
+def _changed(case: Case, near: _Near, found: _Unknowns) -> tuple[float, Case]:
+    """Return how far the matrices were moved, and the case with them."""
     change = jnp.sqrt(jnp.sum(found.query**2) + jnp.sum(found.value**2))
-    return float(change / near.size)
-
-
-def _moved(case: Case, near: _Near, found: _Unknowns) -> Case:
     matrices = near.query + found.query, near.key, near.value + found.value
-    root = np.asarray(found.root)
-    return case._replace(
-        heads=[tuple(map(np.asarray, matrices))], covariance=root @ root.T
-    )
+    head, root = tuple(map(np.asarray, matrices)), np.asarray(found.root)
+    moved = case._replace(heads=[head], covariance=root @ root.T)
+    return float(change / near.size), moved

@@ -9,6 +9,7 @@ from jaxtyping import Array, Float
 from meanformer.errors import Unsupported, is_concrete
 from meanformer.measures.abstract import AbstractMeasure
 from meanformer.measures.gaussian import Gaussian
+from meanformer.measures.transport.atoms import check_both
 from meanformer.numerics.arrays import matmul, safe_root, widened
 from meanformer.numerics.matrices import sqrt_psd
 
@@ -72,33 +73,24 @@ def transport_map(mu: AbstractMeasure, nu: AbstractMeasure) -> AffineMap:
         The affine map, in single precision at least; push `mu` forward by it to get
         `nu`. Cost: $O(d^3)$.
     """
-    _check_gaussians(mu, nu)
+    advice = (
+        "an optimal map has a closed form between Gaussians only; use transport_plan "
+        "for token clouds"
+    )
+    check_both(Gaussian, mu, nu, advice)
     mu, nu = widened((mu, nu))
     root = sqrt_psd(mu.covariance())
     resolution = np.sqrt(len(root) * jnp.finfo(root.dtype).eps).astype(root.dtype)
     inverse = jnp.linalg.pinv(root, rtol=resolution, hermitian=True)
     middle = sqrt_psd(matmul(root, matmul(nu.covariance(), root)))
     matrix = matmul(inverse, matmul(middle, inverse))
-    reached = matmul(matrix, matmul(mu.covariance(), matrix))
-    _check_reached(reached, nu.covariance())
-    return AffineMap(matrix, nu.mean() - matmul(matrix, mu.mean()))
-
-
-def _check_gaussians(mu: AbstractMeasure, nu: AbstractMeasure) -> None:
-    for name, measure in (("mu", mu), ("nu", nu)):
-        if not isinstance(measure, Gaussian):
+    reached, wanted = matmul(matrix, matmul(mu.covariance(), matrix)), nu.covariance()
+    if is_concrete(reached) and is_concrete(wanted):
+        error, size = (float(jnp.abs(a).max()) for a in (reached - wanted, wanted))
+        if error > np.sqrt(jnp.finfo(wanted.dtype).eps) * size:
             raise Unsupported(
-                f"{name} is a {type(measure).__name__}; an optimal map has a closed "
-                "form between Gaussians only; use transport_plan for token clouds."
+                "the covariance of mu is singular and nu leaves its range, so no "
+                "symmetric map reaches nu; add a small multiple of the identity to the "
+                "covariance."
             )
-
-
-def _check_reached(reached: Float[Array, "d d"], wanted: Float[Array, "d d"]) -> None:
-    if not (is_concrete(reached) and is_concrete(wanted)):
-        return
-    tolerance = np.sqrt(jnp.finfo(wanted.dtype).eps) * float(jnp.abs(wanted).max())
-    if float(jnp.abs(reached - wanted).max()) > tolerance:
-        raise Unsupported(
-            "the covariance of mu is singular and nu leaves its range, so no symmetric "
-            "map reaches nu; add a small multiple of the identity to the covariance."
-        )
+    return AffineMap(matrix, nu.mean() - matmul(matrix, mu.mean()))

@@ -10,7 +10,6 @@ from meanformer.errors import (
     StoppedEarly,
     as_integer,
     as_number,
-    check,
     check_shape,
     is_concrete,
     warn,
@@ -24,11 +23,11 @@ from meanformer.measures.transport.atoms import (
     check_comparable,
 )
 from meanformer.measures.transport.potentials import (
-    Potential,
+    Problem,
     cross_potential,
     self_potential,
+    semi_dual,
 )
-from meanformer.measures.transport.problem import Problem, semi_dual
 from meanformer.numerics.arrays import matmul, safe_root, widened
 
 RELATIVE_EPSILON = 0.05
@@ -99,17 +98,14 @@ def sinkhorn_divergence(
 def sinkhorn_distance(
     mu: AbstractWeightedCloud, nu: AbstractWeightedCloud, epsilon: ScalarLike | None
 ) -> Float[Array, ""]:
-    r"""Return $\sqrt{S_\varepsilon}$, with a default for $\varepsilon$."""
-    chosen = default_epsilon(mu, nu) if epsilon is None else epsilon
-    return safe_root(sinkhorn_divergence(mu, nu, chosen), 2)
+    r"""Return $\sqrt{S_\varepsilon}$.
 
-
-def default_epsilon(
-    mu: AbstractWeightedCloud, nu: AbstractWeightedCloud
-) -> Float[Array, ""]:
-    """Return a twentieth of the mean squared distance between the two clouds."""
-    scale = _mean_square(*_centred(mu, nu))
-    return jnp.where(scale > 0, RELATIVE_EPSILON * scale, 1)
+    By default, $\varepsilon$ is a twentieth of the mean squared distance.
+    """
+    if epsilon is None:
+        scale = _mean_square(*_centred(mu, nu))
+        epsilon = jnp.where(scale > 0, RELATIVE_EPSILON * scale, 1)
+    return safe_root(sinkhorn_divergence(mu, nu, epsilon), 2)
 
 
 class _Costs(NamedTuple):
@@ -124,28 +120,6 @@ def _solve(
 ) -> _Costs:
     """Find the three potentials, then evaluate the costs with them frozen."""
     rounds = as_integer("rounds", rounds, least=1)
-    problems, scale = _problems(mu, nu, epsilon)
-    potentials = _potentials(*jax.lax.stop_gradient((problems, scale)), rounds)
-    _warn_unless(jnp.stack([p.has_converged for p in potentials]).all(), rounds)
-    costs = (
-        semi_dual(problem, jax.lax.stop_gradient(potential.values))
-        for problem, potential in zip(problems, potentials, strict=True)
-    )
-    return _Costs(*costs, scale)
-
-
-def _potentials(
-    problems: tuple[Problem, ...], scale: Float[Array, ""], rounds: int
-) -> tuple[Potential, ...]:
-    cross, source, target = problems
-    own = self_potential(source, rounds), self_potential(target, rounds)
-    return cross_potential(cross, own[1].values, scale, rounds), *own
-
-
-def _problems(
-    mu: AbstractMeasure, nu: AbstractMeasure, epsilon: ScalarLike
-) -> tuple[tuple[Problem, ...], Float[Array, ""]]:
-    """Return the three transport problems of a divergence and their scale."""
     check_clouds(mu, nu)
     check_comparable(mu, nu)
     source, target = _centred(mu, nu)
@@ -154,7 +128,16 @@ def _problems(
     unit = jnp.finfo(scale.dtype).eps
     tolerance = unit**0.6 + 4 * unit * scale / epsilon
     sides = (source, target), (source, source), (target, target)
-    return tuple(Problem(*side, epsilon, tolerance) for side in sides), scale
+    problems = tuple(Problem(*side, epsilon, tolerance) for side in sides)
+    (cross, *alone), size = jax.lax.stop_gradient((problems, scale))
+    own = [self_potential(problem, rounds) for problem in alone]
+    potentials = cross_potential(cross, own[1].values, size, rounds), *own
+    _warn_unless(jnp.stack([p.has_converged for p in potentials]).all(), rounds)
+    costs = (
+        semi_dual(problem, jax.lax.stop_gradient(potential.values))
+        for problem, potential in zip(problems, potentials, strict=True)
+    )
+    return _Costs(*costs, scale)
 
 
 def _centred(
@@ -166,13 +149,13 @@ def _centred(
         source, target = target, source
     means = [matmul(atoms.masses, atoms.points) for atoms in (source, target)]
     centre = jax.lax.stop_gradient(means[0] + means[1]) / 2
-    return _shifted(source, centre), _shifted(target, centre)
 
+    def shifted(atoms: Atoms) -> Atoms:
+        is_present = atoms.masses[:, None] > 0
+        points = jnp.where(is_present, atoms.points - centre[None, :], 0)
+        return Atoms(points, atoms.masses, atoms.labels)
 
-def _shifted(atoms: Atoms, centre: Float[Array, " d"]) -> Atoms:
-    is_present = atoms.masses[:, None] > 0
-    points = jnp.where(is_present, atoms.points - centre[None, :], 0)
-    return Atoms(points, atoms.masses, atoms.labels)
+    return shifted(source), shifted(target)
 
 
 def _mean_square(source: Atoms, target: Atoms) -> Float[Array, ""]:
@@ -188,12 +171,10 @@ def _checked_epsilon(epsilon: ScalarLike, scale: Array) -> Float[Array, ""]:
     if not is_concrete(epsilon):
         check_shape("epsilon", jnp.asarray(epsilon), ())
         return jnp.asarray(epsilon, scale.dtype)
-    number = as_number("epsilon", epsilon, "one positive number")
-    check(
-        0 < number < float("inf"),
-        f"epsilon is {epsilon}; it must be positive and finite; for none at all "
-        'use wasserstein(mu, nu, method="exact").',
+    allowed = (
+        'one positive, finite number; for none use wasserstein(mu, nu, method="exact")'
     )
+    as_number("epsilon", epsilon, allowed, above=0, below=float("inf"))
     return jnp.asarray(epsilon, scale.dtype)
 
 

@@ -16,8 +16,7 @@ from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Float
 
 from meanformer.errors import Unsupported, check, is_concrete
-from meanformer.measures.transport.atoms import Atoms
-from meanformer.measures.transport.coupling import Coupling, largest_or_one
+from meanformer.measures.transport.atoms import Atoms, Coupling, largest_or_one
 from meanformer.numerics.arrays import matmul, safe_root
 
 EXACT_LIMIT = 4000
@@ -84,14 +83,13 @@ def _mass_response_jvp(order, primals, tangents):
 def _on_host(function: Callable, shapes: Any, *arguments: Any) -> Any:
     """Run a numpy function; at once on known values, as a callback on traced ones."""
     frozen = jax.lax.stop_gradient(arguments)
-    if all(is_concrete(leaf) for leaf in jax.tree.leaves(frozen)):
-        results = function(*frozen)
-        return jax.tree.map(lambda a, s: jnp.asarray(a, s.dtype), results, shapes)
 
     def call(*arguments):
         results = function(*arguments)
         return jax.tree.map(lambda a, s: np.asarray(a, s.dtype), results, shapes)
 
+    if all(is_concrete(leaf) for leaf in jax.tree.leaves(frozen)):
+        return jax.tree.map(jnp.asarray, call(*frozen))
     return jax.pure_callback(call, shapes, *frozen, vmap_method="sequential")
 
 
@@ -100,12 +98,20 @@ def _solve(source: Atoms, target: Atoms, *, order: float, rounding: float) -> tu
     source, target = _as_numpy(source), _as_numpy(target)
     entries = []
     for first, second in _blocks(source, target):
-        _check_size(max(len(first), len(second)))
+        count = max(len(first), len(second))
+        check(
+            count <= EXACT_LIMIT,
+            f"exact transport is limited to {EXACT_LIMIT} tokens, and these clouds "
+            f'have {count}; use method="sinkhorn" or method="sliced".',
+        )
         cost = _ground_cost(source.points[first], target.points[second], order)
         sides = source.masses[first], target.masses[second]
-        entry = _solve_block(cost, *sides)
-        rows, columns, masses = _without_noise(*entry, *sides, rounding)
-        entries.append((first[rows], second[columns], masses))
+        rows, columns, masses = _solve_block(cost, *sides)
+        # Where atoms are split, the rounding of the masses makes entries of its own:
+        # beyond the precision of the masses, and next to nothing for both atoms.
+        whole = np.minimum(sides[0][rows], sides[1][columns])
+        kept = (masses > NOISE * rounding) | (masses > whole / 1000)
+        entries.append((first[rows[kept]], second[columns[kept]], masses[kept]))
     rows, columns, masses = (
         np.concatenate(parts) for parts in zip(*entries, strict=True)
     )
@@ -118,11 +124,10 @@ def _solve_dual(
 ) -> tuple:
     """Return dual potentials of the cost in the given unit, zero at absent atoms."""
     source, target = _as_numpy(source), _as_numpy(target)
+    moves = map(np.asarray, (coupling.rows, coupling.columns, coupling.masses))
+    rows, columns, masses = moves
     plan = np.zeros(coupling.shape, bool)
-    is_used = np.asarray(coupling.masses) > 0
-    plan[np.asarray(coupling.rows)[is_used], np.asarray(coupling.columns)[is_used]] = (
-        True
-    )
+    plan[rows[masses > 0], columns[masses > 0]] = True
     potentials = np.zeros(len(source.masses)), np.zeros(len(target.masses))
     for first, second in _blocks(source, target):
         cost = _ground_cost(
@@ -175,49 +180,18 @@ def _solve_block(cost: np.ndarray, masses: np.ndarray, targets: np.ndarray) -> t
     is_square = cost.shape[0] == cost.shape[1]
     if not (is_square and _is_uniform(masses) and _is_uniform(targets)):
         return _network_simplex(cost, masses, targets)
+    ones = np.ones(len(masses))
     if find_spec("ot") is None:
-        rows, columns, shares = _assignment(cost)
-    else:
-        ones = np.ones(len(masses))
-        rows, columns, shares = _network_simplex(cost, ones, ones)
+        from scipy.optimize import linear_sum_assignment
+
+        # It needs no extra, but can be ten times slower.
+        return *linear_sum_assignment(cost), ones * masses[0]
+    rows, columns, shares = _network_simplex(cost, ones, ones)
     return rows, columns, shares * masses[0]
-
-
-def _without_noise(
-    rows: np.ndarray,
-    columns: np.ndarray,
-    shares: np.ndarray,
-    masses: np.ndarray,
-    targets: np.ndarray,
-    rounding: float,
-) -> tuple:
-    """Drop entries that only the rounding of the masses makes, when atoms are split.
-
-    They are beyond the precision of the masses, and next to nothing for both atoms.
-    """
-    whole = np.minimum(masses[rows], targets[columns])
-    is_noise = (shares <= NOISE * rounding) & (shares <= whole / 1000)
-    kept = ~is_noise
-    return rows[kept], columns[kept], shares[kept]
-
-
-def _check_size(count: int) -> None:
-    check(
-        count <= EXACT_LIMIT,
-        f"exact transport is limited to {EXACT_LIMIT} tokens, and these clouds have "
-        f'{count}; use method="sinkhorn" or method="sliced".',
-    )
 
 
 def _is_uniform(masses: np.ndarray) -> bool:
     return bool(np.ptp(masses) <= 1e-12 * masses.max())
-
-
-def _assignment(cost: np.ndarray) -> tuple:
-    """Match one to one with scipy, which needs no extra but can be ten times slower."""
-    from scipy.optimize import linear_sum_assignment
-
-    return *linear_sum_assignment(cost), np.ones(len(cost))
 
 
 def _network_simplex(

@@ -3,11 +3,13 @@
 from collections.abc import Callable, Sequence
 from typing import SupportsFloat, SupportsIndex
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, ScalarLike
 
 from meanformer.errors import (
+    InvalidInput,
     QuadratureWarning,
     Unsupported,
     check,
@@ -21,17 +23,21 @@ from meanformer.measures.gaussian import Gaussian
 from meanformer.measures.mixture import check_measures
 from meanformer.measures.quadrature import quadratures_within
 from meanformer.measures.transport.atoms import (
+    Coupling,
     atoms_of,
     check_clouds,
     check_comparable,
     checked_order,
 )
 from meanformer.measures.transport.bures import bures_distance
-from meanformer.measures.transport.coupling import Coupling
 from meanformer.measures.transport.entropic import sinkhorn_distance
 from meanformer.measures.transport.exact import exact_coupling, exact_distance
-from meanformer.measures.transport.line import line_distance, monotone_coupling
-from meanformer.measures.transport.sliced import sliced_distance, unit_directions
+from meanformer.measures.transport.line import (
+    line_distance,
+    monotone_coupling,
+    sliced_distance,
+    unit_directions,
+)
 from meanformer.numerics.arrays import widened
 from meanformer.typing import ArrayLike, Key
 
@@ -97,19 +103,27 @@ def wasserstein(
     dtype = mu.mean().dtype
     mu, nu = widened((mu, nu))
     if isinstance(mu, Gaussian) and isinstance(nu, Gaussian):
-        return _gaussian_distance(mu, nu, order, method).astype(dtype)
+        if order != 2 or method != "exact":
+            raise Unsupported(
+                f"between Gaussians order is {order:g} and method {method!r}; only "
+                'order 2 with method="exact" has a closed form: use '
+                "quadrature(measure, order)."
+            )
+        return bures_distance(mu, nu).astype(dtype)
 
     def distance(mu: TokenCloud, nu: TokenCloud) -> Float[Array, ""]:
-        found = _between_clouds(mu, nu, order, method, epsilon, directions, key)
-        return found.astype(dtype)
+        if method == "sinkhorn":
+            return sinkhorn_distance(mu, nu, epsilon).astype(dtype)
+        sides = atoms_of(mu), atoms_of(nu)
+        if method == "sliced":
+            lines = unit_directions(directions, sides[0], key)
+            return sliced_distance(*sides, lines, order).astype(dtype)
+        solve = line_distance if mu.dimension == 1 else exact_distance
+        return solve(*sides, order).astype(dtype)
 
-    if not (_is_cloud(mu) and _is_cloud(nu)):
-        return _by_quadrature(mu, nu, distance)
-    return distance(mu, nu)
-
-
-def _is_cloud(measure: AbstractMeasure) -> bool:
-    return isinstance(measure, AbstractWeightedCloud)
+    if all(isinstance(one, AbstractWeightedCloud) for one in (mu, nu)):
+        return distance(mu, nu)
+    return _by_quadrature(mu, nu, distance)
 
 
 def _by_quadrature(mu: AbstractMeasure, nu: AbstractMeasure, distance: Callable):
@@ -127,17 +141,6 @@ def _by_quadrature(mu: AbstractMeasure, nu: AbstractMeasure, distance: Callable)
             QuadratureWarning,
         )
     return found
-
-
-def _between_clouds(mu, nu, order, method, epsilon, directions, key):
-    if method == "sinkhorn":
-        return sinkhorn_distance(mu, nu, epsilon)
-    source, target = atoms_of(mu), atoms_of(nu)
-    if method == "sliced":
-        lines = unit_directions(directions, source, key)
-        return sliced_distance(source, target, lines, order)
-    solve = line_distance if mu.dimension == 1 else exact_distance
-    return solve(source, target, order)
 
 
 def pairwise_wasserstein(
@@ -178,6 +181,40 @@ def pairwise_wasserstein(
     return matrix + matrix.T
 
 
+def conditional_wasserstein(
+    mu: AbstractMeasure, nu: AbstractMeasure, *, order: SupportsFloat = 2
+) -> Float[Array, ""]:
+    r"""Distance of clouds with positions, which no mass may leave.
+
+    $$d_p(\mu, \nu) = \Bigl(\int_0^1 W_p(\mu_s, \nu_s)^p
+      \,\mathrm{d}\theta(s)\Bigr)^{1/p},$$
+    where $\theta$ is the common law of the positions and $\mu_s$ the law of the tokens
+    at position $s$; it is not smaller than $W_p$. For different laws of positions the
+    distance is infinite, which is refused here as a mistake. Positions are compared
+    exactly.
+
+    Args:
+        mu: a token cloud with positions.
+        nu: a token cloud with positions, in the same space.
+        order: the order $p \ge 1$.
+
+    Returns:
+        The distance, not squared, differentiable as `wasserstein` is. Cost: one exact
+        transport for each position that several tokens share.
+    """
+    check_clouds(mu, nu)
+    check_comparable(mu, nu)
+    order, sides = checked_order(order), []
+    for name, cloud in (("mu", mu), ("nu", nu)):
+        if not isinstance(cloud, TokenCloud) or cloud.positions is None:
+            raise InvalidInput(
+                f"{name} has no positions; give them as TokenCloud(points, "
+                "positions=…), or use wasserstein."
+            )
+        sides.append(atoms_of(cloud, jax.lax.stop_gradient(cloud.positions)))
+    return exact_distance(*widened(sides), order).astype(mu.mean().dtype)
+
+
 def transport_plan(
     mu: AbstractMeasure, nu: AbstractMeasure, *, order: SupportsFloat = 2
 ) -> Coupling:
@@ -201,17 +238,6 @@ def transport_plan(
     if mu.dimension == 1:
         return monotone_coupling(source, target)
     return exact_coupling(source, target, order)
-
-
-def _gaussian_distance(
-    mu: Gaussian, nu: Gaussian, order: float, method: str
-) -> Float[Array, ""]:
-    if order != 2 or method != "exact":
-        raise Unsupported(
-            f"between Gaussians order is {order:g} and method {method!r}; only order 2 "
-            'with method="exact" has a closed form: use quadrature(measure, order).'
-        )
-    return bures_distance(mu, nu)
 
 
 def _check_method(method: str, order: float, epsilon, directions, key) -> None:

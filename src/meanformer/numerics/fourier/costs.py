@@ -8,7 +8,7 @@ from meanformer.numerics.fourier.levels import (
     Level,
     kernel_width,
 )
-from meanformer.numerics.pair_sums.plans import Sizes
+from meanformer.numerics.pair_sums.sums import Sizes
 
 # Seconds to spread one point to one node of the grid, by dimension.
 POINT = {1: 4e-9, 2: 1.2e-9, 3: 8e-10}

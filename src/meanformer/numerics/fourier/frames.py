@@ -19,7 +19,7 @@ from meanformer.numerics.fourier.transforms import (
     gaussian_modes,
 )
 from meanformer.numerics.pair_sums.pairs import Pairs
-from meanformer.numerics.pair_sums.tangents import only_moving
+from meanformer.numerics.pair_sums.tiles import only_moving
 
 
 class AbstractFrame(eqx.Module):

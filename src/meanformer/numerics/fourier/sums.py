@@ -2,10 +2,12 @@
 
 import abc
 import importlib.util
+from collections.abc import Sequence
 
 import equinox as eqx
 import jax
-from jaxtyping import Array, Float
+from jax.extend.core import get_opaque_trace_state
+from jaxtyping import Array, Float, PyTree
 
 from meanformer.errors import Unsupported, check, is_concrete
 from meanformer.numerics.fourier.costs import fast_seconds
@@ -21,11 +23,14 @@ from meanformer.numerics.fourier.levels import (
 from meanformer.numerics.fourier.report import SumReport, warn_if_exact
 from meanformer.numerics.fourier.softmax import first_level, fourier_softmax
 from meanformer.numerics.pair_sums.pairs import Pairs
-from meanformer.numerics.pair_sums.plans import Sizes, SumPlan, exact_plan, sizes_of
 from meanformer.numerics.pair_sums.sums import (
     AbstractPairSums,
     AbstractPlannedSums,
     Blocked,
+    Sizes,
+    SumPlan,
+    exact_plan,
+    sizes_of,
 )
 
 # Exact sums that take less than this many seconds are not worth a compilation.
@@ -165,9 +170,10 @@ class Auto(AbstractFastSums):
 
     def ladder(self, pairs: Pairs, values: Float[Array, "n v"]) -> Ladder | None:
         """Return the levels that are faster than the exact sum, if there are any."""
-        if _why_not(pairs, self.tolerance) is not None:
+        sizes = sizes_of(pairs, values)
+        if sizes.exact_seconds() < WORTHWHILE or _why_not(pairs, self.tolerance):
             return None
-        return self.ladder_for(sizes_of(pairs, values))
+        return self.ladder_for(sizes)
 
     def ladder_for(self, sizes: Sizes) -> Ladder | None:
         """Return the levels that are faster than the exact sum of these sizes."""
@@ -179,6 +185,85 @@ class Auto(AbstractFastSums):
             level for level in ladder.levels if fast_seconds(level, sizes) < exact
         )
         return ladder._replace(levels=faster) if faster else None
+
+
+class ReportedSums(AbstractPairSums):
+    """Sums computed as others are, which keep a report of each fast one.
+
+    Reports from inside of a loop or of a compiled function stay there, unless it calls
+    `reported_anew` and hands the reports out.
+
+    Args:
+        sums: how sums are computed.
+    """
+
+    sums: AbstractPairSums
+    reports: list[SumReport] = eqx.field(static=True)
+    _home: object = eqx.field(static=True)
+
+    def __init__(self, sums: AbstractPairSums):
+        self.sums = sums
+        self.reports = []
+        self._home = _where()
+
+    def softmax(self, pairs, values):
+        """Log-mass and mean, with the report kept if they were to be fast."""
+        ladder = ladder_of(self.sums, pairs, values)
+        if ladder is None:
+            return self.sums.softmax(pairs, values)
+        result, report = fourier_softmax(pairs, values, ladder)
+        self.keep([report])
+        return result
+
+    def keep(self, reports: Sequence[SumReport]) -> None:
+        """Keep reports, if they are from here."""
+        if _where() == self._home:
+            self.reports.extend(reports)
+
+    def kernel(self, pairs, values, profile):
+        """Mass and moment under a function of the score."""
+        return self.sums.kernel(pairs, values, profile)
+
+    def hardmax(self, pairs, values, tolerance):
+        """Best score and mean over the tokens that reach it."""
+        return self.sums.hardmax(pairs, values, tolerance)
+
+
+def without_reports(tree: PyTree) -> tuple[PyTree, ReportedSums | None]:
+    """Return a tree whose sums make no reports, and those that did, if any."""
+    reported = [sums for sums in _sums_in(tree) if isinstance(sums, ReportedSums)]
+    bare = jax.tree.map(
+        lambda node: node.sums if isinstance(node, ReportedSums) else node,
+        tree,
+        is_leaf=_is_sums,
+    )
+    return bare, reported[0] if reported else None
+
+
+def reported_anew(tree: PyTree) -> tuple[PyTree, ReportedSums]:
+    """Return a tree whose sums report to this place in the program, and those sums."""
+    sums = ReportedSums(_sums_in(tree)[0])
+    return with_sums(tree, sums), sums
+
+
+def with_sums(tree: PyTree, sums: AbstractPairSums) -> PyTree:
+    """Return a tree with these sums in place of its own."""
+    return jax.tree.map(
+        lambda node: sums if _is_sums(node) else node, tree, is_leaf=_is_sums
+    )
+
+
+def _sums_in(tree: PyTree) -> list[AbstractPairSums]:
+    return [leaf for leaf in jax.tree.leaves(tree, is_leaf=_is_sums) if _is_sums(leaf)]
+
+
+def _is_sums(node: object) -> bool:
+    return isinstance(node, AbstractPairSums)
+
+
+def _where() -> object:
+    """Return what tells one traced function from another."""
+    return get_opaque_trace_state(convention="flax")
 
 
 def smallest_fast_count(sums: Auto, dimension: int) -> int:

@@ -5,9 +5,8 @@ from collections.abc import Callable
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from meanformer.numerics.pair_sums.kernel import profiled
+from meanformer.numerics.pair_sums.kernel import profiled, tie_margin
 from meanformer.numerics.pair_sums.pairs import Pairs
-from meanformer.numerics.pair_sums.ties import tie_margin
 
 
 def softmax_shares(pairs: Pairs) -> Float[Array, "m n"]:

@@ -11,19 +11,20 @@ from jaxtyping import Array, Float, ScalarLike
 
 from meanformer.numerics.arrays import matmul
 from meanformer.numerics.pair_sums.pairs import Pairs
-from meanformer.numerics.pair_sums.terms import (
+from meanformer.numerics.pair_sums.tiles import (
     Terms,
     as_terms,
     common_dtype,
+    fold_tiles,
     is_visible,
     no_masses,
     scores_of_tile,
     sizes_of_tile,
     summed,
 )
-from meanformer.numerics.pair_sums.ties import tie_margin
-from meanformer.numerics.pair_sums.tiles import fold_tiles
 
+# Roundings by which equal scores may differ.
+ROUNDINGS = 8
 # The best score of each query, and the size that sets its rounding.
 Best = tuple[Float[Array, " m"], Float[Array, " m"]]
 
@@ -123,6 +124,27 @@ def better(one: Best, other: Best) -> Best:
     best = jnp.maximum(one[0], other[0])
     sizes = [jnp.where(score == best, size, 0) for score, size in (one, other)]
     return best, jnp.maximum(*sizes)
+
+
+def tie_margin(
+    best_size: Float[Array, "m 1"],
+    sizes: Float[Array, "m n"],
+    tolerance: ScalarLike,
+) -> Float[Array, "m n"]:
+    r"""How far below the best score a score may be and still tie with it.
+
+    A score $\sum_k u_k y_k + b$ is rounded relative to its size
+    $\sum_k |u_k y_k| + |b|$, which says more than its value: terms may cancel. Two
+    scores that differ by rounding tie whatever the tolerance.
+
+    Args:
+        best_size: the size of each query's best score.
+        sizes: the sizes of all scores.
+        tolerance: the margin asked for.
+    """
+    # Each on its own: the sum of two sizes may be no number where they are.
+    unit = ROUNDINGS * jnp.finfo(sizes.dtype).eps
+    return jnp.maximum(tolerance, unit * sizes + unit * best_size)
 
 
 def sums_over_ties(

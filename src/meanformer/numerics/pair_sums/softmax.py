@@ -8,23 +8,23 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from meanformer.numerics.arrays import any_in_batch, matmul
-from meanformer.numerics.pair_sums.exponential import exponent_scale
 from meanformer.numerics.pair_sums.pairs import Pairs
-from meanformer.numerics.pair_sums.tangents import only_moving
-from meanformer.numerics.pair_sums.terms import (
+from meanformer.numerics.pair_sums.tiles import (
     Terms,
     Tokens,
     as_terms,
     common_dtype,
+    fold_tiles,
     no_masses,
+    only_moving,
     scaled,
     scores_of_tile,
     summed,
 )
-from meanformer.numerics.pair_sums.tiles import fold_tiles
 from meanformer.numerics.pair_sums.tilted_masses import (
     Shifted,
     are_few,
+    exponent_scale,
     factors_of_tile,
     log_terms,
     score_sizes,

@@ -26,9 +26,7 @@ from meanformer.numerics.pair_sums.kernel import (
 from meanformer.numerics.pair_sums.pairs import Pairs
 from meanformer.numerics.pair_sums.softmax import log_mass_and_mean
 from meanformer.numerics.pair_sums.sums import AbstractPairSums, MassAndVectors
-from meanformer.numerics.pair_sums.tangents import only_moving
-from meanformer.numerics.pair_sums.terms import Terms, as_terms
-from meanformer.numerics.pair_sums.tiles import row_count
+from meanformer.numerics.pair_sums.tiles import Terms, as_terms, only_moving, row_count
 from meanformer.numerics.pair_sums.tilted_masses import Shifted
 
 

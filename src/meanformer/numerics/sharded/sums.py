@@ -23,7 +23,7 @@ from meanformer.numerics.pair_sums.sums import (
     MassAndVectors,
     plan_softmax,
 )
-from meanformer.numerics.pair_sums.terms import common_dtype, in_one_precision
+from meanformer.numerics.pair_sums.tiles import common_dtype, in_one_precision
 from meanformer.numerics.sharded.ring import (
     Queries,
     Ring,

@@ -1,29 +1,53 @@
 """How many clusters a cloud has, by single linkage, and along a trajectory."""
 
+import functools
+import math
+from typing import NamedTuple
+
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from meanformer.errors import (
-    InvalidInput,
-    as_number,
-    check,
-    is_concrete,
-)
+from meanformer.errors import Unsupported, as_number, check, is_concrete
 from meanformer.flows import Trajectory
 from meanformer.geometry import AbstractSpace, Euclidean, Sphere
 from meanformer.measures import TokenCloud
 from meanformer.measures.cloud import check_cloud
-from meanformer.numerics.linkage import scale_of
-from meanformer.observables.clusters.tree import (
-    Groups,
-    Tokens,
-    cut_of,
-    groups_of,
-    is_number,
-)
+from meanformer.numerics import linkage
+from meanformer.numerics.arrays import norms_of
 from meanformer.observables.order import check_trajectory
+
+MOST_FOR_TREE = 20_000
+GAP_RATIO = 10.0
+# The default threshold, in units of beta^(-1/2) on the sphere, else of the diameter.
+SPHERE_SHARE = 0.5
+EUCLIDEAN_SHARE = 0.05
+
+
+class _Tokens(NamedTuple):
+    """Present tokens on the host, in double precision."""
+
+    points: np.ndarray
+    masses: np.ndarray
+    space: AbstractSpace
+
+    def distances(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
+        """Return the distance within the space, row by row, in double precision."""
+        apart = norms_of(first - second)
+        if not isinstance(self.space, Sphere):
+            return apart
+        return 2 * np.arctan2(apart, norms_of(first + second))
+
+
+class _Groups(NamedTuple):
+    """Groups of tokens, with what decided them."""
+
+    labels: np.ndarray
+    heights: np.ndarray | None
+    threshold: float
+    is_decided: bool
+    verdict: str
 
 
 class Clusters(eqx.Module):
@@ -110,19 +134,15 @@ def count_clusters(
         `jit`.
     """
     space = _checked(cloud, space)
-    cut = cut_of(space, threshold, beta, scale)
-    smallest_mass = as_number("smallest_mass", smallest_mass, "a number, zero or more")
-    check(
-        smallest_mass >= 0,
-        f"smallest_mass is {smallest_mass}; it must not be negative.",
-    )
+    cut = _cut(space, threshold, beta, scale)
+    smallest_mass = as_number("smallest_mass", smallest_mass, "zero or more", least=0)
     kept = np.flatnonzero(np.asarray(cloud.weights) > 0)
-    tokens = Tokens(
+    tokens = _Tokens(
         np.asarray(cloud.points, np.float64)[kept],
         np.asarray(cloud.weights, np.float64)[kept],
         space,
     )
-    groups = groups_of(tokens, cut)
+    groups = _groups(tokens, *cut)
     return _as_clusters(cloud, kept, tokens, groups, smallest_mass)
 
 
@@ -167,20 +187,18 @@ def cluster_profile(
     """
     check_trajectory(trajectory)
     space = Euclidean() if space is None else space
-    needs_scale = scale is None and not is_number(threshold)
+    needs_scale = scale is None and isinstance(threshold, str | None)
     if needs_scale and not isinstance(space, Sphere):
         scale = trajectory.cloud(0).diameter()
-    found = tuple(
-        count_clusters(
-            trajectory.cloud(index),
-            space=space,
-            beta=beta,
-            threshold=threshold,
-            scale=scale,
-            smallest_mass=smallest_mass,
-        )
-        for index in range(len(trajectory))
+    count = functools.partial(
+        count_clusters,
+        space=space,
+        beta=beta,
+        threshold=threshold,
+        scale=scale,
+        smallest_mass=smallest_mass,
     )
+    found = tuple(count(trajectory.cloud(index)) for index in range(len(trajectory)))
     counts = [-1 if one.count is None else one.count for one in found]
     return ClusterProfile(trajectory.depths, jnp.asarray(counts, int), found)
 
@@ -192,11 +210,11 @@ def _checked(cloud: TokenCloud, space: AbstractSpace | None) -> AbstractSpace:
         isinstance(space, Euclidean | Sphere),
         f"space is {space!r}; it must be Euclidean() or Sphere().",
     )
-    if not (is_concrete(cloud.points) and is_concrete(cloud.weights)):
-        raise InvalidInput(
-            "the number of clusters depends on values that are not known under jit, "
-            "vmap or grad; count outside of it, cloud by cloud."
-        )
+    check(
+        is_concrete(cloud.points) and is_concrete(cloud.weights),
+        "the number of clusters depends on values that are not known under jit, vmap "
+        "or grad; count outside of it, cloud by cloud.",
+    )
     check(
         cloud.points.ndim == 2,
         f"points has shape {cloud.points.shape}, a batch; count cloud by cloud, as in "
@@ -206,13 +224,8 @@ def _checked(cloud: TokenCloud, space: AbstractSpace | None) -> AbstractSpace:
     return space
 
 
-def _as_clusters(
-    cloud: TokenCloud,
-    kept: np.ndarray,
-    tokens: Tokens,
-    groups: Groups,
-    smallest_mass: float,
-) -> Clusters:
+def _as_clusters(cloud, kept, tokens, groups: _Groups, smallest_mass) -> Clusters:
+    """Return groups of the tokens that were kept, those too light dropped."""
     totals = np.bincount(groups.labels, tokens.masses)
     firsts = np.unique(groups.labels, return_index=True)[1]
     order = np.lexsort((firsts, -totals))
@@ -239,18 +252,14 @@ def _as_clusters(
     )
 
 
-def _centres(
-    tokens: Tokens, labels: np.ndarray, count: int
-) -> tuple[np.ndarray, np.ndarray]:
+def _centres(tokens: _Tokens, labels: np.ndarray, count: int):
     """Return weighted means, on the sphere brought back to it, and radii."""
     is_kept = labels >= 0
-    points, masses, labels = (
-        array[is_kept] for array in (tokens.points, tokens.masses, labels)
-    )
-    totals = np.bincount(labels, masses, minlength=count)
+    points, labels = tokens.points[is_kept], labels[is_kept]
+    masses = tokens.masses[is_kept]
     means = np.zeros((count, points.shape[1]))
     np.add.at(means, labels, masses[:, None] * points)
-    means = means / totals[:, None]
+    means = means / np.bincount(labels, masses, minlength=count)[:, None]
     if isinstance(tokens.space, Sphere):
         norms = np.linalg.norm(means, axis=1)
         # A cluster all around has no mean direction: its first token stands for it.
@@ -264,14 +273,14 @@ def _centres(
     return means, radii
 
 
-def _separations(tokens: Tokens, centres: np.ndarray) -> np.ndarray:
+def _separations(tokens: _Tokens, centres: np.ndarray) -> np.ndarray:
     """Return the distance from each centre to the nearest other one."""
     from scipy.spatial import KDTree
 
     if len(centres) < 2:
         return np.zeros(0)
     # The nearest in the space around is the nearest in the space.
-    scaled = centres / scale_of(centres)
+    scaled = centres / linkage.scale_of(centres)
     nearest = np.asarray(KDTree(scaled).query(scaled, k=2)[1])
     own = nearest[:, 0] == np.arange(len(centres))
     partner = np.where(own, nearest[:, 1], nearest[:, 0])
@@ -282,3 +291,101 @@ def _interval(heights: np.ndarray, threshold: float) -> tuple[float, float | Non
     shorter, longer = heights[heights <= threshold], heights[heights > threshold]
     low = float(shorter[-1]) if len(shorter) else 0.0
     return low, float(longer[0]) if len(longer) else None
+
+
+def _cut(space, threshold, beta, scale) -> tuple[float | None, float]:
+    """Return where to cut the tree, or nothing for a gap, and the floor for that."""
+    allowed = 'a distance, zero or more, "auto", or None for the default'
+    if not isinstance(threshold, str | None):
+        given = as_number("threshold", threshold, allowed, least=0, below=math.inf)
+        return given, 0.0
+    check(
+        threshold in (None, "auto"),
+        f"threshold is {threshold!r}; it must be {allowed}.",
+    )
+    default = _default_threshold(space, beta, scale)
+    return None if threshold == "auto" else default, default / GAP_RATIO
+
+
+def _default_threshold(space, beta, scale) -> float:
+    """Return a share of 1/sqrt(beta) on the sphere, of the diameter elsewhere."""
+    if isinstance(space, Sphere):
+        check(
+            beta is not None,
+            "on Sphere() the threshold is measured in beta^(-1/2); pass beta=…, or "
+            "threshold=… as an angle.",
+        )
+        allowed = (
+            "positive and finite, for the threshold beta^(-1/2): otherwise pass "
+            "threshold=… as an angle"
+        )
+        beta = as_number("beta", beta, allowed, above=0, below=math.inf)
+        return SPHERE_SHARE / math.sqrt(beta)
+    check(
+        scale is not None,
+        "in Euclidean() the threshold is a share of the diameter at the start; pass "
+        "scale=start.diameter(), or threshold=… as a distance; for tokens on the "
+        "sphere pass space=Sphere() and beta=….",
+    )
+    allowed = "a diameter, zero or more"
+    return EUCLIDEAN_SHARE * as_number("scale", scale, allowed, least=0, below=math.inf)
+
+
+def _groups(tokens: _Tokens, threshold: float | None, floor: float) -> _Groups:
+    """Return the groups that are left when the tree is cut."""
+    edges = _edges(tokens)
+    if edges is None:
+        return _groups_without_tree(tokens, threshold)
+    heights = tokens.distances(tokens.points[edges[:, 0]], tokens.points[edges[:, 1]])
+    order = np.argsort(heights, kind="stable")
+    edges, heights = edges[order], heights[order]
+    is_decided, verdict = True, "counted at the threshold"
+    if threshold is None:
+        is_decided, threshold, verdict = _automatic(heights, floor)
+    labels = linkage.components(len(tokens.points), edges[heights <= threshold])
+    return _Groups(labels, heights, threshold, is_decided, verdict)
+
+
+def _edges(tokens: _Tokens) -> np.ndarray | None:
+    """Return the edges of a shortest tree, or nothing if that takes too long."""
+    points = tokens.points
+    dimension, is_round = points.shape[1], isinstance(tokens.space, Sphere)
+    if dimension == 1:
+        return linkage.line_edges(points[:, 0])
+    if is_round and dimension == 2:
+        return linkage.circle_edges(np.arctan2(points[:, 1], points[:, 0]))
+    return None if len(points) > MOST_FOR_TREE else linkage.spanning_edges(points)
+
+
+def _groups_without_tree(tokens: _Tokens, threshold: float | None) -> _Groups:
+    if threshold is None:
+        raise Unsupported(
+            'threshold="auto" needs a tree through all tokens, and '
+            f"{len(tokens.points)} are more than {MOST_FOR_TREE}; join close ones "
+            "first with merge(cloud, tolerance), or give a threshold."
+        )
+    reach = threshold
+    if isinstance(tokens.space, Sphere):
+        reach = 2 * math.sin(min(threshold, math.pi) / 2)
+    labels = linkage.close_components(
+        tokens.points,
+        reach,
+        lambda first, second: tokens.distances(first, second) <= threshold,
+    )
+    return _Groups(labels, None, threshold, True, "counted at the threshold")
+
+
+def _automatic(heights: np.ndarray, floor: float) -> tuple[bool, float, str]:
+    """Return whether the heights have a gap, where to cut, and why."""
+    # Steps below the floor count as the floor: how short they are is no evidence, and
+    # a step of length zero, which only splits an atom, is one of them.
+    steps = np.append(floor, np.maximum(heights, floor))
+    if steps[-1] <= floor:
+        return True, floor, "one cluster: no step is longer than the floor"
+    below, apart = steps[:-1], np.where(heights > 0, np.inf, 0.0)
+    # A cloud that began at one point has a floor of zero: all tokens apart are far.
+    ratios = np.divide(steps[1:], below, out=apart, where=below > 0)
+    best = int(ratios.argmax())
+    if ratios[best] < GAP_RATIO:
+        return False, floor, f"undecided: no ratio of steps reaches {GAP_RATIO:g}"
+    return True, float(below[best]), f"a gap: steps grow by a factor {ratios[best]:.3g}"

@@ -1,13 +1,13 @@
-"""Measures of largest and of smallest energy, with certificates."""
+"""Measures of extreme energy, with certificates, and peaks of potentials."""
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
-from meanformer.attention import AbstractInContextMap
+from meanformer.attention import AbstractInContextMap, Perceptron, Sum
 from meanformer.errors import (
     Overflow,
     Unsupported,
@@ -18,22 +18,26 @@ from meanformer.errors import (
 )
 from meanformer.flows import Flow
 from meanformer.geometry import Sphere
+from meanformer.geometry.circle import on_circle
 from meanformer.measures import TokenCloud, UniformSphere
-from meanformer.observables.critical.circle import circle_minimum
 from meanformer.observables.critical.landscape import (
     Landscape,
+    circle_minimum,
     landscape_of,
+    simplex_minimum,
     with_room,
 )
-from meanformer.observables.critical.masses import simplex_minimum
-from meanformer.observables.energy.energies import energy
-from meanformer.observables.energy.sphere import checked_map, first_variation
-from meanformer.observables.energy.structure import dtype_of
+from meanformer.observables.energy.energies import checked_map, energy, first_variation
+from meanformer.observables.energy.structure import dtype_of, terms_of
+from meanformer.observables.linearised import velocity_terms
 from meanformer.typing import Key
 
 SAMPLES = 1024
-REFINED = 6
-DESCENT = 40
+REFINED_STARTS = 6
+DESCENT_STEPS = 40
+SAME_PEAK = 1e-6  # distance up to which two peaks are one
+# How far a point is pushed off a valley, and what counts as bending upwards.
+PUSH, UPWARDS = 1e-3, 1e-4
 
 
 class Extremum(eqx.Module):
@@ -126,8 +130,7 @@ def _extreme(flow: Flow, sign: int, key, tolerance: float, most_steps: int) -> E
         "beyond the circle the search starts at random: give a key.",
     )
     key = None if key is None else as_key(key)
-    tolerance = as_number("tolerance", tolerance)
-    check(tolerance > 0, f"tolerance is {tolerance}; it must be positive.")
+    tolerance = as_number("tolerance", tolerance, "positive", above=0)
     most = as_integer("most_steps", most_steps, least=1)
     seeker = _Seeker(landscape, key, tolerance)
     if landscape.convexity * sign >= 0:
@@ -139,15 +142,11 @@ class _Seeker:
     """A search for extremes of one landscape."""
 
     def __init__(self, landscape: Landscape, key, tolerance: float):
-        # What the first variation and its bounds may be off, relative to their size.
-        eps = float(jnp.finfo(landscape.dtype).eps)
-        self.rounding = eps * (100 + 10 * landscape.steepness)
         self.landscape = landscape
-        self.tolerance = max(tolerance, 10 * self.rounding)
-        dimension = landscape.dimension
-        self.samples = np.zeros((0, dimension))
-        if dimension > 2:
-            drawn = UniformSphere(dimension).sample(SAMPLES, key=jr.fold_in(key, 0))
+        self.tolerance = max(tolerance, 10 * landscape.rounding)
+        if landscape.dimension > 2:
+            sphere = UniformSphere(landscape.dimension)
+            drawn = sphere.sample(SAMPLES, key=jr.fold_in(key, 0))
             self.samples = np.asarray(drawn, np.float64)
 
     def single(self, sign: int) -> Extremum:
@@ -157,10 +156,10 @@ class _Seeker:
         bend = self.landscape.single_curvature()
         point, bound = self._least(view, bend, self.tolerance * size)
         value = float(-sign * view.heights(point[None])[0])
-        gap = 0.0 if bound is None else max(-sign * value - bound, 0.0)
-        way = "bisection with bounds" if bound is not None else "search from samples"
-        verdict = f"one point, by {way}"
-        cloud = self._cloud(point[None], np.ones(1))
+        gap, way = 0.0, "search from samples"
+        if bound is not None:
+            gap, way = max(-sign * value - bound, 0.0), "bisection with bounds"
+        cloud, verdict = self._cloud(point[None], np.ones(1)), f"one point, by {way}"
         return Extremum(cloud, value, gap, bound is not None, verdict, 1)
 
     def spread(self, sign: int, most_steps: int) -> Extremum:
@@ -181,9 +180,7 @@ class _Seeker:
         assert best is not None
         return best
 
-    def _looked_at(
-        self, atoms: np.ndarray, masses: np.ndarray, factor: int, step: int
-    ) -> tuple[np.ndarray, Extremum]:
+    def _looked_at(self, atoms, masses, factor: int, step: int):
         """Return where the first variation is best, and what the measure is worth."""
         points = with_room(atoms)
         absent = np.zeros(len(points) - len(atoms))
@@ -196,28 +193,22 @@ class _Seeker:
         point, bound = self._least(view, bend, fine)
         least = float(view.heights(point[None])[0]) if bound is None else bound
         gap = max(float(masses @ view.heights(atoms)) - least, 0.0)
-        cloud, is_proven = self._cloud(atoms, masses), bound is not None
-        verdict = "conditional gradients"
-        return point, Extremum(cloud, value, gap, is_proven, verdict, step)
+        how = bound is not None, "conditional gradients", step
+        return point, Extremum(self._cloud(atoms, masses), value, gap, *how)
 
-    def _least(
-        self, view: "Objective", bend: float | None, tolerance: float
-    ) -> tuple[np.ndarray, float | None]:
+    def _least(self, view: "Objective", bend: float, tolerance: float):
         """Return where a view is smallest, and a proven bound."""
         if self.landscape.dimension == 2:
-
-            def on_circle(angles: np.ndarray) -> np.ndarray:
-                return view.heights(np.stack([np.cos(angles), np.sin(angles)], axis=1))
-
-            is_bounded = bend is not None and np.isfinite(bend)
             found = circle_minimum(
-                on_circle, bend if is_bounded else None, tolerance=tolerance
+                lambda angles: view.heights(on_circle(angles)),
+                bend if np.isfinite(bend) else None,
+                tolerance=tolerance,
             )
-            point = np.array([np.cos(found.angle), np.sin(found.angle)])
+            point = on_circle(np.array(found.angle))
             if found.bound is None:
                 return point, None
-            return point, found.bound - self.rounding * found.size
-        order = np.argsort(view.heights(self.samples))[:REFINED]
+            return point, found.bound - self.landscape.rounding * found.size
+        order = np.argsort(view.heights(self.samples))[:REFINED_STARTS]
         starts = jnp.asarray(self.samples[order], self.landscape.dtype)
         ends = np.asarray(refined(view, starts))
         return ends[int(np.argmin(view.heights(ends)))], None
@@ -236,20 +227,17 @@ class Objective(eqx.Module):
 
     def heights(self, points: np.ndarray) -> np.ndarray:
         """Return its values at points, in batches of one size."""
-        missing, dtype = -len(points) % SAMPLES, dtype_of(self.layer)
-        padded = np.concatenate([points, np.repeat(points[:1], missing, axis=0)])
-        rows = [
-            _heights(self, jnp.asarray(part, dtype))
-            for part in padded.reshape(-1, SAMPLES, points.shape[1])
-        ]
+        dtype = dtype_of(self.layer)
+        parts = with_room(points, SAMPLES).reshape(-1, SAMPLES, points.shape[1])
+        rows = [self.at(jnp.asarray(part, dtype)) for part in parts]
         heights = np.concatenate([np.asarray(row, np.float64) for row in rows])
         # A first variation that overflows comes back as the largest number.
         if not np.abs(heights).max() < 0.9 * float(jnp.finfo(dtype).max):
-            raise Overflow(
-                "the energy overflows; lower beta, or give Unnormalised a shift."
-            )
+            advice = "lower beta, or give Unnormalised a shift"
+            raise Overflow(f"the energy overflows; {advice}.")
         return heights[: len(points)]
 
+    @eqx.filter_jit
     def at(self, points: Float[Array, "m d"]) -> Float[Array, " m"]:
         """Return its values at points."""
         if self.cloud is not None:
@@ -260,11 +248,6 @@ class Objective(eqx.Module):
             return energy(self.layer, TokenCloud(point[None], one))
 
         return self.factor * jax.vmap(single)(points)
-
-
-@eqx.filter_jit
-def _heights(view: Objective, points: Float[Array, "m d"]) -> Float[Array, " m"]:
-    return view.at(points)
 
 
 @eqx.filter_jit
@@ -287,6 +270,68 @@ def refined(view: Objective, starts: Float[Array, "m d"]) -> Float[Array, "m d"]
 
     def walk(start: Float[Array, " d"]) -> Float[Array, " d"]:
         damping = jnp.asarray(0.1, start.dtype)
-        return jax.lax.fori_loop(0, DESCENT, step, (start, damping))[0]
+        return jax.lax.fori_loop(0, DESCENT_STEPS, step, (start, damping))[0]
 
     return jax.lax.map(walk, starts)
+
+
+class Localisation(eqx.Module):
+    r"""Peaks of the potential near which atoms sit.
+
+    Attributes:
+        peaks: the local maxima of $\Phi$ that were reached, one per row.
+        labels: the peak of each atom.
+        distances: how far each atom is from it.
+        radius: the largest of these distances, of atoms that have a mass.
+    """
+
+    peaks: Float[Array, "k d"]
+    labels: Int[np.ndarray, " n"]
+    distances: Float[Array, " n"]
+    radius: float = eqx.field(static=True)
+
+
+def localisation(flow: Flow, cloud: TokenCloud) -> Localisation:
+    r"""Climb the potential of a perceptron from each atom, to the peak it belongs to.
+
+    By damped Newton steps on the sphere, off valleys and saddles by a small push; in a
+    flat region an atom stays where it is.
+
+    Args:
+        flow: a flow on `Sphere()` with a perceptron that is a gradient.
+        cloud: the atoms.
+    """
+    layer = checked_map(flow, cloud)
+    blocks = [term for term in terms_of(layer) if isinstance(term, Perceptron)]
+    if not blocks or not isinstance(flow.space, Sphere):
+        raise Unsupported("localisation needs a flow on Sphere() with a perceptron.")
+    view = Objective(blocks[0] if len(blocks) == 1 else Sum(blocks), cloud, -1)
+    ends = refined(view, cloud.points)
+    pushed = _pushed(blocks, cloud.moved(ends))
+    if pushed is not None:
+        ends = refined(view, pushed)
+    eps = float(jnp.finfo(cloud.points.dtype).eps)
+    together = max(SAME_PEAK, 10 * eps**0.5)
+    labels, peaks = np.zeros(cloud.count, int), []
+    for atom, end in enumerate(np.asarray(ends, np.float64)):
+        near = [np.linalg.norm(end - peak) < together for peak in peaks]
+        labels[atom] = near.index(True) if True in near else len(peaks)
+        peaks += [] if True in near else [end]
+    reached = jnp.asarray(np.stack(peaks), cloud.points.dtype)
+    distances = Sphere().distance(cloud.points, reached[labels])
+    radius = float(jnp.max(jnp.where(cloud.weights > 0, distances, 0)))
+    return Localisation(reached, labels, distances, radius)
+
+
+def _pushed(blocks: list[Perceptron], cloud: TokenCloud) -> Float[Array, "n d"] | None:
+    """Move points at which the potential bends upwards along that direction."""
+    count, width, every = cloud.count, cloud.dimension - 1, np.arange(cloud.count)
+    bends = sum(velocity_terms.pointwise_part(block, cloud).matrix for block in blocks)
+    bends = np.asarray(bends).reshape(count, width, count, width)[every, :, every, :]
+    levels, columns = np.linalg.eigh((bends + bends.transpose(0, 2, 1)) / 2)
+    rises = levels[:, -1] > UPWARDS * np.abs(levels).max(initial=1e-300)
+    if not rises.any():
+        return None
+    motions = velocity_terms.tangent_vectors(Sphere(), cloud, columns[:, :, -1])
+    push = np.where(rises, PUSH, 0.0)[:, None]
+    return velocity_terms.moved(Sphere(), cloud, push * motions).points

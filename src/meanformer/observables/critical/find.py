@@ -10,27 +10,16 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from meanformer.errors import (
-    as_float_array,
-    as_integer,
-    as_key,
-    as_number,
-    check,
-)
+from meanformer.errors import as_float_array, as_integer, as_key, as_number, check
 from meanformer.flows import Flow, SteadyState, solve
 from meanformer.geometry import Sphere
 from meanformer.measures import TokenCloud, UniformSphere
 from meanformer.observables.clusters.counting import count_clusters
-from meanformer.observables.critical.duplicates import Symmetry, symmetry_of
-from meanformer.observables.critical.newton import (
-    CriticalPoint,
-    NewtonSearch,
-    described,
-    moved,
-)
-from meanformer.observables.energy.sphere import checked_map
+from meanformer.observables.critical.newton import CriticalPoint, NewtonSearch
+from meanformer.observables.energy.energies import checked_map
 from meanformer.observables.linearised.rates import rates_of
-from meanformer.observables.linearised.velocity_terms import tangent_basis
+from meanformer.observables.linearised.symmetry import Symmetry, symmetry_of
+from meanformer.observables.linearised.velocity_terms import moved, tangent_vectors
 from meanformer.typing import ArrayLike, Key
 
 # Distance and share of the energy up to which two critical points are one; in single
@@ -80,10 +69,8 @@ class CriticalPoints(eqx.Module):
     def __str__(self) -> str:
         """Return a table, one line for each point."""
         head = f"{'kind':<20}{'atoms':>6}{'energy':>16}{'index':>7}{'flows':>7}  masses"
-        lines = [head]
-        for point, reached, size in zip(
-            self.points, self.reached, self.continua, strict=True
-        ):
+        lines, columns = [head], (self.points, self.reached, self.continua)
+        for point, reached, size in zip(*columns, strict=True):
             height = "" if point.energy is None else f"{point.energy:.10g}"
             masses = ", ".join(f"{m:.3g}" for m in np.asarray(point.cloud.weights))
             notes = f"; continuum of dimension {size}" * bool(size)
@@ -141,31 +128,38 @@ def find_critical_points(
         "find_critical_points needs a flow on Sphere(); elsewhere use "
         "newton_critical_point from starts of your own.",
     )
-    weights, key = _checked_masses(masses), as_key(key)
+    weights, keys = _checked_masses(masses), jr.split(as_key(key))
     starts = as_integer("starts", starts, least=1)
-    dimension = layer.input_dimension
+    dimension = layer.input_dimension or 0
     check(
-        dimension is not None and dimension >= 2,
-        f"the map of the flow has dimension {dimension}; it must be 2 or more, so that "
-        "atoms can move on the sphere.",
+        dimension >= 2,
+        f"the map of the flow has dimension {layer.input_dimension}; it must be 2 or "
+        "more, so that atoms can move on the sphere.",
     )
-    assert dimension is not None
-    key_starts, key_deflate = jr.split(key)
-    drawn = _starts(key_starts, starts, len(weights), dimension, weights.dtype)
     most_steps = as_integer("most_steps", most_steps, least=1)
+    depth = as_number("depth", depth, "a number from 0 on", least=0)
+    count = as_integer("deflations", deflations, least=0)
+    # As many to deflate as before, so that no other program is compiled.
+    first, second = (
+        UniformSphere(dimension)
+        .sample(starts * len(weights), key=one)
+        .reshape(starts, len(weights), dimension)
+        .astype(weights.dtype)
+        for one in keys
+    )
     search = _Search(flow, layer, dimension, most_steps, weights.dtype)
-    depth = as_number("depth", depth)
-    check(depth >= 0, f"depth is {depth}; it must not be negative.")
     if depth > 0:
-        lasts = _flowed(flow, drawn, weights, jnp.asarray(depth, drawn.dtype))
+        lasts = _flowed(flow, first, weights, jnp.asarray(depth, first.dtype))
         for points in np.asarray(lasts):
             search.add(TokenCloud(points, weights), is_flow=True)
-    for points in _shown(np.asarray(drawn), progress):
+    shown = np.asarray(first)
+    if progress is not False:
+        from rich.progress import track
+
+        shown = track(shown, description="critical points")
+    for points in shown:
         search.add(TokenCloud(points, weights))
-    count = as_integer("deflations", deflations, least=0)
-    # As many as before, so that no other program is compiled.
-    again = _starts(key_deflate, starts, len(weights), dimension, weights.dtype)
-    for points in np.asarray(again)[np.arange(count) % starts]:
+    for points in np.asarray(second)[np.arange(count) % starts]:
         search.add(TokenCloud(points, weights), is_deflated=True)
     return search.result()
 
@@ -179,13 +173,10 @@ class _Search:
         self.same, self.same_energy = max(SAME, eps**0.5), max(SAME_ENERGY, 100 * eps)
         self.symmetry = symmetry_of(flow, layer, dimension)
         self.points: list[CriticalPoint] = []
-        self.reached: list[int] = []
-        self.visits: list[int] = []
+        self.counts: list[np.ndarray] = []  # flows that ended there, and all searches
         self.failures = 0
 
-    def add(
-        self, start: TokenCloud, *, is_flow: bool = False, is_deflated: bool = False
-    ) -> None:
+    def add(self, start: TokenCloud, *, is_flow=False, is_deflated=False) -> None:
         """Search from a start, and keep what is new."""
         start = _joined(start, 0.05 if is_flow else MEETING)
         known = _Deflation(self.symmetry, self.points, self.same)
@@ -193,41 +184,28 @@ class _Search:
         atoms, reason, steps = self.walk.from_here(start, stretch)
         if reason == "converged" and is_deflated:
             atoms, reason, steps = self.walk.from_here(atoms)
-        if reason != "converged":
+        if reason == "converged":
+            merged = _joined(atoms, MEETING)
+            if merged.count < atoms.count:
+                atoms, reason, steps = self.walk.from_here(merged)
+                start = atoms
+        if reason == "converged":
+            self.counts[self._place_of(start, atoms, steps)] += [is_flow, 1]
+        else:
             self.failures += 1
-            return
-        merged = _joined(atoms, MEETING)
-        if merged.count < atoms.count:
-            atoms, reason, steps = self.walk.from_here(merged)
-            start = atoms
-        place = self._known(atoms)
-        if place is not None and reason == "converged":
-            self._count(place, is_flow)
-            return
-        self._keep(described(self.walk, start, atoms, reason, steps), is_flow)
 
-    def _keep(self, found: CriticalPoint, is_flow: bool) -> None:
-        if not found.is_converged:
-            self.failures += 1
-            return
-        matches = [self._is_same(point, found) for point in self.points]
-        place = matches.index(True) if True in matches else len(matches)
-        if place == len(matches):
-            self.points.append(found)
-            self.reached.append(0)
-            self.visits.append(0)
-        self._count(place, is_flow)
-
-    def _known(self, atoms: TokenCloud) -> int | None:
-        """Return the place of a point that these atoms are, if it is known."""
+    def _place_of(self, start: TokenCloud, atoms: TokenCloud, steps: int) -> int:
+        """Return the place of the point that these atoms are, a new one if need be."""
         for place, point in enumerate(self.points):
             if self.symmetry.distance(point.cloud, atoms) < self.same:
                 return place
-        return None
-
-    def _count(self, place: int, is_flow: bool) -> None:
-        self.reached[place] += is_flow
-        self.visits[place] += 1
+        found = self.walk.described(start, atoms, "converged", steps)
+        for place, point in enumerate(self.points):
+            if self._is_same(point, found):
+                return place
+        self.points.append(found)
+        self.counts.append(np.zeros(2, int))
+        return len(self.points) - 1
 
     def _is_same(self, first: CriticalPoint, second: CriticalPoint) -> bool:
         """Whether two points lie in a flat set of one energy."""
@@ -247,10 +225,10 @@ class _Search:
         """Return what was found, the highest energy first."""
         order = sorted(range(len(self.points)), key=self._rank)
         points = tuple(self.points[k] for k in order)
+        counts = np.array([self.counts[k] for k in order], int).reshape(-1, 2)
         return CriticalPoints(
             points,
-            np.array([self.reached[k] for k in order], int),
-            np.array([self.visits[k] for k in order], int),
+            *counts.T,
             np.array([self._continuum(point) for point in points], int),
             self.failures,
             len(self.symmetry.elements),
@@ -268,10 +246,9 @@ class _Search:
             return 0
         rates = rates_of(self.walk.flow, self.walk.layer, point.cloud)
         kept = np.abs(rates.values) <= rates.resolution
-        basis = tangent_basis(Sphere(), np.asarray(point.cloud.points, np.float64))
         found = 0
         for column in rates.columns[:, kept].T:
-            motion = np.einsum("nda,na->nd", basis, column.reshape(len(basis), -1))
+            motion = tangent_vectors(Sphere(), point.cloud, column)
             found += any(self._is_other(point, sign * motion) for sign in (-1, 1))
         return min(found, flat)
 
@@ -298,12 +275,8 @@ class _Deflation(NamedTuple):
         return float(np.clip(1 / (1 - slope if abs(1 - slope) > 0.1 else 0.1), -5, 5))
 
     def _log(self, atoms: TokenCloud) -> float:
-        total = 0.0
-        for point in self.known:
-            apart = self.symmetry.distance(point.cloud, atoms)
-            if np.isfinite(apart):
-                total += np.log1p(1 / max(apart, 1e-8) ** 2)
-        return float(total)
+        distances = [self.symmetry.distance(one.cloud, atoms) for one in self.known]
+        return float(np.sum(np.log1p(1 / np.maximum(distances, 1e-8) ** 2)))
 
 
 def _checked_masses(masses: ArrayLike) -> Float[Array, " n"]:
@@ -331,39 +304,13 @@ def _joined(cloud: TokenCloud, within: float) -> TokenCloud:
     return TokenCloud(found.centres, found.masses)
 
 
-def _starts(key: Key, starts: int, count: int, dimension: int, dtype) -> Array:
-    drawn = UniformSphere(dimension).sample(starts * count, key=key)
-    return drawn.reshape(starts, count, dimension).astype(dtype)
-
-
 @eqx.filter_jit
-def _flowed(
-    flow: Flow,
-    starts: Float[Array, "s n d"],
-    weights: Float[Array, " n"],
-    depth: Float[Array, ""],
-) -> Float[Array, "s n d"]:
+def _flowed(flow: Flow, starts: Array, weights: Array, depth: Array) -> Array:
     """Follow the flow from each start until it is slow."""
 
     def last(points: Float[Array, "n d"]) -> Float[Array, "n d"]:
-        path = solve(
-            flow,
-            TokenCloud(points, weights),
-            depth,
-            save=2,
-            rtol=1e-5,
-            atol=1e-8,
-            stop=SteadyState(1e-5),
-        )
+        cloud, slow = TokenCloud(points, weights), SteadyState(1e-5)
+        path = solve(flow, cloud, depth, save=2, rtol=1e-5, atol=1e-8, stop=slow)
         return path.points[-1]
 
     return jax.lax.map(last, starts)
-
-
-def _shown(items: np.ndarray, progress: Any):
-    """Go through items, with a bar if asked for."""
-    if progress is False:
-        return iter(items)
-    from rich.progress import track
-
-    return track(items, description="critical points")

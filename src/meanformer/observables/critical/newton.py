@@ -6,30 +6,17 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from meanformer.attention import AbstractInContextMap
-from meanformer.errors import (
-    InvalidInput,
-    Overflow,
-    as_integer,
-    as_number,
-    check,
-)
+from meanformer.errors import InvalidInput, Overflow, as_integer, as_number
 from meanformer.flows import Flow
-from meanformer.geometry import AbstractSpace, Euclidean, Sphere
 from meanformer.measures import TokenCloud
-from meanformer.observables.energy.energies import energy
-from meanformer.observables.energy.sphere import check_fits, checked_map, present
-from meanformer.observables.energy.structure import is_gradient_flow, terms_of
-from meanformer.observables.linearised.rates import (
-    Scaled,
-    rates_of,
-    scaled,
-    splitting_rates,
-)
+from meanformer.observables.energy import energies
+from meanformer.observables.energy.structure import is_gradient_flow
+from meanformer.observables.linearised import rates, velocity_terms
 from meanformer.observables.linearised.symmetry import rotations
-from meanformer.observables.linearised.velocity_terms import kinks_of, tangent_basis
 
-NULL = 1e-11  # share of the largest singular value below which a mode is not moved
+UNMOVED = 1e-11  # of the largest singular value; modes below are not moved
 HALVINGS = 12
+_Reached = tuple[TokenCloud, rates.Scaled]
 
 
 class CriticalPoint(eqx.Module):
@@ -92,9 +79,8 @@ class CriticalPoint(eqx.Module):
         """Say what it is in one line."""
         height = "no energy" if self.energy is None else f"energy {self.energy:.10g}"
         atoms = f"{self.cloud.count} atom" + "s" * (self.cloud.count != 1)
-        return f"{self.kind}: {atoms}, {height}" + (
-            "" if self.is_converged else f" ({self.reason})"
-        )
+        note = "" if self.is_converged else f" ({self.reason})"
+        return f"{self.kind}: {atoms}, {height}{note}"
 
 
 def newton_critical_point(
@@ -129,23 +115,16 @@ def newton_critical_point(
         The critical point with its type. It is the caller's to look at `is_converged`
         and `distance`. Cost: for each step $O(n^2d^2 + (nd)^3)$ on the host.
     """
-    layer = checked_map(flow)
-    check_fits(layer, cloud)
-    check(
-        isinstance(flow.space, Euclidean | Sphere),
-        f"space is {flow.space!r}; it must be Sphere() or Euclidean().",
-    )
-    flow.space.check(cloud.points)
+    layer = energies.checked_map(flow, cloud)
+    energies.checked_space(cloud, flow.space)
     eps = float(jnp.finfo(cloud.points.dtype).eps)
-    given = 1e-12 if tolerance is None else as_number("tolerance", tolerance)
-    check(given > 0, f"tolerance is {given}; it must be positive.")
-    longest = as_number("largest_step", largest_step)
-    check(longest > 0, f"largest_step is {longest}; it must be positive.")
+    given = 1e-12 if tolerance is None else tolerance
+    given = as_number("tolerance", given, "positive", above=0)
+    longest = as_number("largest_step", largest_step, "positive", above=0)
     most = as_integer("most_steps", most_steps, least=0)
     walk = NewtonSearch(flow, layer, max(given, 100 * eps), most, longest)
-    atoms = present(cloud)
-    ended, reason, steps = walk.from_here(atoms)
-    return described(walk, atoms, ended, reason, steps)
+    atoms = energies.present(cloud)
+    return walk.described(atoms, *walk.from_here(atoms))
 
 
 class NewtonSearch(eqx.Module):
@@ -159,120 +138,104 @@ class NewtonSearch(eqx.Module):
 
     def from_here(self, atoms: TokenCloud, stretch=None) -> tuple[TokenCloud, str, int]:
         """Step until the atoms rest; `stretch` may lengthen steps, to deflate."""
-        state = scaled(self.flow, self.layer, atoms)
+        state = rates.scaled(self.flow, self.layer, atoms)
         for step in range(self.most_steps):
-            if np.abs(state.velocity).max(initial=0) <= self.tolerance:
+            if self._rests(state):
                 return atoms, "converged", step
-            basis = tangent_basis(self.flow.space, np.asarray(atoms.points, np.float64))
-            motion = np.einsum("ida,ia->id", basis, self._motion(state))
-            factor = 1.0 if stretch is None else stretch(atoms, motion)
-            is_free = stretch is not None
-            reached = self._moved(atoms, state, factor * motion, is_free)
+            motion = self._motion(atoms, state)
+            if stretch is None:
+                reached = self._searched(atoms, state, motion)
+            else:
+                reached = self._stepped(atoms, stretch(atoms, motion) * motion)
             if reached is None:
                 return atoms, "stalled: no step lowers the velocities", step
             atoms, state = reached
-        if np.abs(state.velocity).max(initial=0) <= self.tolerance:
+        if self._rests(state):
             return atoms, "converged", self.most_steps
         return atoms, f"not converged after {self.most_steps} steps", self.most_steps
 
-    def _motion(self, state: Scaled) -> np.ndarray:
-        count, width = state.velocity.shape
-        inverse = np.linalg.pinv(state.matrix, rcond=NULL)
-        motion = -(inverse @ state.velocity.ravel()).reshape(count, width)
+    def _rests(self, state: rates.Scaled) -> bool:
+        return bool(np.abs(state.velocity).max(initial=0) <= self.tolerance)
+
+    def _motion(self, atoms: TokenCloud, state: rates.Scaled) -> np.ndarray:
+        """Return the step of Newton's method, not longer than the largest."""
+        step = -np.linalg.pinv(state.matrix, rcond=UNMOVED) @ state.velocity.ravel()
+        motion = velocity_terms.tangent_vectors(self.flow.space, atoms, step)
         length = np.linalg.norm(motion, axis=1).max(initial=0)
         return motion * min(1.0, self.largest_step / max(length, 1e-300))
 
-    def _moved(
-        self, atoms: TokenCloud, state: Scaled, motion: np.ndarray, is_free: bool
-    ) -> tuple[TokenCloud, Scaled] | None:
-        before = np.linalg.norm(state.velocity)
-        share = 1.0
+    def _stepped(self, atoms: TokenCloud, motion: np.ndarray) -> _Reached:
+        """Return the atoms after a step, and their velocities there."""
+        ahead = velocity_terms.moved(self.flow.space, atoms, motion)
+        return ahead, rates.scaled(self.flow, self.layer, ahead)
+
+    def _searched(self, atoms: TokenCloud, state, motion) -> _Reached | None:
+        """Step along a motion, halved until the velocities fall, or doubled."""
+        size, share = np.linalg.norm(state.velocity), 1.0
         for _ in range(HALVINGS):
-            next_atoms = moved(self.flow.space, atoms, share * motion)
-            found = scaled(self.flow, self.layer, next_atoms)
-            after = np.linalg.norm(found.over(state.log_rows))
-            small = np.abs(found.velocity).max(initial=0) <= self.tolerance
-            if is_free or small or after <= (1 - 1e-4 * share) * before:
-                is_slow = share == 1 and after > 0.1 * before and not is_free
-                farther = (motion, after) if is_slow else None
-                return self._farther(atoms, state, (next_atoms, found), farther)
+            reached = self._stepped(atoms, share * motion)
+            after = np.linalg.norm(reached[1].over(state.log_rows))
+            if self._rests(reached[1]) or after <= (1 - 1e-4 * share) * size:
+                break
             share = share / 2
-        return None
-
-    def _farther(self, atoms: TokenCloud, state: Scaled, reached, farther):
-        """Double a step that was too short, as it is where pulls are exponential."""
-        if farther is None:
+        else:
+            return None
+        if share < 1 or after <= 0.1 * size:
             return reached
-        motion, before = farther
-        longer = 2 * motion
-        if np.linalg.norm(longer, axis=1).max() > self.largest_step:
-            return reached
-        next_atoms = moved(self.flow.space, atoms, longer)
-        found = scaled(self.flow, self.layer, next_atoms)
-        after = np.linalg.norm(found.over(state.log_rows))
-        if after >= before:
-            return reached
-        return self._farther(atoms, state, (next_atoms, found), (longer, after))
+        # The step was too short, as it is where pulls are exponential.
+        length = np.linalg.norm(motion, axis=1).max()
+        while 2 * share * length <= self.largest_step:
+            share = 2 * share
+            farther = self._stepped(atoms, share * motion)
+            before, after = after, np.linalg.norm(farther[1].over(state.log_rows))
+            if after >= before:
+                break
+            reached = farther
+        return reached
+
+    def described(
+        self, start: TokenCloud, atoms: TokenCloud, reason: str, steps: int
+    ) -> CriticalPoint:
+        """Return what is known about the place where a search ended."""
+        flow, layer = self.flow, self.layer
+        dtype, is_converged = atoms.points.dtype, reason == "converged"
+        found, free = rates.rates_of(flow, layer, atoms), rotations(layer, atoms)
+        kinks = velocity_terms.kinks_of(layer, atoms)
+        index, nullity = found.counts(found.resolution)
+        both = (index, index)
+        if kinks and is_converged:
+            ends = [rates.rates_of(flow, layer, atoms, side=side) for side in (-1, 1)]
+            sides = [end.counts(end.resolution) for end in ends]
+            both = sides[0][0], sides[1][0]
+            nullity = max(nullity, sides[0][1], sides[1][1])
+        kind = "not critical"
+        if is_converged:
+            is_open = nullity > free or both[0] != both[1]
+            signed = len(found.values) - nullity
+            kind = "degenerate" if is_open else _kind(layer, index, signed)
+        return CriticalPoint(
+            atoms,
+            is_converged,
+            reason,
+            kind,
+            _energy(layer, atoms),
+            index if is_converged else None,
+            both if is_converged else None,
+            nullity if is_converged else None,
+            free,
+            jnp.asarray(found.values, dtype),
+            found.log_unit,
+            jnp.asarray(found.direction(flow.space, atoms), dtype),
+            jnp.asarray(rates.splitting_rates(flow, layer, atoms), dtype),
+            kinks,
+            float(jnp.max(flow.space.distance(start.points, atoms.points))),
+            float(np.abs(rates.scaled(flow, layer, atoms).velocity).max(initial=0)),
+            steps,
+        )
 
 
-def moved(space: AbstractSpace, atoms: TokenCloud, motion: np.ndarray) -> TokenCloud:
-    """Return atoms moved, and brought back to the space; on the host."""
-    points = np.asarray(atoms.points, np.float64) + motion
-    if isinstance(space, Sphere):
-        points = points / np.linalg.norm(points, axis=1, keepdims=True)
-    return atoms.moved(jnp.asarray(points, atoms.points.dtype))
-
-
-def described(
-    walk: NewtonSearch, start: TokenCloud, atoms: TokenCloud, reason: str, steps: int
-) -> CriticalPoint:
-    """Return what is known about the place where a search ended."""
-    flow, layer = walk.flow, walk.layer
-    dtype, is_converged = atoms.points.dtype, reason == "converged"
-    state = scaled(flow, layer, atoms)
-    distance = float(jnp.max(flow.space.distance(start.points, atoms.points)))
-    rates = rates_of(flow, layer, atoms)
-    free, kinks = rotations(layer, atoms), kinks_of(terms_of(layer), atoms)
-    index, nullity = rates.counts(rates.resolution)
-    both = (index, index)
-    if kinks and is_converged:
-        ends = [rates_of(flow, layer, atoms, side=side) for side in (-1, 1)]
-        sides = [found.counts(found.resolution) for found in ends]
-        both = sides[0][0], sides[1][0]
-        nullity = max(nullity, sides[0][1], sides[1][1])
-    is_open = nullity > free or both[0] != both[1]
-    return CriticalPoint(
-        atoms,
-        is_converged,
-        reason,
-        _kind(layer, index, len(rates.values) - nullity, is_open, is_converged),
-        _energy(layer, atoms),
-        index if is_converged else None,
-        both if is_converged else None,
-        nullity if is_converged else None,
-        free,
-        jnp.asarray(rates.values, dtype),
-        rates.log_unit,
-        jnp.asarray(rates.direction(flow.space, atoms), dtype),
-        jnp.asarray(splitting_rates(flow, layer, atoms), dtype),
-        kinks,
-        distance,
-        float(np.abs(state.velocity).max(initial=0)),
-        steps,
-    )
-
-
-def _kind(
-    layer: AbstractInContextMap,
-    index: int,
-    signed: int,
-    is_open: bool,
-    is_converged: bool,
-) -> str:
-    if not is_converged:
-        return "not critical"
-    if is_open:
-        return "degenerate"
+def _kind(layer: AbstractInContextMap, index: int, signed: int) -> str:
+    """Name a point of so many growing directions, of those whose rates have a sign."""
     direction = is_gradient_flow(layer).direction
     if direction == "none":
         return "stable" if index == 0 else f"unstable of index {index}"
@@ -284,6 +247,6 @@ def _kind(
 
 def _energy(layer: AbstractInContextMap, atoms: TokenCloud) -> float | None:
     try:
-        return float(energy(layer, atoms))
+        return float(energies.energy(layer, atoms))
     except (InvalidInput, Overflow):
         return None

@@ -1,5 +1,7 @@
 """Interaction energies with a matrix: flows, and optimal densities on a circle."""
 
+from typing import NamedTuple
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -11,16 +13,16 @@ from meanformer.attention import Unnormalised
 from meanformer.errors import (
     Overflow,
     Unsupported,
-    as_float_array,
+    as_finite_array,
     as_integer,
     as_number,
     check,
-    check_finite,
     check_shape,
     is_concrete,
 )
 from meanformer.flows import Flow
 from meanformer.geometry import Sphere
+from meanformer.geometry.circle import on_circle
 from meanformer.measures import TokenCloud
 from meanformer.numerics.arrays import matmul
 from meanformer.typing import ArrayLike
@@ -118,30 +120,32 @@ def optimal_circle_density(
             )
     count = as_integer("count", count, least=2)
     most_steps = as_integer("most_steps", most_steps, least=1)
-    tolerance = as_number("tolerance", tolerance)
-    check(tolerance >= 0, f"tolerance is {tolerance}; it must not be negative.")
+    tolerance = as_number("tolerance", tolerance, "a number from 0 on", least=0)
     angles = (2 * jnp.pi / count) * jnp.arange(count, dtype=form.dtype)
-    points = jnp.stack([jnp.cos(angles), jnp.sin(angles)], axis=1)
-    descent = _descended(points, form, jnp.asarray(tolerance, form.dtype), most_steps)
-    masses = descent.masses / descent.masses.sum()
+    points = on_circle(angles)
+    scores = matmul(matmul(points, form), points.T)
+    log_scale = scores.max()
+    share = jnp.asarray(tolerance, form.dtype)
+    found = _descended(jnp.exp(scores - log_scale), share, most_steps)
+    masses = found.masses / found.masses.sum()
     return CircleDensity(
         TokenCloud(points, masses),
         angles,
         masses * (count / (2 * jnp.pi)),
-        _unscaled("energy", descent.energy, descent.log_scale),
-        _unscaled("gap", descent.gap, descent.log_scale),
-        descent.steps,
+        _unscaled("energy", found.energy, log_scale),
+        _unscaled("gap", found.gap, log_scale),
+        found.steps,
     )
 
 
-class _Descent(eqx.Module):
+class _Descent(NamedTuple):
     """A state of the descent; energy and gap in units of the largest kernel."""
 
     masses: Float[Array, " n"]
+    slopes: Float[Array, " n"]
     energy: Float[Array, ""]
     gap: Float[Array, ""]
     steps: Int[Array, ""]
-    log_scale: Float[Array, ""]
 
 
 def _unscaled(
@@ -161,42 +165,34 @@ def _unscaled(
 
 @jax.jit
 def _descended(
-    points: Float[Array, "n d"],
-    form: Float[Array, "d d"],
+    kernel: Float[Array, "n n"],
     tolerance: Float[Array, ""],
     most_steps: int | Int[Array, ""],
 ) -> _Descent:
-    scores = matmul(matmul(points, form), points.T)
-    log_scale = scores.max()
-    kernel = jnp.exp(scores - log_scale)
-    rate = 1 / 2
-
-    def looked_at(masses: Float[Array, " n"], steps: Int[Array, ""]):
+    def looked_at(masses: Float[Array, " n"], steps: Int[Array, ""]) -> _Descent:
         slopes = 2 * matmul(kernel, masses)
         energy = jnp.dot(masses, slopes) / 2
         gap = jnp.maximum(2 * energy - slopes.min(), 0)
-        return slopes, _Descent(masses, energy, gap, steps, log_scale)
+        return _Descent(masses, slopes, energy, gap, steps)
 
-    def is_open(carry) -> Bool[Array, ""]:
-        state = carry[1]
+    def is_open(state: _Descent) -> Bool[Array, ""]:
         return (state.gap > tolerance * state.energy) & (state.steps < most_steps)
 
-    def step(carry):
-        slopes, state = carry
-        masses = state.masses * jnp.exp(-rate * (slopes - slopes.min()))
+    def step(state: _Descent) -> _Descent:
+        # The largest kernel is one, so the step is one half.
+        masses = state.masses * jnp.exp(-(state.slopes - state.slopes.min()) / 2)
         return looked_at(masses / masses.sum(), state.steps + 1)
 
-    start = jnp.full(len(points), 1 / len(points), points.dtype)
-    return lax.while_loop(is_open, step, looked_at(start, jnp.zeros((), int)))[1]
+    start = jnp.full(len(kernel), 1 / len(kernel), kernel.dtype)
+    return lax.while_loop(is_open, step, looked_at(start, jnp.zeros((), int)))
 
 
 def _checked_form(form: ArrayLike) -> Float[Array, "d d"]:
-    form = as_float_array("form", form)
+    form = as_finite_array("form", form, (None, None))
     check(
-        form.ndim == 2 and form.shape[0] == form.shape[1],
+        form.shape[0] == form.shape[1],
         f"form has shape {form.shape}; it must be a square matrix.",
     )
-    check_finite("form", form)
     if is_concrete(form):
         apart = float(jnp.abs(form - form.T).max())
         allowed = 1000 * float(jnp.finfo(form.dtype).eps) * float(jnp.abs(form).max())

@@ -10,11 +10,21 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from meanformer.attention import Perceptron
-from meanformer.errors import Unsupported, check_choice, is_concrete
+from meanformer.attention import AbstractInContextMap, Perceptron, Sum
+from meanformer.errors import (
+    Unsupported,
+    as_float_array,
+    check,
+    check_choice,
+    check_shape,
+    is_concrete,
+)
+from meanformer.flows import Flow
+from meanformer.geometry import Sphere
 from meanformer.numerics.arrays import matmul
+from meanformer.typing import ArrayLike
 
-KINK = 1e-9  # how near to a kink a point is taken to sit on it, in double precision
+KINK_WIDTH = 1e-9  # how near to a kink a point sits on it, in double precision
 
 
 class IntegratedActivation(eqx.Module):
@@ -66,30 +76,23 @@ def _gelu_integral(x: Array) -> Array:
     return ((x * x - 1) * below + x * jax.scipy.stats.norm.pdf(x)) / 2
 
 
+_gentle = functools.partial(IntegratedActivation, steepest=1.0)
 _KNOWN = {
-    "relu": IntegratedActivation(
-        jax.nn.relu,
-        lambda x: _half_square(jax.nn.relu(x)),
-        kinks=(0.0,),
-        steepest=1.0,
-    ),
-    "leaky_relu": IntegratedActivation(
+    "relu": _gentle(jax.nn.relu, lambda x: jax.nn.relu(x) ** 2 / 2, kinks=(0.0,)),
+    "leaky_relu": _gentle(
         jax.nn.leaky_relu,
         lambda x: jnp.where(x > 0, 1, 0.01).astype(x.dtype) * _half_square(x),
         kinks=(0.0,),
-        steepest=1.0,
     ),
-    "elu": IntegratedActivation(jax.nn.elu, _elu_integral, steepest=1.0),
-    "tanh": IntegratedActivation(jnp.tanh, _log_cosh, steepest=1.0),
-    "hard_tanh": IntegratedActivation(
-        jax.nn.hard_tanh, _hard_tanh_integral, kinks=(-1.0, 1.0), steepest=1.0
-    ),
+    "elu": _gentle(jax.nn.elu, _elu_integral),
+    "tanh": _gentle(jnp.tanh, _log_cosh),
+    "hard_tanh": _gentle(jax.nn.hard_tanh, _hard_tanh_integral, kinks=(-1.0, 1.0)),
     "sigmoid": IntegratedActivation(jax.nn.sigmoid, jax.nn.softplus, steepest=0.25),
-    "soft_sign": IntegratedActivation(
-        jax.nn.soft_sign, lambda x: jnp.abs(x) - jnp.log1p(jnp.abs(x)), steepest=1.0
+    "soft_sign": _gentle(
+        jax.nn.soft_sign, lambda x: jnp.abs(x) - jnp.log1p(jnp.abs(x))
     ),
-    "identity": IntegratedActivation(jax.nn.identity, _half_square, steepest=1.0),
-    "sin": IntegratedActivation(jnp.sin, lambda x: -jnp.cos(x), steepest=1.0),
+    "identity": _gentle(jax.nn.identity, _half_square),
+    "sin": _gentle(jnp.sin, lambda x: -jnp.cos(x)),
     "exp": IntegratedActivation(jnp.exp, jnp.exp),
     "gelu": IntegratedActivation(
         functools.partial(jax.nn.gelu, approximate=False), _gelu_integral, steepest=1.2
@@ -116,6 +119,57 @@ def integrated(activation: Callable[[Array], Array]) -> IntegratedActivation | N
         return _KNOWN["gelu"] if plain and is_exact else None
     known = _KNOWN.values()
     return next((one for one in known if one.function is activation), None)
+
+
+def perceptron_flow(
+    attention: AbstractInContextMap | None,
+    directions: ArrayLike,
+    strengths: ArrayLike,
+    biases: ArrayLike | None = None,
+    *,
+    activation: str | Callable[[Array], Array] = "relu",
+) -> Flow:
+    r"""Flow on the sphere of attention and a perceptron that is a gradient.
+
+    $$\dot x = P_x\Bigl(\Gamma[\mu](x) + \sum_j c_j\,\sigma(\langle a_j, x\rangle + b_j)
+      \,a_j\Bigr).$$
+    With unnormalised attention of $V = A = A^\top$ it climbs
+    $$E(\mu) = \frac{1}{2\beta}\iint e^{\beta\langle x, Ay\rangle}\,\mathrm{d}\mu(x)\,
+      \mathrm{d}\mu(y) + \int\Phi\,\mathrm{d}\mu, \qquad
+      \Phi(x) = \sum_jc_jS(\langle a_j,x\rangle + b_j), \quad S' = \sigma,$$
+    the setting of [AGR26]. With softmax there is no known energy.
+
+    Args:
+        attention: the map $\Gamma$, such as `identity_attention("unnormalised", 2,
+            beta)`; `None` for the perceptron alone.
+        directions: the vectors $a_j$, one per row.
+        strengths: the numbers $c_j$, or one for all; negative ones repel.
+        biases: the numbers $b_j$; zero by default.
+        activation: the function $\sigma$, or the name of one with a known
+            antiderivative: "relu", "tanh", "sigmoid", "gelu" (the exact one), ...
+    """
+    rows = as_float_array("directions", directions)
+    check(
+        rows.ndim == 2 and len(rows) > 0,
+        f"directions has shape {rows.shape}; it must hold one vector per row.",
+    )
+    count, dimension = rows.shape
+    if isinstance(attention, AbstractInContextMap):
+        size = attention.input_dimension
+        check(
+            size in (None, dimension),
+            f"directions holds vectors of dimension {dimension}, and attention is "
+            f"of dimension {size}; they must agree.",
+        )
+    factors = as_float_array("strengths", strengths).astype(rows.dtype)
+    factors = factors if factors.ndim else jnp.full(count, factors)
+    check_shape("strengths", factors, (count,))
+    offsets = as_float_array("biases", jnp.zeros(count) if biases is None else biases)
+    check_shape("biases", offsets, (count,))
+    weights = rows, offsets.astype(rows.dtype), factors[None, :] * rows.T
+    block = Perceptron(*weights, activation=activation_named(activation))
+    gamma = block if attention is None else Sum([attention, block])
+    return Flow(gamma, space=Sphere())
 
 
 class Units(NamedTuple):
@@ -154,9 +208,9 @@ def units_of(layer: Perceptron) -> Units:
             "perceptron has no known energy; give activation="
             "IntegratedActivation(function, antiderivative)."
         )
-    constant = jnp.zeros(layer.weights_in.shape[1], layer.weights_out.dtype)
-    if layer.bias_out is not None:
-        constant = constant + layer.bias_out
+    constant = layer.bias_out
+    if constant is None:
+        constant = jnp.zeros(layer.weights_in.shape[1], layer.weights_out.dtype)
     if activation.function is jax.nn.identity:
         constant = constant + matmul(layer.weights_out, layer.bias_in)
         matrix = matmul(layer.weights_out, layer.weights_in)
@@ -213,16 +267,16 @@ def why_no_gradient(layer: Perceptron, tolerance: float | None) -> str:
     return ""
 
 
-def kink_sides(layer: Perceptron, points: np.ndarray) -> np.ndarray | None:
-    """Return which units have a kink at which points, as a matrix; `None` if none."""
+def on_kinks(layer: Perceptron, points: np.ndarray) -> np.ndarray:
+    """Return which points sit on a kink of which units, as a matrix."""
     activation = integrated(layer.activation)
     if activation is None or not activation.kinks or not is_concrete(layer.weights_in):
-        return None
+        return np.zeros((len(points), len(layer.weights_in)), bool)
     rows = np.asarray(layer.weights_in, np.float64)
     arguments = points @ rows.T + np.asarray(layer.bias_in, np.float64)
     gaps = np.abs(arguments[:, :, None] - np.asarray(activation.kinks)).min(axis=2)
     lengths = np.linalg.norm(rows, axis=1)
-    tolerance = max(KINK, 10 * float(jnp.finfo(layer.weights_in.dtype).eps))
+    tolerance = max(KINK_WIDTH, 10 * float(jnp.finfo(layer.weights_in.dtype).eps))
     return (gaps <= tolerance * np.maximum(lengths, 1e-300)) & (lengths > 0)
 
 

@@ -1,7 +1,5 @@
 """Which attention layers are gradients, of what, and in which metric."""
 
-import dataclasses
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -16,6 +14,7 @@ from meanformer.attention import (
     Sum,
 )
 from meanformer.attention.composition import terms_of as terms_of
+from meanformer.errors import InvalidInput
 from meanformer.numerics.multiples import agree, definite_quotient, multiple_of
 from meanformer.observables.energy.potentials import why_no_gradient
 
@@ -107,9 +106,15 @@ def is_gradient_flow(
         return _structure(layer, tolerance)
 
 
-def _structure(
-    layer: AbstractInContextMap, tolerance: float | None
-) -> GradientStructure:
+def checked_structure(layer: AbstractInContextMap) -> GradientStructure:
+    """Return the structure of a gradient flow, or raise with what fails."""
+    structure = is_gradient_flow(layer)
+    if not structure:
+        raise InvalidInput(f"this is not a gradient flow: {structure.failure}.")
+    return structure
+
+
+def _structure(layer: AbstractInContextMap, tolerance) -> GradientStructure:
     if isinstance(layer, Sum):
         return _of_sum(layer, tolerance)
     if isinstance(layer, Perceptron):
@@ -150,7 +155,7 @@ def dtype_of(layer: AbstractInContextMap) -> np.dtype:
     return max(types, key=lambda dtype: dtype.itemsize)
 
 
-def alone(layer: AbstractInContextMap) -> AbstractInContextMap:
+def unwrapped(layer: AbstractInContextMap) -> AbstractInContextMap:
     """Return the only term of a sum of one; any other map as it is."""
     terms = terms_of(layer)
     return terms[0] if len(terms) == 1 else layer
@@ -166,9 +171,7 @@ def factor_in_sum(term: AbstractInContextMap) -> Float[Array, ""]:
     return form.share * factor
 
 
-def _of_form(
-    layer: AbstractAttention, form: GradientForm, tolerance: float | None
-) -> GradientStructure:
+def _of_form(layer: AbstractAttention, form: GradientForm, tolerance):
     """Compare the value matrix with the form that the energy's gradient has."""
     if layer.query_bias is not None and form.sees_query_bias:
         return _failed("query_bias is set")
@@ -187,27 +190,22 @@ def _of_form(
         )
     if base.shape != value.shape:
         return _failed(f"V has shape {value.shape}, which is not square")
-    found = _of_value(form.name, base, value, tolerance, dtype)
-    if not found:
-        return found
-    return dataclasses.replace(
-        found, factor=form.share * found.factor, divides_by_mass=form.divides_by_mass
+    factor, mobility = multiple_of(base, value, tolerance), None
+    if factor is None:
+        mobility = definite_quotient(base, value, tolerance)
+        if mobility is None:
+            return _failed(
+                f"V is not c {form.name}, and no symmetric positive definite P was "
+                f"found with V = c P {form.name}"
+            )
+        factor = np.sign(np.trace(mobility))
+        mobility = jnp.asarray(factor * mobility, dtype)
+    return GradientStructure(
+        True,
+        factor=jnp.asarray(form.share * factor, dtype),
+        mobility=mobility,
+        divides_by_mass=form.divides_by_mass,
     )
-
-
-def _of_value(name, base, value, tolerance, dtype) -> GradientStructure:
-    multiple = multiple_of(base, value, tolerance)
-    if multiple is not None:
-        return GradientStructure(True, factor=jnp.asarray(multiple, dtype))
-    mobility = definite_quotient(base, value, tolerance)
-    if mobility is None:
-        return _failed(
-            f"V is not c {name}, and no symmetric positive definite P was found with "
-            f"V = c P {name}"
-        )
-    sign = np.sign(np.trace(mobility))
-    positive = jnp.asarray(sign * mobility, dtype)
-    return GradientStructure(True, factor=jnp.asarray(sign, dtype), mobility=positive)
 
 
 def _failed(failure: str) -> GradientStructure:

@@ -1,45 +1,30 @@
 """Tokens at equal angles: one number instead of all tokens, and times as integrals."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import diffrax
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from meanformer import flows
 from meanformer.errors import (
-    InvalidInput,
     Overflow,
     Unsupported,
+    as_finite_array,
     as_float_array,
     as_integer,
     as_number,
     check,
-    check_choice,
-    check_finite,
     is_concrete,
 )
-from meanformer.flows import (
-    NGPT,
-    AbstractScheme,
-    MixNorm,
-    PeriNorm,
-    PostNorm,
-    PreNorm,
-    SqrtScaling,
-)
-from meanformer.observables.equiangular.reduced import Reduced, depth_of, path_of
-from meanformer.observables.equiangular.times import (
-    Interval,
-    LogTime,
-    interval_between,
-    log_clustering_time,
-    log_growing_time,
-)
+from meanformer.observables.equiangular import times
 from meanformer.typing import ArrayLike
 
-KINDS = ("softmax", "unnormalised")
-ON_SPHERE = PostNorm()
+ON_SPHERE = flows.PostNorm()
+LARGEST_STEPS = 100_000
+Scalars = Float[Array, "*s"]
 
 
 class LongTimeLaw(NamedTuple):
@@ -87,7 +72,7 @@ class Equiangular(eqx.Module):
     count: int = eqx.field(static=True)
     beta: float = eqx.field(static=True)
     kind: str = eqx.field(static=True)
-    scheme: AbstractScheme
+    scheme: flows.AbstractScheme
     start: float = eqx.field(static=True)
 
     def __init__(
@@ -96,18 +81,19 @@ class Equiangular(eqx.Module):
         beta: float,
         *,
         kind: str = "softmax",
-        scheme: AbstractScheme = ON_SPHERE,
+        scheme: flows.AbstractScheme = ON_SPHERE,
         start: float = 0.0,
     ):
         self.count = as_integer("count", count, least=2)
-        self.beta = checked_beta(beta)
-        self.kind = checked_kind(kind)
-        self.start = checked_start(self.count, start)
-        if not isinstance(scheme, AbstractScheme):
-            raise InvalidInput(
-                f"scheme is {scheme!r}; it must be a normalisation scheme such as "
-                "PreNorm()."
-            )
+        allowed = "finite and not negative"
+        self.beta = as_number("beta", beta, allowed, least=0, below=np.inf)
+        self.kind = times.checked_kind(kind)
+        self.start = times.checked_start(self.count, start)
+        check(
+            isinstance(scheme, flows.AbstractScheme),
+            f"scheme is {scheme!r}; it must be a normalisation scheme such as "
+            "PreNorm().",
+        )
         self.scheme = scheme
         is_simplex = 1 + (self.count - 1) * self.start <= 0
         check(
@@ -141,12 +127,9 @@ class Equiangular(eqx.Module):
             radius: the common radius $r$.
         """
         dtype = jnp.result_type(float)
-        rho, depth, radius = (
-            jnp.asarray(value, dtype) for value in (rho, depth, radius)
-        )
-        velocity = self._reduced(dtype).velocity(
-            rho, depth, jnp.broadcast_to(radius, rho.shape)
-        )
+        rho, depth, radius = (jnp.asarray(x, dtype) for x in (rho, depth, radius))
+        radius = jnp.broadcast_to(radius, rho.shape)
+        velocity = self._reduced(dtype).velocity(rho, depth, radius)
         if is_concrete(velocity) and not np.isfinite(velocity).all():
             raise Overflow(
                 f"the attention at beta = {self.beta} is beyond all numbers; lower "
@@ -203,26 +186,24 @@ class Equiangular(eqx.Module):
         Args:
             level: the inner product to reach, above the start and below 1.
         """
-        level = checked_level(level, self.start)
-        if self.rests:
-            raise InvalidInput(
-                f"start is {self.start}, where nothing moves; no level is reached."
-            )
+        level = times.checked_level(level, self.start)
+        check(
+            not self.rests,
+            f"start is {self.start}, where nothing moves; no level is reached.",
+        )
         match self.scheme:
-            case PostNorm():
-                return float(self._integral(level).log_time)
-            case NGPT(alpha=alpha):
-                return float(self._integral(level, True).log_time - np.log(alpha))
-            case PreNorm() | PeriNorm():
-                by_length = isinstance(self.scheme, PeriNorm)
+            case flows.PostNorm():
+                return self._integral(level)
+            case flows.NGPT(alpha=alpha):
+                return float(self._integral(level, True) - np.log(alpha))
+            case flows.PreNorm() | flows.PeriNorm():
+                by_length = isinstance(self.scheme, flows.PeriNorm)
                 return self._growing(self._interval(level), by_length)
-            case SqrtScaling():
+            case flows.SqrtScaling():
                 # The clock 2 (sqrt(1 + t) - 1) runs through the time of the sphere.
-                half = self._integral(level).log_time - np.log(2)
-                return float(
-                    half + np.log(2 + np.exp(half)) if half < 300 else 2 * half
-                )
-            case MixNorm(switch=switch):
+                half = self._integral(level) - np.log(2)
+                return float(half + np.logaddexp(np.log(2), half))
+            case flows.MixNorm(switch=switch):
                 return self._mixed_log_time(level, switch)
         dtype = jnp.result_type(float)
         length = jnp.asarray(self._interval(level).length, dtype)
@@ -230,28 +211,23 @@ class Equiangular(eqx.Module):
         return float(np.log(depth))
 
     def _mixed_log_time(self, level: float, switch: float) -> float:
-        early = float(self._integral(level).log_time)
+        early = self._integral(level)
         if early <= np.log(switch):
             return early
         gap = float(self.gap([switch])[0])
         rise, room = gap - (1 - level), self.count / (self.count - 1) - gap
         if rise <= 0:
             return early
-        later = self._growing(Interval(self.count, 1 - gap, gap, room, rise), False)
+        numbers = self.count, 1 - gap, gap, room, rise
+        later = self._growing(times.Interval(*numbers, self.is_softmax), False)
         return float(np.logaddexp(np.log(switch), later))
 
-    def _integral(self, level: float, by_length: bool = False) -> LogTime:
-        return log_clustering_time(
-            self._interval(level),
-            np.array(self.beta),
-            is_softmax=self.is_softmax,
-            by_length=by_length,
-        )
+    def _integral(self, level: float, by_length: bool = False) -> float:
+        interval, beta = self._interval(level), np.array(self.beta)
+        return float(times.log_clustering_time(interval, beta, by_length=by_length)[0])
 
-    def _growing(self, interval: Interval, by_length: bool) -> float:
-        log_time = log_growing_time(
-            interval, self.beta, is_softmax=self.is_softmax, by_length=by_length
-        )
+    def _growing(self, interval: times.Interval, by_length: bool) -> float:
+        log_time = times.log_growing_time(interval, self.beta, by_length=by_length)
         if not np.isfinite(log_time):
             raise Overflow(
                 f"even the logarithm of the depth is beyond all numbers, of the order "
@@ -259,8 +235,8 @@ class Equiangular(eqx.Module):
             )
         return log_time
 
-    def _interval(self, level: float) -> Interval:
-        return interval_between(self.count, self.start, level)
+    def _interval(self, level: float) -> times.Interval:
+        return times.Interval.between(self.count, self.start, level, self.is_softmax)
 
     @property
     def law(self) -> LongTimeLaw:
@@ -273,13 +249,13 @@ class Equiangular(eqx.Module):
         with np.errstate(over="ignore"):
             speed = 1.0 if self.is_softmax else float(np.exp(self.beta))
         match self.scheme:
-            case PreNorm() | PeriNorm() | MixNorm():
+            case flows.PreNorm() | flows.PeriNorm() | flows.MixNorm():
                 law = LongTimeLaw("power", 2.0)
-            case PostNorm():
+            case flows.PostNorm():
                 law = LongTimeLaw("exponential", 2 * speed)
-            case NGPT(alpha=alpha):
+            case flows.NGPT(alpha=alpha):
                 law = LongTimeLaw("exponential", 2 * alpha)
-            case SqrtScaling():
+            case flows.SqrtScaling():
                 law = LongTimeLaw("stretched", 4 * speed)
             case scheme:
                 name = type(scheme).__name__
@@ -292,7 +268,11 @@ class Equiangular(eqx.Module):
         return law
 
     def _path(self, depths: ArrayLike) -> tuple[Float[Array, " t"], Float[Array, " t"]]:
-        array = _checked_depths(depths)
+        array = jnp.atleast_1d(as_float_array("depths", depths))
+        array = as_finite_array("depths", array, (None,))
+        if is_concrete(array):
+            increases = bool((np.diff(array) > 0).all()) and bool(array[0] >= 0)
+            check(increases, "depths must increase, from 0 or later.")
         return self._solved(path_of, self._reduced(array.dtype), array)
 
     def _solved(self, solver, *inputs):
@@ -305,56 +285,101 @@ class Equiangular(eqx.Module):
                 "too large, to be solved; lower beta, or go less deep."
             ) from None
 
-    def _reduced(self, dtype: jnp.dtype) -> Reduced:
+    def _reduced(self, dtype: jnp.dtype) -> "Reduced":
         interval = self._interval(1.0)
         numbers = (self.count, self.beta, interval.gap, interval.room)
         arrays = (jnp.asarray(number, dtype) for number in numbers)
         return Reduced(*arrays, self.scheme, self.is_softmax, self.rests)
 
 
-def checked_beta(beta: float) -> float:
-    """Return the inverse temperature, or raise."""
-    value = as_number("beta", beta)
-    check(
-        np.isfinite(value) and value >= 0,
-        f"beta is {beta}; it must be finite and not negative.",
+class Reduced(eqx.Module):
+    r"""The equations of tokens at equal angles.
+
+    The attention is $A_i = (a - q)\theta_i + q\sum_j\theta_j$. What is solved is the
+    variable $z = \log\frac{u_0}{w_0} - \log\frac uw$, with the gap $u = 1 - \rho$ and
+    the room $w = \rho + 1/(n-1)$ above the simplex. Arrays, so that one compilation
+    serves all numbers.
+    """
+
+    count: Float[Array, ""]
+    beta: Float[Array, ""]
+    gap: Float[Array, ""]
+    room: Float[Array, ""]
+    scheme: flows.AbstractScheme
+    is_softmax: bool = eqx.field(static=True)
+    rests: bool = eqx.field(static=True)
+
+    def attention(self, gap: Scalars) -> tuple[Scalars, Scalars, Scalars]:
+        """Return its radial part, its length, and the share of another token."""
+        score = self.beta * gap
+        if self.is_softmax:
+            log_own = score - jnp.logaddexp(score, jnp.log(self.count - 1))
+        else:
+            log_own = self.beta - jnp.log(self.count) + 0 * gap
+        kappa = jnp.maximum(self.count - (self.count - 1) * gap, 0)
+        radial, length = times.relative_attention(self.count, kappa, score)
+        own = jnp.exp(log_own)
+        return own * radial, own * length, jnp.exp(log_own - score)
+
+    def velocity(self, rho: Scalars, depth: Array, radius: Scalars) -> Scalars:
+        """Return the derivative of the inner product."""
+        radial, norm, other = self.attention(1 - rho)
+        slowness = self.scheme.slowness(depth, radius, radial, norm)
+        return 2 * other * (1 - rho) * ((self.count - 1) * rho + 1) / slowness
+
+    def gap_of(self, z: Scalars) -> Scalars:
+        """Return the gap at the variable."""
+        fallen = self.gap * jnp.exp(-z)
+        return (self.gap + self.room) * fallen / (self.room + fallen)
+
+    def rates(self, depth: Array, z: Array, radius: Array) -> tuple[Array, Array]:
+        """Return the derivatives of the variable and of the radius."""
+        radial, norm, other = self.attention(self.gap_of(z))
+        slowness = self.scheme.slowness(depth, radius, radial, norm)
+        growth = self.scheme.growth(depth, radius, radial, norm)
+        turning = 2 * self.count * other / slowness
+        return (0 * turning if self.rests else turning), growth
+
+
+@eqx.filter_jit
+def path_of(reduced: Reduced, depths: Float[Array, " t"]):
+    """Return gap and radius at increasing depths, from depth zero on."""
+
+    def field(depth, state, args):
+        return reduced.rates(depth, *state)
+
+    one = jnp.ones((), depths.dtype)
+    last = jnp.maximum(depths[-1], jnp.finfo(depths.dtype).eps)
+    saved, jumps = diffrax.SaveAt(ts=depths), reduced.scheme.jumps
+    z, radius = _integrated(field, last, (0 * one, one), saved, jumps)
+    return reduced.gap_of(z), radius
+
+
+@eqx.filter_jit
+def depth_of(reduced: Reduced, length: Float[Array, ""]) -> Float[Array, ""]:
+    """Return the depth at which the variable has grown to a length."""
+
+    # It grows all the time: depth, over the length, and radius are functions of it.
+    def field(share, state, args):
+        depth, radius = length * state[0], state[1]
+        turning, growth = reduced.rates(depth, length * share, radius)
+        return 1 / turning, length * growth / turning
+
+    zero = jnp.zeros_like(length)
+    depths, _ = _integrated(field, zero + 1, (zero, zero + 1), diffrax.SaveAt(t1=True))
+    return length * depths[-1]
+
+
+def _integrated(field, last: Array, start, saved: diffrax.SaveAt, jumps=None):
+    """Return the solution from zero on, by steps of order 8."""
+    tolerance = max(1e-10, 64 * float(jnp.finfo(last.dtype).eps))
+    controller = diffrax.PIDController(rtol=tolerance, atol=tolerance)
+    if jumps is not None:
+        jumps = jumps.astype(last.dtype)
+        controller = diffrax.ClipStepSizeController(controller, jump_ts=jumps)
+    term, solver, first = diffrax.ODETerm(field), diffrax.Dopri8(), 0 * last
+    options = {"stepsize_controller": controller, "max_steps": LARGEST_STEPS}
+    solution: Any = diffrax.diffeqsolve(
+        term, solver, first, last, None, start, saveat=saved, **options
     )
-    return value
-
-
-def checked_kind(kind: str) -> str:
-    """Return the kind of attention, or raise."""
-    check_choice("kind", kind, KINDS)
-    return kind
-
-
-def checked_start(count: int, start: float) -> float:
-    """Return the inner product at the start, the simplex exactly, or raise."""
-    value = as_number("start", start)
-    lowest = -1 / (count - 1)
-    if abs(1 + (count - 1) * value) <= 4 * np.finfo(float).eps:
-        return lowest
-    check(
-        lowest <= value <= 1,
-        f"start is {start}; {count} unit vectors can have one inner product from "
-        f"-1/(n-1) = {lowest:.6g} to 1.",
-    )
-    return value
-
-
-def checked_level(level: float, start: float) -> float:
-    """Return the level to reach, or raise."""
-    value = as_number("level", level)
-    check(value < 1, f"level is {level}; it must lie below 1.")
-    check(start < value, f"level is {level}; it must lie above the start, {start}.")
-    return value
-
-
-def _checked_depths(depths: ArrayLike) -> Float[Array, " t"]:
-    array = jnp.atleast_1d(as_float_array("depths", depths))
-    check(array.ndim == 1, f"depths has shape {array.shape}; it must be a list.")
-    check_finite("depths", array)
-    if is_concrete(array):
-        increases = bool((np.diff(array) > 0).all()) and bool(array[0] >= 0)
-        check(increases, "depths must increase, from 0 or later.")
-    return array
+    return solution.ys

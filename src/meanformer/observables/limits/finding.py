@@ -1,6 +1,8 @@
 """From matrices and tokens to their limit: predicted, computed and compared."""
 
 import dataclasses
+import math
+import warnings
 from typing import cast
 
 import equinox as eqx
@@ -9,27 +11,30 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from meanformer.attention import AbstractInContextMap
-from meanformer.errors import InvalidInput, as_integer, check
-from meanformer.flows import Flow, Status, Trajectory
+from meanformer import flows
+from meanformer.attention import AbstractAttention, AbstractInContextMap
+from meanformer.errors import StoppedEarly, as_integer, as_number, check
+from meanformer.flows import Flow, Rescaled, Status, Trajectory
 from meanformer.flows.dynamics.recorder import AbstractProgress
 from meanformer.measures import TokenCloud
-from meanformer.observables.limits.boolean_phase import BooleanPhase
+from meanformer.measures.cloud import check_cloud
+from meanformer.observables.limits import prediction as predicting
 from meanformer.observables.limits.detection import (
     ACCURACY,
     TOLERANCE,
     LimitDetection,
-    Reading,
-    reading_of,
-    rescaled_cloud,
+    LimitDetector,
+    detector_for,
 )
-from meanformer.observables.limits.leaders import SHARP
-from meanformer.observables.limits.prediction import (
-    LimitPrediction,
-    attention_of,
-    predict_limit,
-)
-from meanformer.observables.limits.search import SAVED, LimitSearch
+from meanformer.observables.limits.leaders import SHARP, BooleanPhase
+from meanformer.observables.limits.prediction import LimitPrediction
+
+# Depth in units of the decay rate, for limits at the origin.
+DECAYS = 1e3
+# Depths to save: the same for both looks, so that one program serves them.
+SAVED = 33
+
+_PathAndLimit = tuple[Trajectory, LimitDetector, LimitDetection]
 
 
 class LimitReport(eqx.Module):
@@ -59,7 +64,42 @@ class LimitReport(eqx.Module):
         Args:
             depths: increasing depths, from the first one of the trajectory on.
         """
-        return _continued(self, np.asarray(depths, np.float64))
+        depths = np.asarray(depths, np.float64)
+        path, found = self.trajectory, self.detection
+        check(
+            depths.ndim == 1 and len(depths) > 0 and bool((np.diff(depths) > 0).all()),
+            "depths must be a list of at least one depth, increasing.",
+        )
+        inside = depths <= float(path.depths[-1])
+        check(
+            found.phase is not None and found.verdict == "reached" or inside.all(),
+            f"the limit is {found.verdict}, so that no closed form goes on from depth "
+            f"{float(path.depths[-1]):.6g}; ask for depths up to there.",
+        )
+        clouds = [path.at(depth).points for depth in depths[inside]]
+        clouds += [self._closed_form(depth) for depth in depths[~inside]]
+        points = jnp.stack([jnp.asarray(cloud, path.points.dtype) for cloud in clouds])
+        places, flow = jnp.asarray(depths, path.depths.dtype), cast(Flow, path.flow)
+        velocities = jax.vmap(lambda t, x: flow.field(t, path.cloud(0).moved(x), x))
+        counts = np.minimum(np.searchsorted(path.depths, depths), len(path) - 1)
+        return Trajectory(
+            places,
+            points,
+            velocities(places, points),
+            path.weights,
+            path.positions,
+            None,
+            Status.reached,
+            path.accepted_steps[counts],
+            path.rejected_steps[counts],
+            flow=flow,
+        )
+
+    def _closed_form(self, depth: float) -> np.ndarray:
+        found, last = self.detection, np.asarray(self.trajectory.points[-1])
+        places = cast(np.ndarray, found.places)
+        moved = cast(BooleanPhase, found.phase).at(depth)
+        return np.where(places[:, None] >= 0, moved[places], last)
 
     def __str__(self) -> str:
         return f"Predicted: {self.prediction}\nFound: {self.detection}"
@@ -113,11 +153,9 @@ def detect_limit(
         The verdict with all that it rests on. Cost: the attention matrix, $O(n^2 d)$
         for each of 82 later depths, and the second look; on the host, not under `jit`.
     """
-    reading = reading_of(trajectory, flow, tolerance, sharpness, accuracy)
-    found = reading.read(trajectory)
-    if not second_look:
-        return found
-    return _confirmed(found, reading, trajectory)
+    detector = detector_for(trajectory, flow, tolerance, sharpness, accuracy)
+    found = detector.detect(trajectory)
+    return _confirmed(found, detector, trajectory) if second_look else found
 
 
 def find_limit(
@@ -154,40 +192,135 @@ def find_limit(
     Returns:
         Prediction, detection and trajectory.
     """
-    if not isinstance(cloud, TokenCloud):
-        raise InvalidInput(f"cloud is {type(cloud).__name__}; it must be a TokenCloud.")
+    check_cloud("cloud", cloud)
     save = as_integer("save", save, least=3)
-    check(depth is None or depth > 0, f"depth is {depth}; it must be positive.")
-    prediction, attention = predict_limit(gamma), attention_of(gamma)
-    search = LimitSearch(
+    if depth is not None:
+        depth = as_number("depth", depth, "positive", above=0)
+    attention = predicting.attention_of(gamma)
+    prediction = predicting.predict_limit(attention)
+    path, detector, found = _search(
         attention, prediction, cloud, depth, save, rtol, atol, progress
     )
-    path, reading, found = search.run()
     if second_look:
-        found = _confirmed(found, reading, path)
+        found = _confirmed(found, detector, path)
     return LimitReport(prediction, found, path)
 
 
+def _search(
+    attention: AbstractAttention,
+    prediction: LimitPrediction,
+    cloud: TokenCloud,
+    depth: float | None = None,
+    save: int = SAVED,
+    rtol: float | None = None,
+    atol: float | None = None,
+    progress: bool | AbstractProgress = False,
+) -> _PathAndLimit:
+    """Follow tokens until their limit can be detected; options as `find_limit`."""
+    rate, dtype = prediction.spectrum.leading.real, cloud.points.dtype
+    if rtol is None:
+        rtol = 1e-10 if dtype == jnp.float64 else 1e-5
+    atol = rtol / 100 if atol is None else atol
+    options = {"rtol": rtol, "atol": atol, "progress": progress}
+    if prediction.geometry == "origin":
+        # Original tokens, on a logarithmic scale of depth.
+        last = -DECAYS / rate if depth is None else depth
+        depths = np.append(0.0, np.geomspace(last / 1e4, last, save - 1))
+        saved = jnp.asarray(depths, dtype)
+        path = _solve(Flow(attention), cloud, saved[-1], save=saved, **options)
+        detector = detector_for(path)
+        return path, detector, detector.detect(path)
+    unit = 1 / rate if rate > 0 else 1.0
+    if depth is None:
+        scale = float(jnp.max(cloud.radius())) ** 2 * prediction.size
+        before = max(0.0, -math.log(max(scale, 1e-300)) / 2)
+        # Errors are amplified like e^{2 lambda t} against gaps like e^{-lambda t}.
+        depth = (0.8 * math.log(1 / rtol) + before) * unit
+    flow = Flow(Rescaled(attention))
+    return _to_the_last_phase(flow, cloud, depth, unit, {"save": save, **options})
+
+
+def _to_the_last_phase(
+    flow: Flow, cloud: TokenCloud, last: float, unit: float, options: dict
+) -> _PathAndLimit:
+    """Follow rescaled tokens until attention is Boolean for good."""
+    stop = flows.BooleanAttention(flow.velocity)
+    path = _solve(flow, cloud, (0.0, last), stop=stop, **options)
+    detector = detector_for(path)
+    found = detector.detect(path)
+    while _is_passing(found, path) and float(path.depths[-1]) + unit < last:
+        # Boolean, but not for good: through the change, and to the next phase.
+        start = float(path.depths[-1])
+        ends = (start, start + unit), (start + unit, last)
+        path = _joined(path, _solve(flow, path.cloud(-1), ends[0], **options))
+        rest = _solve(flow, path.cloud(-1), ends[1], stop=stop, **options)
+        path = _joined(path, rest)
+        found = detector.detect(path)
+    if _gave_up(path) and found.verdict != "reached":
+        reason = f"{found.reason}; the solve gave up there, too stiff"
+        found = dataclasses.replace(found, reason=reason)
+    return path, detector, found
+
+
+def _is_passing(found: LimitDetection, path: Trajectory) -> bool:
+    """Whether attention is Boolean, but not for good."""
+    following = found.following
+    is_boolean = following is not None and bool(following.is_boolean.all())
+    return found.verdict == "undecided" and is_boolean and not _gave_up(path)
+
+
+def _gave_up(path: Trajectory) -> bool:
+    return bool(path.status == Status.step_budget)
+
+
+def _joined(first: Trajectory, second: Trajectory) -> Trajectory:
+    """Return two stretches of one path as one, with the status of the second."""
+    before, after = first.along_depth(), second.along_depth()
+    for name in ("accepted_steps", "rejected_steps"):
+        after[name] = before[name][-1] + after[name]
+    del before["status"], after["status"]
+    whole = jax.tree.map(lambda a, b: jnp.concatenate([a, b[1:]]), before, after)
+    return dataclasses.replace(second, **whole)
+
+
+def _solve(flow: Flow, cloud: TokenCloud, depth, **options) -> Trajectory:
+    """Solve; again with implicit steps where it is stiff."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", StoppedEarly)
+        path = flows.solve(flow, cloud, depth, **options)
+        if _gave_up(path):
+            return flows.solve(flow, cloud, depth, solver=flows.Switching(), **options)
+    return path
+
+
 def _confirmed(
-    found: LimitDetection, reading: Reading, trajectory: Trajectory
+    found: LimitDetection, detector: LimitDetector, trajectory: Trajectory
 ) -> LimitDetection:
     """Follow tokens moved to either side, and keep the verdict if they agree."""
-    if found.verdict != "reached" or found.limits is None:
+    if found.verdict != "reached" or found.limits is None or trajectory.depths[0] != 0:
         return found
-    first = rescaled_cloud(trajectory, reading, 0)
-    start = float(trajectory.depths[0])
-    if start != 0:
-        return found
+    first = detector.rescaled_cloud(trajectory, 0)
     extent = max(float(np.abs(found.limits).max(initial=0)), 1e-300)
     for side in (1.0, -1.0):
-        moved = _moved(first, side * reading.accuracy)
-        other = LimitSearch(reading.attention, found.prediction, moved).run().found
+        moved = _moved(first, side * detector.accuracy)
+        other = _search(detector.attention, found.prediction, moved)[2]
         apart = np.inf
         if other.verdict == "reached" and other.limits is not None:
             apart = float(np.abs(other.limits - found.limits).max()) / extent
         is_same = np.array_equal(other.follows, found.follows)
-        if apart > reading.tolerance or not is_same:
-            return _unconfirmed(found, reading, apart)
+        if apart <= detector.tolerance and is_same:
+            continue
+        what = "leaves the limit open"
+        if np.isfinite(apart):
+            what = f"changes whom they follow; limits move by {apart:.2g} of their size"
+        reason = (
+            f"a second look disagrees: moving the tokens by {detector.accuracy:.2g} of "
+            f"their diameter {what}; a tie, an exceptional row or errors of the solve "
+            "decide"
+        )
+        return dataclasses.replace(
+            found, geometry="unknown", verdict="undecided", reason=reason
+        )
     return found
 
 
@@ -200,58 +333,3 @@ def _moved(cloud: TokenCloud, share: float) -> TokenCloud:
     directions = np.random.default_rng(0).normal(size=points.shape)
     shift = jnp.asarray(share * size * directions, cloud.points.dtype)
     return cloud.moved(cloud.points + shift)
-
-
-def _unconfirmed(found, reading: Reading, apart: float) -> LimitDetection:
-    if np.isfinite(apart):
-        what = f"changes whom they follow; limits move by {apart:.2g} of their size"
-    else:
-        what = "leaves the limit open"
-    reason = (
-        f"a second look disagrees: moving the tokens by {reading.accuracy:.2g} of "
-        f"their diameter {what}; a tie, an exceptional row or errors of the solve "
-        "decide"
-    )
-    return dataclasses.replace(
-        found, geometry="unknown", verdict="undecided", reason=reason
-    )
-
-
-def _continued(report: LimitReport, depths: np.ndarray) -> Trajectory:
-    path, found = report.trajectory, report.detection
-    check(
-        depths.ndim == 1 and len(depths) > 0 and bool((np.diff(depths) > 0).all()),
-        "depths must be a list of at least one depth, increasing.",
-    )
-    inside = depths <= float(path.depths[-1])
-    check(
-        found.phase is not None and found.verdict == "reached" or bool(inside.all()),
-        f"the limit is {found.verdict}, so that no closed form goes on from depth "
-        f"{float(path.depths[-1]):.6g}; ask for depths up to there.",
-    )
-    clouds = [path.at(depth).points for depth in depths[inside]]
-    later = [_closed_form(report, depth) for depth in depths[~inside]]
-    points = jnp.stack([jnp.asarray(p, path.points.dtype) for p in (*clouds, *later)])
-    places = jnp.asarray(depths, path.depths.dtype)
-    flow = cast(Flow, path.flow)
-    velocities = jax.vmap(lambda t, x: flow.field(t, path.cloud(0).moved(x), x))
-    counts = np.minimum(np.searchsorted(path.depths, depths), len(path) - 1)
-    return Trajectory(
-        places,
-        points,
-        velocities(places, points),
-        path.weights,
-        path.positions,
-        None,
-        Status.reached,
-        path.accepted_steps[counts],
-        path.rejected_steps[counts],
-        flow=flow,
-    )
-
-
-def _closed_form(report: LimitReport, depth: float) -> np.ndarray:
-    found, last = report.detection, np.asarray(report.trajectory.points[-1])
-    places = cast(np.ndarray, found.places)
-    moved = cast(BooleanPhase, found.phase).at(depth)
-    return np.where(places[:, None] >= 0, moved[places], last)

@@ -1,6 +1,6 @@
 """Where tokens go, read off the matrices of a layer alone."""
 
-from typing import Literal
+from typing import Literal, NamedTuple, cast
 
 import equinox as eqx
 import numpy as np
@@ -11,16 +11,9 @@ from meanformer.errors import Unsupported, check, is_concrete
 from meanformer.flows import Flow, Rescaled
 from meanformer.flows.schedule import AbstractSchedule, Constant
 from meanformer.geometry import Euclidean
-from meanformer.numerics.multiples import (
-    ROUNDINGS,
-    multiple_of,
-)
-from meanformer.observables.limits.spectrum import (
-    CLEAR,
-    Spectrum,
-    leading_positive,
-    spectrum,
-)
+from meanformer.numerics.multiples import ROUNDINGS, multiple_of
+from meanformer.observables.limits import spectrum
+from meanformer.observables.limits.spectrum import CLEAR, Spectrum
 
 Geometry = Literal[
     "boolean-1d",
@@ -47,8 +40,6 @@ class LimitPrediction(eqx.Module):
             leading eigenspace, $\langle Q\varphi_1, K\varphi_1\rangle$ if it is simple.
         definiteness: smallest $\langle Qx, Kx\rangle$ over all unit vectors.
         functionals: the coordinates of $z = e^{-tV}x$ that settle, one per row.
-        codimension: how many they are.
-        gap: the margin $\lambda_1 - |\lambda_2|$ of the leading eigenvalue.
         size: norm of $\beta K^\top Q$.
         time_scale: depth in which distances to the limit fall by the factor $e$,
             $1/\lambda$.
@@ -109,17 +100,14 @@ def predict_limit(
     Returns:
         The prediction. Cost: $O(d^3)$ on the host; not under `jit`.
     """
-    layer = attention_of(gamma)
-    value, score = _matrices(layer)
-    found = spectrum(value)
-    facts = _Facts(layer, value, score, found)
+    facts = _Facts(attention_of(gamma))
     failures: dict[str, str] = {}
     for geometry, status, rule in RULES:
-        verdict = rule(facts)
-        if isinstance(verdict, _Holds):
-            return facts.prediction(geometry, status, verdict, failures)
-        failures[geometry] = verdict
-    nothing = _Holds(facts.why_unknown(failures), np.zeros((0, len(value))), None)
+        try:
+            return facts.prediction(geometry, status, rule(facts), failures)
+        except _HypothesisFails as failure:
+            failures[geometry] = str(failure)
+    nothing = _Holds(facts.why_unknown(failures), np.zeros((0, len(facts.value))), None)
     return facts.prediction("unknown", "none", nothing, failures)
 
 
@@ -148,16 +136,26 @@ def attention_of(
     return gamma
 
 
-class _Holds(eqx.Module):
+class _Holds(NamedTuple):
+    """Why a geometry is predicted, and the coordinates that settle in what time."""
+
     reason: str
     functionals: np.ndarray
     time_scale: float | None
 
 
+class _HypothesisFails(Exception):
+    """The hypothesis of a theorem that does not hold, in words."""
+
+
+def _need(condition: bool, failure: str) -> None:
+    if not condition:
+        raise _HypothesisFails(failure)
+
+
 class _Facts(eqx.Module):
     """What the rules look at."""
 
-    layer: AbstractAttention
     value: np.ndarray
     score: np.ndarray
     spectrum: Spectrum
@@ -167,21 +165,14 @@ class _Facts(eqx.Module):
     size: float
     rounding: float
 
-    def __init__(self, layer, value, score, found):
-        self.layer, self.value, self.score, self.spectrum = layer, value, score, found
-        self.size = float(np.linalg.norm(score, 2))
+    def __init__(self, layer: AbstractAttention):
+        self.value, self.score = _matrices(layer)
+        self.spectrum = spectrum.spectrum(self.value)
+        self.size = float(np.linalg.norm(self.score, 2))
         self.rounding = _rounding(layer, self.size)
-        self.definiteness = least_form(score, np.eye(len(score)))
-        self.alignment = least_form(score, found.vectors)
+        self.definiteness = _least_form(self.score, np.eye(len(self.score)))
+        self.alignment = _least_form(self.score, self.spectrum.vectors)
         self.common_failure = _outside_of_theory(layer)
-
-    @property
-    def is_definite(self) -> bool:
-        return self.definiteness > CLEAR * self.size
-
-    @property
-    def is_aligned(self) -> bool:
-        return self.alignment > CLEAR * self.size
 
     def prediction(self, geometry, status, holds: _Holds, failures) -> LimitPrediction:
         return LimitPrediction(
@@ -215,7 +206,7 @@ class _Facts(eqx.Module):
         return failures["hyperplanes"]
 
 
-def least_form(score: np.ndarray, vectors: np.ndarray) -> float:
+def _least_form(score: np.ndarray, vectors: np.ndarray) -> float:
     r"""Smallest $\langle\varphi, A\varphi\rangle$ over unit vectors of a span."""
     if len(vectors) == 0:
         return 0.0
@@ -261,51 +252,50 @@ def _outside_of_theory(layer: AbstractAttention) -> str:
     return ""
 
 
-def _boolean(facts: _Facts) -> _Holds | str:
-    if len(facts.value) != 1:
-        return f"the dimension is {len(facts.value)}, not 1"
+def _boolean(facts: _Facts) -> _Holds:
+    _need(len(facts.value) == 1, f"the dimension is {len(facts.value)}, not 1")
+    _need(not facts.common_failure, facts.common_failure)
     value, score = float(facts.value[0, 0]), float(facts.score[0, 0])
-    if facts.common_failure or value <= 0 or score <= 0:
-        return facts.common_failure or (
-            f"V is {value:.4g} and QK is {score:.4g}; both must be positive"
-        )
+    _need(
+        value > 0 and score > 0,
+        f"V is {value:.4g} and QK is {score:.4g}; both must be positive",
+    )
     reason = "in dimension one, V and QK are positive"
     return _Holds(reason, np.ones((1, 1)), 1 / value)
 
 
-def _polytope(facts: _Facts) -> _Holds | str:
+def _polytope(facts: _Facts) -> _Holds:
     factor = facts.spectrum.multiple
-    if factor is None:
-        return "V is not a multiple of the identity"
-    if facts.common_failure or factor <= 0:
-        return facts.common_failure or f"V is {factor:.4g} I, not a positive multiple"
-    if not facts.is_definite:
-        return _indefinite(facts)
+    _need(factor is not None, "V is not a multiple of the identity")
+    factor = cast(float, factor)
+    _need(not facts.common_failure, facts.common_failure)
+    _need(factor > 0, f"V is {factor:.4g} I, not a positive multiple")
+    _need_definite(facts)
     reason = f"V = {factor:.4g} I and <Qx, Kx> is positive definite"
     return _Holds(reason, np.eye(len(facts.value)), 1 / factor)
 
 
-def _indefinite(facts: _Facts) -> str:
-    return f"<Qx, Kx> reaches {facts.definiteness:.4g}; it must be positive definite"
+def _need_definite(facts: _Facts) -> None:
+    _need(
+        facts.definiteness > CLEAR * facts.size,
+        f"<Qx, Kx> reaches {facts.definiteness:.4g}; it must be positive definite",
+    )
 
 
-def _leads(facts: _Facts) -> str:
-    """Why there is no real positive leading eigenvalue with a clear gap, if so."""
+def _leading_rate(facts: _Facts) -> float:
+    """Return the leading eigenvalue if it is real and positive with a clear gap."""
     found = facts.spectrum
-    if facts.common_failure:
-        return facts.common_failure
-    if found.is_defective:
-        return _defective(found)
-    if not found.is_real:
-        return f"the leading eigenvalue {found.leading:.4g} of V is complex"
-    if found.leading.real <= 0:
-        return f"the leading eigenvalue {found.leading.real:.4g} of V is not positive"
-    if not found.is_clear:
-        return (
-            f"the modulus of the next eigenvalue is less by {found.gap:.3g} only, not "
-            "clearly smaller"
-        )
-    return ""
+    rate = found.leading.real
+    _need(not facts.common_failure, facts.common_failure)
+    _need(not found.is_defective, _defective(found))
+    _need(found.is_real, f"the leading eigenvalue {found.leading:.4g} of V is complex")
+    _need(rate > 0, f"the leading eigenvalue {rate:.4g} of V is not positive")
+    _need(
+        found.is_clear,
+        f"the modulus of the next eigenvalue is less by {found.gap:.3g} only, not "
+        "clearly smaller",
+    )
+    return rate
 
 
 def _defective(found: Spectrum) -> str:
@@ -315,67 +305,60 @@ def _defective(found: Spectrum) -> str:
     )
 
 
-def _hyperplanes(facts: _Facts) -> _Holds | str:
-    found, failure = facts.spectrum, _leads(facts)
-    if failure:
-        return failure
-    if found.multiplicity != 1 or len(found.vectors) != 1:
-        return f"the leading eigenvalue is {found.multiplicity}-fold, not simple"
-    if not facts.is_aligned:
-        return f"<Q phi, K phi> is {facts.alignment:.4g}; it must be positive"
-    reason = (
-        f"the leading eigenvalue {found.leading.real:.6g} of V is simple, real and "
-        f"positive (gap {found.gap:.4g}), and <Q phi, K phi> = {facts.alignment:.4g}"
+def _hyperplanes(facts: _Facts) -> _Holds:
+    found, rate, alignment = facts.spectrum, _leading_rate(facts), facts.alignment
+    _need(
+        found.multiplicity == 1 == len(found.vectors),
+        f"the leading eigenvalue is {found.multiplicity}-fold, not simple",
     )
-    return _Holds(reason, found.functionals, 1 / found.leading.real)
-
-
-def _mixed(facts: _Facts) -> _Holds | str:
-    found, failure = facts.spectrum, _leads(facts)
-    if failure:
-        return failure
-    if found.multiplicity < 2:
-        return "the leading eigenvalue is simple"
-    if found.multiplicity == len(facts.value):
-        return "no other eigenvalue is left for the subspace"
-    if not facts.is_definite:
-        return _indefinite(facts)
-    reason = (
-        f"V = {found.leading.real:.4g} I on a space of dimension {found.multiplicity} "
-        f"(gap {found.gap:.4g}) and <Qx, Kx> is positive definite"
+    _need(
+        alignment > CLEAR * facts.size,
+        f"<Q phi, K phi> is {alignment:.4g}; it must be positive",
     )
-    return _Holds(reason, found.functionals, 1 / found.leading.real)
+    reason = (
+        f"the leading eigenvalue {rate:.6g} of V is simple, real and positive (gap "
+        f"{found.gap:.4g}), and <Q phi, K phi> = {alignment:.4g}"
+    )
+    return _Holds(reason, found.functionals, 1 / rate)
 
 
-def _codimension(facts: _Facts) -> _Holds | str:
-    if facts.common_failure:
-        return facts.common_failure
-    if facts.spectrum.is_defective:
-        return _defective(facts.spectrum)
-    vectors, functionals, values = leading_positive(facts.value)
-    counts = [k for k in range(len(values), 1, -1) if _splits(values, k)]
+def _mixed(facts: _Facts) -> _Holds:
+    found, rate = facts.spectrum, _leading_rate(facts)
+    count = found.multiplicity
+    _need(count >= 2, "the leading eigenvalue is simple")
+    _need(count != len(facts.value), "no other eigenvalue is left for the subspace")
+    _need_definite(facts)
+    reason = (
+        f"V = {rate:.4g} I on a space of dimension {count} (gap {found.gap:.4g}) and "
+        "<Qx, Kx> is positive definite"
+    )
+    return _Holds(reason, found.functionals, 1 / rate)
+
+
+def _codimension(facts: _Facts) -> _Holds:
+    _need(not facts.common_failure, facts.common_failure)
+    _need(not facts.spectrum.is_defective, _defective(facts.spectrum))
+    vectors, functionals, values = spectrum.leading_positive(facts.value)
+    # Those that are apart from the rest: the more, the better.
+    gaps = values - np.append(values[1:], 0.0)
+    counts = [k for k in range(len(values), 1, -1) if gaps[k - 1] > CLEAR * values[0]]
     for count in counts:
-        if least_form(facts.score, vectors[:count]) > CLEAR * facts.size:
+        if _least_form(facts.score, vectors[:count]) > CLEAR * facts.size:
             reason = f"the {count} leading eigenvalues of V are real and positive"
             return _Holds(reason, functionals[:count], 1 / values[count - 1])
-    if not counts:
-        return f"{len(values)} leading eigenvalues are real and positive; two are asked"
-    return "<Qx, Kx> is not positive on the leading eigenvectors"
+    _need(
+        len(counts) > 0,
+        f"{len(values)} leading eigenvalues are real and positive; two are asked",
+    )
+    raise _HypothesisFails("<Qx, Kx> is not positive on the leading eigenvectors")
 
 
-def _splits(values: np.ndarray, count: int) -> bool:
-    """Whether so many leading eigenvalues are apart from the rest."""
-    after = values[count] if count < len(values) else 0.0
-    return bool(values[count - 1] - after > CLEAR * values[0])
-
-
-def _origin(facts: _Facts) -> _Holds | str:
-    value = facts.spectrum.multiple
-    score = multiple_of(np.eye(len(facts.score)), facts.score, facts.rounding)
-    if value is None or value >= 0:
-        return "V is not a negative multiple of the identity"
-    if facts.common_failure or score is None or score <= 0:
-        return facts.common_failure or "K^T Q is not a positive multiple of I"
+def _origin(facts: _Facts) -> _Holds:
+    value = facts.spectrum.multiple or 0.0
+    score = multiple_of(np.eye(len(facts.score)), facts.score, facts.rounding) or 0.0
+    _need(value < 0, "V is not a negative multiple of the identity")
+    _need(not facts.common_failure, facts.common_failure)
+    _need(score > 0, "K^T Q is not a positive multiple of I")
     reason = f"V = {value:.4g} I and beta K^T Q = {score:.4g} I"
     return _Holds(reason, np.eye(len(facts.value)), None)
 

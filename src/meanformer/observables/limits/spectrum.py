@@ -62,12 +62,16 @@ class Spectrum(eqx.Module):
 
 def spectrum(matrix: Float[np.ndarray, "d d"]) -> Spectrum:
     """Analyse the leading eigenvalue of a square matrix, on the host."""
+    import scipy.linalg
+
     matrix = np.asarray(matrix)
     # An eigenvalue is known to rounding of the type that the matrix came in.
     eps = float(np.finfo(matrix.dtype).eps)
     matrix = matrix.astype(np.float64)
     size = float(np.linalg.norm(matrix, 2))
-    values, cosines = _values_and_cosines(matrix)
+    found: Any = scipy.linalg.eig(matrix, left=True, right=True)
+    order = np.argsort(-np.abs(found[0]), kind="stable")
+    values, left, right = (part[..., order].astype(complex) for part in found)
     same = max(SAME, ROUNDINGS * len(matrix) * eps) * size
     leading = values[0]
     close = np.abs(values - leading) <= same
@@ -77,7 +81,7 @@ def spectrum(matrix: Float[np.ndarray, "d d"]) -> Spectrum:
     )
     is_diagonal = is_real and defect <= same
     if multiplicity == 1 or not is_diagonal:
-        cosine = float(cosines[close].min())
+        cosine = float(np.abs(np.sum(left.conj() * right, axis=0))[close].min())
     rest = np.abs(values[~close]).max(initial=0.0)
     gap = float(abs(leading) - rest)
     needed = max(APART, ROUNDINGS * eps / max(cosine, SKEW)) * size
@@ -95,23 +99,8 @@ def spectrum(matrix: Float[np.ndarray, "d d"]) -> Spectrum:
     )
 
 
-def _values_and_cosines(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Eigenvalues by modulus, and the cosines of their left and right vectors."""
-    import scipy.linalg
-
-    found: Any = scipy.linalg.eig(matrix, left=True, right=True)
-    values, left, right = found
-    cosines = np.abs(np.sum(left.conj() * right, axis=0))
-    order = np.argsort(-np.abs(values), kind="stable")
-    return values[order].astype(complex), cosines[order]
-
-
 def _eigenspace(matrix, value: float, count: int):
-    """Vectors that the matrix less the eigenvalue shrinks most, and their dual.
-
-    Also the smallest cosine between the two spaces, and by how much these vectors are
-    not in the kernel.
-    """
+    """Vectors nearest to the kernel, their dual, the cosine of both, and the defect."""
     left, sizes, right = np.linalg.svd(matrix - value * np.eye(len(matrix)))
     vectors, functionals = right[-count:], left[:, -count:].T
     # The largest entry of every vector is positive.
@@ -119,20 +108,16 @@ def _eigenspace(matrix, value: float, count: int):
     vectors = vectors * np.sign(vectors[np.arange(count), largest])[:, None]
     pairing = functionals @ vectors.T
     cosine = float(np.linalg.svd(pairing, compute_uv=False)[-1])
-    if cosine < SKEW:
-        nothing = np.zeros((0, len(matrix)))
-        return nothing, nothing, cosine, float(sizes[-count])
-    dual = np.linalg.solve(pairing, functionals)
-    return vectors, dual, cosine, float(sizes[-count])
+    is_skew = cosine < SKEW
+    dual = vectors[:0] if is_skew else np.linalg.solve(pairing, functionals)
+    return vectors[: len(dual)], dual, cosine, float(sizes[-count])
 
 
-def leading_positive(
-    value: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def leading_positive(value: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return vectors, functionals and values of the leading positive eigenvalues.
 
-    As many as are real and positive before the first that is neither, in the order of
-    their modulus; none if the eigenvectors do not form a basis.
+    Those before the first, by modulus, that is not real and positive; none if the
+    eigenvectors do not form a basis.
     """
     eps = float(np.finfo(np.asarray(value).dtype).eps)
     clear = max(CLEAR, 1e3 * eps)
@@ -149,5 +134,4 @@ def leading_positive(
     if np.linalg.cond(vectors) > 1 / SKEW:
         count = 0
     dual = np.linalg.inv(vectors) if count else vectors
-    kept = vectors[:, :count].T, dual[:count], values[:count]
-    return np.real(kept[0]), np.real(kept[1]), np.real(kept[2])
+    return np.real(vectors[:, :count].T), np.real(dual[:count]), np.real(values[:count])

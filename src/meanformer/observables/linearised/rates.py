@@ -1,4 +1,4 @@
-"""The linearised flow of tokens: velocities, their derivative, rates of growth.
+"""The linearised flow of tokens: velocities, rates of growth, clouds at rest.
 
 Tokens far apart pull each other by amounts that differ by hundreds of orders of
 magnitude. A zero of the velocities does not mind if each is divided by a number of its
@@ -17,24 +17,15 @@ from jaxtyping import Array, Float
 
 from meanformer.attention import AbstractExponential, AbstractInContextMap
 from meanformer.attention.pointwise import AbstractPointwise
+from meanformer.errors import Overflow, as_number
 from meanformer.flows import Flow
 from meanformer.geometry import AbstractSpace
 from meanformer.measures import TokenCloud
-from meanformer.observables.energy.structure import alone, is_gradient_flow, terms_of
-from meanformer.observables.linearised.velocity_terms import (
-    Pairs,
-    Part,
-    attention_part,
-    flat,
-    halves,
-    has_parts,
-    largest_length,
-    log_shares,
-    norm,
-    pointwise_part,
-    tangent_basis,
-    unit_rows,
-)
+from meanformer.observables.energy import energies
+from meanformer.observables.energy.structure import is_gradient_flow, terms_of
+from meanformer.observables.linearised import velocity_terms
+from meanformer.observables.linearised.symmetry import rotations
+from meanformer.observables.linearised.velocity_terms import Attending, Part
 
 
 class Scaled(NamedTuple):
@@ -46,9 +37,8 @@ class Scaled(NamedTuple):
 
     def over(self, log_rows: np.ndarray) -> np.ndarray:
         """Return the velocities in units of given rows."""
-        return (
-            self.velocity * np.exp(np.minimum(self.log_rows - log_rows, 300))[:, None]
-        )
+        factors = np.exp(np.minimum(self.log_rows - log_rows, 300))
+        return self.velocity * factors[:, None]
 
 
 def scaled(
@@ -61,19 +51,21 @@ def scaled(
     smallest ($-1$) or the largest ($1$) of the one-sided derivatives.
     """
     terms = terms_of(layer)
-    if not has_parts(flow.space, terms):
+    if not velocity_terms.has_parts(flow.space, terms):
         return _by_differentiation(flow, cloud)
     fixed = [
-        pointwise_part(term, cloud, side=side)
+        velocity_terms.pointwise_part(term, cloud, side=side)
         for term in terms
         if isinstance(term, AbstractPointwise)
     ]
-    log_rows = _log_rows(terms, cloud, fixed)
-    parts = [
-        attention_part(term, cloud, log_rows, is_exact=len(terms) > 1)
+    attending = [
+        Attending.of(term, cloud)
         for term in terms
         if isinstance(term, AbstractExponential)
     ]
+    log_rows = _log_rows(attending, fixed)
+    points, is_exact = velocity_terms.unit_rows(cloud), len(terms) > 1
+    parts = [one.part(points, log_rows, is_exact) for one in attending]
     factors = np.exp(np.minimum(-log_rows, 700))[:, None]
     for part in fixed:
         repeated = np.repeat(factors, part.velocity.shape[1], axis=0)
@@ -83,10 +75,7 @@ def scaled(
 
 
 class Linearised(NamedTuple):
-    """Velocities and their derivative, over the exponential of `log_unit`.
-
-    That is zero unless they would leave the range of the numbers of the points.
-    """
+    """Velocities and their derivative, over the exponential of `log_unit`."""
 
     velocity: np.ndarray
     matrix: np.ndarray
@@ -104,10 +93,12 @@ def linearised(
     """Linearise a flow, in a basis orthonormal for the masses of the tokens."""
     found = scaled(flow, layer, cloud, side=side)
     unit = float(found.log_rows.max())
+    # One, unless numbers would leave the range of those of the points.
     unit = 0.0 if abs(unit) < _log_room(cloud) else unit
     rows = (found.log_rows - unit)[:, None]
     width = found.velocity.shape[1]
-    links = np.repeat(np.repeat(halves(log_masses) + rows, width, 0), width, 1)
+    links = (log_masses[:, None] - log_masses[None, :]) / 2 + rows
+    links = np.repeat(np.repeat(links, width, 0), width, 1)
     matrix = found.matrix * np.exp(np.minimum(links, 700))
     return Linearised(found.velocity * np.exp(rows), matrix, unit)
 
@@ -144,9 +135,7 @@ class Rates(NamedTuple):
         """Return the fastest motion of the tokens, the longest vector of length one."""
         if self.columns.size == 0:
             return np.zeros(cloud.points.shape)
-        basis = tangent_basis(space, np.asarray(cloud.points, np.float64))
-        parts = self.columns[:, 0].reshape(len(basis), -1)
-        vectors = np.einsum("nda,na->nd", basis, parts)
+        vectors = velocity_terms.tangent_vectors(space, cloud, self.columns[:, 0])
         sizes = np.linalg.norm(vectors, axis=1)
         # Masses may differ by more than floats can hold: in logarithms.
         logs = np.log(np.where(sizes > 0, sizes, 1)) - self.log_masses / 2
@@ -161,14 +150,16 @@ def rates_of(
     flow: Flow, layer: AbstractInContextMap, cloud: TokenCloud, *, side: int = 0
 ) -> Rates:
     """Return the rates of growth of small perturbations of tokens."""
-    log_masses = metric_of(layer, cloud)
-    velocity, matrix, unit = linearised(flow, layer, cloud, log_masses, side=side)
-    eps, speed = float(jnp.finfo(cloud.points.dtype).eps), largest_length(velocity)
-    terms = terms_of(layer)
-    is_apart = has_parts(flow.space, terms)
-    steepness = _steepness(terms) if is_apart else 1000.0
-    resolution = eps * steepness * norm(matrix)
     structure = is_gradient_flow(layer)
+    log_masses = _log_metric(layer, structure, cloud)
+    velocity, matrix, unit = linearised(flow, layer, cloud, log_masses, side=side)
+    eps, terms = float(jnp.finfo(cloud.points.dtype).eps), terms_of(layer)
+    is_apart = velocity_terms.has_parts(flow.space, terms)
+    steepness = _steepness(terms) if is_apart else 1000.0
+    largest = float(np.abs(matrix).max(initial=0))
+    # This bounds the norm, without squares that could underflow.
+    norm = len(matrix) * largest
+    resolution = eps * steepness * norm
     # At inverse temperature zero there is a symmetry, if no energy.
     is_symmetric = np.abs(matrix - matrix.T).max(initial=0) <= resolution
     if (structure and structure.mobility is None) or is_symmetric:
@@ -176,27 +167,20 @@ def rates_of(
     else:
         values, columns = map(np.real, np.linalg.eig(matrix))
         # Multiple eigenvalues of such a matrix are known to half the digits.
-        resolution = max(resolution, np.sqrt(eps) * norm(matrix))
+        resolution = max(resolution, np.sqrt(eps) * norm)
     order = np.argsort(-values, kind="stable")
-    return Rates(
-        values[order],
-        columns[:, order],
-        resolution,
-        steepness * speed if is_apart else 0.0,
-        speed,
-        float(np.abs(matrix).max(initial=0)),
-        unit,
-        log_masses,
-    )
+    speed = float(np.linalg.norm(velocity, axis=1).max())
+    drift = steepness * speed if is_apart else 0.0
+    sizes = resolution, drift, speed, largest
+    return Rates(values[order], columns[:, order], *sizes, unit, log_masses)
 
 
 def splitting_rates(
     flow: Flow, layer: AbstractInContextMap, cloud: TokenCloud
 ) -> np.ndarray:
     """Return how fast two halves of each atom part, in their fastest direction."""
-    twins = TokenCloud(
-        jnp.repeat(cloud.points, 2, axis=0), jnp.repeat(cloud.weights / 2, 2)
-    )
+    points, weights = (jnp.repeat(x, 2, axis=0) for x in (cloud.points, cloud.weights))
+    twins = TokenCloud(points, weights / 2)
     found = scaled(flow, layer, twins)
     width = found.velocity.shape[1]
     blocks = found.matrix.reshape(twins.count, width, twins.count, width)
@@ -207,17 +191,12 @@ def splitting_rates(
     return rates * np.exp(np.clip(found.log_rows[every], -room, room))
 
 
-def metric_of(layer: AbstractInContextMap, tokens: TokenCloud) -> np.ndarray:
-    """Return the logarithms of the masses in the metric of which a layer is a gradient.
-
-    Zero for layers that are none.
-    """
-    layer = alone(layer)
-    structure = is_gradient_flow(layer)
+def _log_metric(layer, structure, tokens: TokenCloud) -> np.ndarray:
+    """Return logarithms of masses in the metric of a gradient; zero for others."""
     if not structure:
         return np.zeros(tokens.count)
     log_masses = np.log(np.asarray(tokens.weights, np.float64))
-    if structure.divides_by_mass and isinstance(layer, AbstractExponential):
+    if structure.divides_by_mass:
         seen = layer.log_kernel_mass(tokens, tokens.points)
         log_masses = log_masses + np.asarray(seen, np.float64)
     return log_masses
@@ -229,17 +208,16 @@ def _log_room(cloud: TokenCloud) -> float:
 
 
 def _by_differentiation(flow: Flow, cloud: TokenCloud) -> Scaled:
-    basis = tangent_basis(flow.space, np.asarray(cloud.points, np.float64))
+    points = np.asarray(cloud.points, np.float64)
+    basis = velocity_terms.tangent_basis(flow.space, points)
     field, slopes = (np.asarray(a, np.float64) for a in _derivative(flow, cloud))
     velocity = np.einsum("ida,id->ia", basis, field)
-    matrix = flat(np.einsum("ida,idje,jeb->iajb", basis, slopes, basis))
-    return _equilibrated(velocity, matrix, np.zeros(cloud.count))
+    blocks = np.einsum("ida,idje,jeb->iajb", basis, slopes, basis)
+    return _equilibrated(velocity, velocity_terms.flat(blocks), np.zeros(cloud.count))
 
 
 @eqx.filter_jit
-def _derivative(
-    flow: Flow, cloud: TokenCloud
-) -> tuple[Float[Array, "n d"], Float[Array, "n d n d"]]:
+def _derivative(flow: Flow, cloud: TokenCloud) -> tuple[Array, Array]:
     """Return the velocities as a function of all points, and their derivative."""
     start = jnp.zeros((), cloud.points.dtype)
 
@@ -249,37 +227,28 @@ def _derivative(
     return field(cloud.points), jax.jacfwd(field)(cloud.points)
 
 
-def _log_rows(terms, cloud: TokenCloud, fixed) -> np.ndarray:
+def _log_rows(attending: list[Attending], fixed: list[Part]) -> np.ndarray:
     """Return the logarithm of the largest that each token feels, of any term."""
-    logs = [np.full(cloud.count, -np.inf)]
-    for term in terms:
-        if isinstance(term, AbstractExponential):
-            seen = log_shares(term, cloud)
-            if not Pairs.of(term, unit_rows(cloud)).own.any():
-                np.fill_diagonal(seen, -np.inf)
-            logs.append(seen.max(axis=1))
-    for part in fixed:
-        rows = np.abs(part.matrix).reshape(cloud.count, -1).max(axis=1, initial=0)
-        sizes = np.maximum(rows, np.abs(part.velocity).max(axis=1, initial=0))
-        with np.errstate(divide="ignore"):
-            logs.append(np.log(sizes))
+    logs = [one.log_pulls.max(axis=1) for one in attending]
+    with np.errstate(divide="ignore"):
+        logs += [np.log(_largest(*part)) for part in fixed]
     top = np.max(logs, axis=0)
     return np.where(np.isfinite(top), top, 0.0)
 
 
-def _equilibrated(
-    velocity: np.ndarray, matrix: np.ndarray, log_rows: np.ndarray
-) -> Scaled:
+def _largest(velocity: np.ndarray, matrix: np.ndarray) -> np.ndarray:
+    """Return the largest entry of the rows of each token."""
+    largest = np.abs(matrix).reshape(len(velocity), -1).max(axis=1, initial=0)
+    return np.maximum(largest, np.abs(velocity).max(axis=1, initial=0))
+
+
+def _equilibrated(velocity, matrix, log_rows: np.ndarray) -> Scaled:
     """Divide each row by its largest entry."""
-    count, width = velocity.shape
-    largest = np.abs(matrix).reshape(count, -1).max(axis=1, initial=0)
-    largest = np.maximum(largest, np.abs(velocity).max(axis=1, initial=0))
+    largest = _largest(velocity, matrix)
     largest = np.where(largest > 0, largest, 1.0)
-    return Scaled(
-        velocity / largest[:, None],
-        matrix / np.repeat(largest, width)[:, None],
-        log_rows + np.log(largest),
-    )
+    rows = np.repeat(largest, velocity.shape[1])[:, None]
+    logs = log_rows + np.log(largest)
+    return Scaled(velocity / largest[:, None], matrix / rows, logs)
 
 
 def _steepness(terms: tuple[AbstractInContextMap, ...]) -> float:
@@ -290,3 +259,144 @@ def _steepness(terms: tuple[AbstractInContextMap, ...]) -> float:
         if isinstance(term, AbstractExponential)
     ]
     return float(10 * (1 + max(tops, default=0.0)))
+
+
+def energy_hessian(
+    layer: AbstractInContextMap,
+    cloud: TokenCloud,
+    *,
+    space: AbstractSpace | None = None,
+) -> Float[Array, "h h"]:
+    r"""Hessian of the exponential energy of a layer, in the space of all tokens.
+
+    The Riemannian Hessian on $(\mathbb{S}^{d-1})^n$ with the metric
+    $\sum_i w_i|\xi_i|^2$, in an orthonormal basis of the tangent spaces, $d-1$ numbers
+    for each token of positive weight. Its eigenvalues do not depend on the basis: at a
+    stationary point they are the rates at which the ascent of $E$ leaves it. Rotations
+    that commute with $A$ give zeros. On a kink of a perceptron, where there are several
+    one-sided Hessians, it is the one with the derivative that JAX gives.
+
+    Args:
+        layer: `Softmax` or `Unnormalised` with a symmetric score, whose value does not
+            matter; or a perceptron or `Sum` that is a gradient flow.
+        cloud: the tokens, of known weights; those of weight zero are absent.
+        space: where they live, `Sphere()` by default.
+
+    Returns:
+        A symmetric matrix. Cost: $O(n^2d^3)$ time and $O(n^2d^2)$ memory, on the host
+        on the sphere: for few tokens.
+    """
+    space = energies.checked_space(cloud, space)
+    cloud = energies.present(cloud)
+    ascent = energies.ascent_of(layer)
+    log_masses = np.log(np.asarray(cloud.weights, np.float64))
+    found = linearised(Flow(ascent, space=space), ascent, cloud, log_masses)
+    matrix = found.matrix * _unit(cloud, found.log_unit, found.matrix)
+    return jnp.asarray((matrix + matrix.T) / 2, cloud.points.dtype)
+
+
+class StationaryReport(eqx.Module):
+    r"""Whether tokens rest, and what a small push does to them.
+
+    Attributes:
+        verdict: the answer in words: "stationary, index 2", "not stationary: ...", or
+            "undecided: ..." if rates are too small to have a sign.
+        is_stationary: whether no token moves, to the tolerance.
+        speed: the largest speed of a token.
+        index: how many directions grow: the number of positive eigenvalues; `None` if
+            the tokens move or it is undecided.
+        nullity: how many rates cannot be told from zero; rotations are among them.
+        eigenvalues: growth rates of small perturbations (their real parts, if the flow
+            is not a gradient flow), the largest first; empty if the tokens move.
+        direction: the perturbation that grows fastest, one tangent vector for each
+            token, the longest of length one; zero if the tokens move.
+    """
+
+    verdict: str = eqx.field(static=True)
+    is_stationary: bool = eqx.field(static=True)
+    speed: float = eqx.field(static=True)
+    index: int | None = eqx.field(static=True)
+    nullity: int | None = eqx.field(static=True)
+    eigenvalues: Float[Array, " h"]
+    direction: Float[Array, "n d"]
+
+
+def stationary_report(
+    flow: Flow, cloud: TokenCloud, *, tolerance: float | None = None
+) -> StationaryReport:
+    r"""Tell whether tokens rest under a flow, and in how many directions they would go.
+
+    Antipodal, regular and uniform clouds are stationary saddles: a solver waits there
+    until rounding pushes it off. The linearised flow answers instead. Its eigenvalues
+    are those of the Hessian of the energy for a gradient flow, divided by the masses
+    $Z_i$ for softmax, which changes rates but not signs.
+
+    On the sphere, softmax and unnormalised attention are linearised without the pull of
+    tokens on themselves: the rates of two opposite tokens, $e^{-2\beta}$ of that
+    pull, are right at any $\beta$. Rates below the rounding of the largest ones have no
+    sign. If they are more than the rotations that commute with score and value, which
+    are known for symmetric ones, the verdict is "undecided": a slow direction may hide
+    there, or one along which the tokens rest for another reason. On a kink of a
+    perceptron it is, if the one-sided Hessians have different indices.
+
+    Args:
+        flow: a flow whose map does not change with depth, without noise.
+        cloud: the tokens, of known values; those of weight zero are absent.
+        tolerance: the tokens rest if none is faster than this share of the size of the
+            flow, which is the largest vector before projection or the largest entry of
+            the linearised flow; by default $10^{-9}$, or a thousand roundings of the
+            type of the points if that is more.
+
+    Returns:
+        The report. To leave a saddle, move along `direction`, or use `perturbed`. Cost:
+        as `energy_hessian`, and the eigenvalues of that matrix.
+    """
+    layer = energies.checked_map(flow, cloud)
+    least = 1000 * float(jnp.finfo(cloud.points.dtype).eps)
+    given = max(1e-9, least) if tolerance is None else tolerance
+    given = as_number("tolerance", given, "positive", above=0)
+    tokens = energies.present(cloud)
+    found = rates_of(flow, layer, tokens)
+    unit = _unit(tokens, found.log_unit, np.append(found.values, found.size))
+    speed = unit * found.speed
+    vectors = layer(tokens, tokens.points, positions=tokens.positions)
+    longest = float(np.linalg.norm(np.asarray(vectors, np.float64), axis=1).max())
+    empty, still = jnp.zeros(0, cloud.points.dtype), jnp.zeros_like(cloud.points)
+    if speed > given * max(longest, unit * found.size):
+        verdict = f"not stationary: a token moves with speed {speed:.6g}"
+        return StationaryReport(verdict, False, speed, None, None, empty, still)
+    index, nullity = found.counts(found.resolution + found.drift)
+    doubt = _doubt(index, nullity - rotations(layer, tokens))
+    if not doubt and velocity_terms.kinks_of(layer, tokens):
+        ends = [rates_of(flow, layer, tokens, side=side) for side in (-1, 1)]
+        low, high = (one.counts(one.resolution + one.drift)[0] for one in ends)
+        if low != high:
+            doubt = f"a token sits on a kink of a perceptron, index {low} to {high}"
+    verdict = f"undecided: {doubt}" if doubt else f"stationary, index {index}"
+    direction = jnp.asarray(found.direction(flow.space, tokens), still.dtype)
+    return StationaryReport(
+        verdict,
+        True,
+        speed,
+        None if doubt else index,
+        nullity,
+        jnp.asarray(unit * found.values, cloud.points.dtype),
+        still.at[np.asarray(cloud.weights) > 0].set(direction),
+    )
+
+
+def _unit(cloud: TokenCloud, log_unit: float, found: np.ndarray) -> float:
+    """Return the unit of what was found, or raise if this would overflow."""
+    log_largest = log_unit + float(np.log(max(np.abs(found).max(initial=0), 1e-300)))
+    if log_largest > float(np.log(float(jnp.finfo(cloud.points.dtype).max))):
+        raise Overflow(
+            f"rates of growth overflow: their logarithm is about {log_largest:.6g}; "
+            "lower beta, or give Unnormalised a shift."
+        )
+    return float(np.exp(log_unit))
+
+
+def _doubt(index: int, unknown: int) -> str:
+    """Say why rates do not decide, in words; empty if they do."""
+    noun = "rate" if unknown == 1 else "rates"
+    return f"{unknown} {noun} below resolution, {index} positive" * (unknown > 0)

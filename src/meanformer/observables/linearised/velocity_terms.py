@@ -18,9 +18,10 @@ from meanformer.attention import AbstractExponential, AbstractInContextMap, Perc
 from meanformer.attention.pointwise import AbstractPointwise
 from meanformer.geometry import AbstractSpace, Euclidean, Sphere
 from meanformer.measures import TokenCloud
-from meanformer.observables.energy.potentials import kink_sides
+from meanformer.observables.energy.potentials import on_kinks
+from meanformer.observables.energy.structure import terms_of
 
-STEP = 1e-6  # how far to its side the slope is read
+SIDE_STEP = 1e-6  # how far to its side the slope is read
 
 
 class Part(NamedTuple):
@@ -33,43 +34,87 @@ class Part(NamedTuple):
 def has_parts(space: AbstractSpace, terms: tuple[AbstractInContextMap, ...]) -> bool:
     """Whether all terms can be linearised on their own, without self-pull."""
     return isinstance(space, Sphere) and all(
-        isinstance(term, AbstractPointwise) or is_plain(term) for term in terms
+        isinstance(term, AbstractPointwise)
+        or isinstance(term, AbstractExponential)
+        and term.query_bias is None
+        and term.value_bias is None
+        for term in terms
     )
 
 
-def is_plain(layer: AbstractInContextMap) -> bool:
-    """Whether a layer is softmax or unnormalised attention without bias."""
-    if not isinstance(layer, AbstractExponential):
-        return False
-    return layer.query_bias is None and layer.value_bias is None
+class Attending(NamedTuple):
+    r"""How tokens on the sphere see each other, in double precision.
 
-
-def attention_part(
-    layer: AbstractExponential,
-    cloud: TokenCloud,
-    log_rows: np.ndarray,
-    *,
-    is_exact: bool,
-) -> Part:
-    """Linearise attention on the sphere, with the pull of a token on itself apart.
-
-    Rows are divided by given exponentials. Without `is_exact` the derivative of the
-    normalisation of softmax is left out; it is of the order of the velocity.
+    Attributes:
+        score: the matrix $\beta A$.
+        value: the matrix $V$.
+        log_shares: logarithms of the weights with which tokens see each other.
+        is_normalised: whether these weights are shares of a total.
     """
-    points = unit_rows(cloud)
-    pairs = Pairs.of(layer, points)
-    logs = log_shares(layer, cloud) - log_rows[:, None]
-    if not pairs.own.any():
-        np.fill_diagonal(logs, -np.inf)
-    shares = np.exp(logs)
-    pulls = pairs.pulls()
-    velocity = np.einsum("ij,ija->ia", shares, pulls)
-    blocks = pairs.blocks(pulls) * shares[:, None, :, None]
-    every = np.arange(len(points))
-    blocks[every, :, every, :] = pairs.own_blocks(pulls, shares)
-    if is_exact and layer.is_normalised:
-        blocks -= pairs.normalisation(velocity, layer, cloud)
-    return Part(velocity, flat(blocks))
+
+    score: np.ndarray
+    value: np.ndarray
+    log_shares: np.ndarray
+    is_normalised: bool
+
+    @classmethod
+    def of(cls, layer: AbstractExponential, cloud: TokenCloud) -> "Attending":
+        """Return how the tokens of a cloud see each other through a layer."""
+        points, masses = unit_rows(cloud), np.asarray(cloud.weights, np.float64)
+        score = np.asarray(layer.temperature * layer.score, np.float64)
+        logs = points @ score.T @ points.T + np.log(masses)
+        shift = layer.shift_number
+        if layer.is_normalised:
+            shift = np.logaddexp.reduce(logs, axis=1)[:, None]
+        value = np.asarray(layer.value, np.float64)
+        return cls(score, value, logs - shift, layer.is_normalised)
+
+    @property
+    def own_value(self) -> np.ndarray:
+        r"""$V - v_{11}I$: it pulls a token by itself as $V$ does; zero for $V = cI$."""
+        return self.value - self.value[0, 0] * np.eye(len(self.value))
+
+    @property
+    def log_pulls(self) -> np.ndarray:
+        """The same logarithms, without that of oneself if its pull is zero."""
+        logs = self.log_shares.copy()
+        if not self.own_value.any():
+            np.fill_diagonal(logs, -np.inf)
+        return logs
+
+    def part(self, points: np.ndarray, log_rows: np.ndarray, is_exact: bool) -> Part:
+        """Linearise attention at these tokens, with their pull on themselves apart.
+
+        Rows are divided by given exponentials. Unless it is exact, the derivative of
+        the normalisation of softmax is left out; it is of the order of the velocity.
+        """
+        basis, every = tangent_basis(Sphere(), points), np.arange(len(points))
+        shares = np.exp(self.log_pulls - log_rows[:, None])
+        values = np.repeat((points @ self.value.T)[None], len(points), axis=0)
+        values[every, every] = points @ self.own_value.T
+        pulls = np.einsum("ida,ijd->ija", basis, values)
+        velocity = np.einsum("ij,ija->ia", shares, pulls)
+        # Derivatives of scores in the token that is seen, and in the one that sees.
+        seen = np.einsum("jdb,id->ijb", basis, points @ self.score.T)
+        seeing = np.einsum("idb,jd->ijb", basis, points @ self.score)
+        seeing[every, every] += seen[every, every]
+        # The derivative of each velocity in another token, and in its own.
+        blocks = np.einsum("ida,de,jeb->iajb", basis, self.value, basis)
+        blocks = blocks + np.einsum("ija,ijb->iajb", pulls, seen)
+        blocks = blocks * shares[:, None, :, None]
+        heights = np.einsum("ij,id,ijd->i", shares, points, values)
+        turned = np.einsum("ida,de,ieb->iab", basis, self.own_value, basis)
+        blocks[every, :, every, :] = (
+            np.einsum("ij,ija,ijb->iab", shares, pulls, seeing)
+            - heights[:, None, None] * np.eye(basis.shape[2])
+            + shares.diagonal()[:, None, None] * turned
+        )
+        if is_exact and self.is_normalised:
+            masses = np.exp(self.log_shares)
+            changes = masses[:, :, None] * seen
+            changes[every, every] = np.einsum("ij,ijb->ib", masses, seeing)
+            blocks -= velocity[:, :, None, None] * changes[:, None]
+        return Part(velocity, flat(blocks))
 
 
 def pointwise_part(
@@ -82,9 +127,13 @@ def pointwise_part(
     """
     points = unit_rows(cloud)
     basis = tangent_basis(Sphere(), points)
-    vectors, slopes = _with_slopes(layer, cloud, points)
-    if side and isinstance(layer, Perceptron):
-        slopes = slopes + _jumps(layer, points, side)
+    if isinstance(layer, Perceptron):
+        vectors, slopes, noise = _of_perceptron(layer, points, side)
+    else:
+        there = cloud.moved(jnp.asarray(points, cloud.points.dtype))
+        found = _differentiated(layer, there)
+        vectors, slopes = (np.asarray(array, np.float64) for array in found)
+        noise = 0.0
     heights = np.sum(points * vectors, axis=1)
     blocks = np.einsum("ida,ide,ieb->iab", basis, slopes, basis)
     blocks = blocks - heights[:, None, None] * np.eye(basis.shape[2])
@@ -92,85 +141,52 @@ def pointwise_part(
     matrix = np.zeros((count, width, count, width))
     matrix[np.arange(count), :, np.arange(count), :] = blocks
     velocity = np.einsum("ida,id->ia", basis, vectors)
-    if isinstance(layer, Perceptron):
-        velocity, matrix = (_without_noise(layer, part) for part in (velocity, matrix))
+    # What is below rounding, as in flat regions, is zero.
+    velocity, matrix = (np.where(np.abs(x) <= noise, 0, x) for x in (velocity, matrix))
     return Part(velocity, flat(matrix))
 
 
-class Pairs(NamedTuple):
-    """What pairs of tokens on the sphere do to each other, before their weights."""
-
-    points: np.ndarray
-    basis: np.ndarray
-    score: np.ndarray
-    value: np.ndarray
-
-    @classmethod
-    def of(cls, layer: AbstractExponential, points: np.ndarray) -> "Pairs":
-        """Return the pairs of points under an attention."""
-        return cls(points, tangent_basis(Sphere(), points), *on_host(layer))
-
-    @property
-    def own(self) -> np.ndarray:
-        r"""$V - v_{11}I$: it pulls a token by itself as $V$ does; zero for $V = cI$."""
-        return self.value - self.value[0, 0] * np.eye(len(self.value))
-
-    def pulls(self) -> np.ndarray:
-        """Return the tangent part of the value of each token at each other one."""
-        pulls = np.einsum("ida,jd->ija", self.basis, self.points @ self.value.T)
-        every = np.arange(len(pulls))
-        moved = self.points @ self.own.T
-        pulls[every, every] = np.einsum("ida,id->ia", self.basis, moved)
-        return pulls
-
-    def slopes(self) -> np.ndarray:
-        """Return the derivative of each score in the token that is seen."""
-        return np.einsum("jdb,id->ijb", self.basis, self.points @ self.score.T)
-
-    def own_slopes(self) -> np.ndarray:
-        """Return the derivative of each score in the token that sees."""
-        every = np.arange(len(self.points))
-        slopes = np.einsum("idb,jd->ijb", self.basis, self.points @ self.score)
-        slopes[every, every] += self.slopes()[every, every]
-        return slopes
-
-    def blocks(self, pulls: np.ndarray) -> np.ndarray:
-        """Return the derivative of each velocity in another token."""
-        turned = np.einsum("ida,de,jeb->iajb", self.basis, self.value, self.basis)
-        return turned + np.einsum("ija,ijb->iajb", pulls, self.slopes())
-
-    def own_blocks(self, pulls: np.ndarray, shares: np.ndarray) -> np.ndarray:
-        """Return the derivative of each velocity in its own token, with weights."""
-        points, basis, every = self.points, self.basis, np.arange(len(pulls))
-        heights = points @ self.value @ points.T
-        heights[every, every] = np.sum(points * (points @ self.own), axis=1)
-        heights = np.sum(shares * heights, axis=1)
-        turned = np.einsum("ida,de,ieb->iab", basis, self.own, basis)
-        return (
-            np.einsum("ij,ija,ijb->iab", shares, pulls, self.own_slopes())
-            - heights[:, None, None] * np.eye(basis.shape[2])
-            + shares.diagonal()[:, None, None] * turned
-        )
-
-    def normalisation(
-        self, velocity: np.ndarray, layer: AbstractExponential, cloud: TokenCloud
-    ) -> np.ndarray:
-        """Return velocities times the derivatives of the logarithms of the masses."""
-        shares = np.exp(log_shares(layer, cloud))
-        changes = shares[:, :, None] * self.slopes()
-        every = np.arange(len(self.points))
-        changes[every, every] = np.einsum("ij,ijb->ib", shares, self.own_slopes())
-        return velocity[:, :, None, None] * changes[:, None]
+def _of_perceptron(layer: Perceptron, points: np.ndarray, side: int):
+    """Return values, derivatives, and the noise that rounding of the weights makes."""
+    rows, biases, columns = (
+        np.asarray(array, np.float64)
+        for array in (layer.weights_in, layer.bias_in, layer.weights_out.T)
+    )
+    arguments = points @ rows.T + biases
+    hidden, slopes = _activated(layer, arguments)
+    at_kink = on_kinks(layer, points)
+    if side and at_kink.any():
+        sides = arguments - SIDE_STEP, arguments + SIDE_STEP
+        low, high = (_activated(layer, shifted)[1] for shifted in sides)
+        strength = np.sign(np.sum(rows * columns, axis=1))[None]
+        is_high = (high - low) * strength * side > 0
+        slopes = np.where(at_kink, np.where(is_high, high, low), slopes)
+    vectors = hidden @ columns
+    if layer.bias_out is not None:
+        vectors = vectors + np.asarray(layer.bias_out, np.float64)
+    inside, outside = (np.linalg.norm(array, axis=1) for array in (rows, columns))
+    noise = 8 * float(jnp.finfo(layer.weights_in.dtype).eps) * float(inside @ outside)
+    return vectors, np.einsum("ip,pd,pe->ide", slopes, columns, rows), noise
 
 
-def log_shares(layer: AbstractExponential, cloud: TokenCloud) -> np.ndarray:
-    """Return the logarithms of the weights with which tokens see each other."""
-    points = unit_rows(cloud)
-    score, _ = on_host(layer)
-    logs = points @ score.T @ points.T + np.log(np.asarray(cloud.weights, np.float64))
-    if layer.is_normalised:
-        return logs - np.logaddexp.reduce(logs, axis=1)[:, None]
-    return logs - layer.shift_number
+def _activated(layer: Perceptron, arguments: np.ndarray) -> list[np.ndarray]:
+    """Return the activation of each argument and its derivative there."""
+    typed = jnp.asarray(arguments, layer.weights_in.dtype)
+    pair = _with_derivative(layer.activation, typed)
+    return [np.asarray(array, np.float64) for array in pair]
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _with_derivative(activation, arguments: Float[Array, "n p"]):
+    return jax.jvp(activation, (arguments,), (jnp.ones_like(arguments),))
+
+
+@eqx.filter_jit
+def _differentiated(layer: AbstractPointwise, cloud: TokenCloud):
+    def at(point: Float[Array, " d"]) -> Float[Array, " d"]:
+        return layer(cloud, point[None])[0]
+
+    return layer(cloud, cloud.points), jax.vmap(jax.jacfwd(at))(cloud.points)
 
 
 def tangent_basis(space: AbstractSpace, rows: np.ndarray) -> np.ndarray:
@@ -181,19 +197,20 @@ def tangent_basis(space: AbstractSpace, rows: np.ndarray) -> np.ndarray:
     return np.linalg.qr(unit[:, :, None], mode="complete")[0][:, :, 1:]
 
 
-def largest_length(vectors) -> float:
-    """Return the length of the longest row."""
-    return float(np.linalg.norm(np.asarray(vectors, np.float64), axis=1).max())
+def tangent_vectors(
+    space: AbstractSpace, cloud: TokenCloud, coordinates: np.ndarray
+) -> np.ndarray:
+    """Return tangent vectors at the tokens, given in the bases there."""
+    basis = tangent_basis(space, np.asarray(cloud.points, np.float64))
+    return np.einsum("nda,na->nd", basis, coordinates.reshape(len(basis), -1))
 
 
-def halves(logs: np.ndarray) -> np.ndarray:
-    """Return half the differences of logarithms, of each pair."""
-    return (logs[:, None] - logs[None, :]) / 2
-
-
-def norm(matrix: np.ndarray) -> float:
-    """Bound the norm of a matrix, without squares that could underflow."""
-    return float(len(matrix) * np.abs(matrix).max(initial=0))
+def moved(space: AbstractSpace, cloud: TokenCloud, motion: np.ndarray) -> TokenCloud:
+    """Return tokens moved, and brought back to the space; on the host."""
+    points = np.asarray(cloud.points, np.float64) + motion
+    if isinstance(space, Sphere):
+        points = points / np.linalg.norm(points, axis=1, keepdims=True)
+    return cloud.moved(jnp.asarray(points, cloud.points.dtype))
 
 
 def flat(blocks: np.ndarray) -> np.ndarray:
@@ -208,115 +225,12 @@ def unit_rows(cloud: TokenCloud) -> np.ndarray:
     return rows / np.linalg.norm(rows, axis=1, keepdims=True)
 
 
-def _without_noise(layer: Perceptron, values: np.ndarray) -> np.ndarray:
-    """Set to zero what is below the rounding of the weights, as in flat regions."""
-    rows, _, columns, _ = on_host(layer)
-    inside, outside = (np.linalg.norm(array, axis=1) for array in (rows, columns))
-    eps = float(jnp.finfo(layer.weights_in.dtype).eps)
-    return np.where(np.abs(values) <= 8 * eps * float(inside @ outside), 0.0, values)
-
-
-def _with_slopes(
-    layer: AbstractPointwise, cloud: TokenCloud, points: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the map's value at each point, and its derivative there."""
-    if isinstance(layer, Perceptron):
-        rows, biases, columns, constant = on_host(layer)
-        arguments = jnp.asarray(points @ rows.T + biases, layer.weights_in.dtype)
-        hidden, slopes = (
-            np.asarray(array, np.float64)
-            for array in _activated(layer.activation, arguments)
-        )
-        return hidden @ columns + constant, np.einsum(
-            "ip,pd,pe->ide", slopes, columns, rows
-        )
-    moved = cloud.moved(jnp.asarray(points, cloud.points.dtype))
-    vectors, slopes = _differentiated(layer, moved)
-    return np.asarray(vectors, np.float64), np.asarray(slopes, np.float64)
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _activated(activation, arguments: Float[Array, "n p"]):
-    """Return an activation and its derivative."""
-    return jax.jvp(activation, (arguments,), (jnp.ones_like(arguments),))
-
-
-@eqx.filter_jit
-def _differentiated(
-    layer: AbstractPointwise, cloud: TokenCloud
-) -> tuple[Float[Array, "n d"], Float[Array, "n d d"]]:
-    def at(point: Float[Array, " d"]) -> Float[Array, " d"]:
-        return layer(cloud, point[None])[0]
-
-    return layer(cloud, cloud.points), jax.vmap(jax.jacfwd(at))(cloud.points)
-
-
-class _Held:
-    """A map that equals only itself, to remember what was computed of it."""
-
-    def __init__(self, layer: AbstractInContextMap):
-        self.layer = layer
-
-    def __hash__(self) -> int:
-        return id(self.layer)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Held) and self.layer is other.layer
-
-
-def on_host(layer: AbstractInContextMap) -> tuple[np.ndarray, ...]:
-    r"""Return the parameters in double precision, remembered for maps used lately.
-
-    Of attention $\beta A$ and $V$; of a perceptron rows, biases, columns and constant.
-    """
-    return _on_host(_Held(layer))
-
-
-@functools.lru_cache(maxsize=32)
-def _on_host(held: _Held) -> tuple[np.ndarray, ...]:
-    layer = held.layer
-    if isinstance(layer, Perceptron):
-        constant = jnp.zeros(()) if layer.bias_out is None else layer.bias_out
-        arrays = layer.weights_in, layer.bias_in, layer.weights_out.T, constant
-    else:
-        assert isinstance(layer, AbstractExponential)
-        arrays = layer.temperature * layer.score, layer.value
-    return tuple(np.asarray(array, np.float64) for array in arrays)
-
-
 def kinks_of(
-    terms: tuple[AbstractInContextMap, ...], cloud: TokenCloud
+    layer: AbstractInContextMap, cloud: TokenCloud
 ) -> tuple[tuple[int, int], ...]:
-    """Return pairs of a token and a unit of a perceptron whose kink it sits on.
-
-    Units of several perceptrons are counted one after another.
-    """
-    found, before = [], 0
-    for term in terms:
-        if isinstance(term, Perceptron):
-            at_kink = kink_sides(term, np.asarray(cloud.points, np.float64))
-            places = [] if at_kink is None else np.argwhere(at_kink)
-            found += [(int(token), before + int(unit)) for token, unit in places]
-            before += len(term.weights_in)
-    return tuple(found)
-
-
-def _jumps(layer: Perceptron, points: np.ndarray, side: int) -> np.ndarray:
-    """Return what the slopes at kinks lack, on the given side."""
-    at_kink = kink_sides(layer, points)
-    rows, biases, columns, _ = on_host(layer)
-    if at_kink is None or not at_kink.any():
-        return np.zeros((len(points), points.shape[1], points.shape[1]))
-    arguments = points @ rows.T + biases
-    here, low, high = (
-        _unit_slopes(layer, arguments + shift) for shift in (0.0, -STEP, STEP)
-    )
-    strength = np.sign(np.sum(rows * columns, axis=1))[None]
-    is_high = (high - low) * strength * side > 0
-    jumps = np.where(at_kink, np.where(is_high, high, low) - here, 0)
-    return np.einsum("ip,pd,pe->ide", jumps, columns, rows)
-
-
-def _unit_slopes(layer: Perceptron, arguments: np.ndarray) -> np.ndarray:
-    typed = jnp.asarray(arguments, layer.weights_in.dtype)
-    return np.asarray(_activated(layer.activation, typed)[1], np.float64)
+    """Return pairs of a token and a unit of the perceptrons whose kink it sits on."""
+    points = np.asarray(cloud.points, np.float64)
+    blocks = [term for term in terms_of(layer) if isinstance(term, Perceptron)]
+    sits = [np.zeros((len(points), 0)), *(on_kinks(block, points) for block in blocks)]
+    pairs = np.argwhere(np.concatenate(sits, axis=1))
+    return tuple((int(token), int(unit)) for token, unit in pairs)

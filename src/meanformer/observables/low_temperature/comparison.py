@@ -1,4 +1,4 @@
-"""Attention at low temperature beside its limit: distances, and who has changed."""
+"""Attention at low temperature beside its limit: distances, bounds, new leaders."""
 
 import dataclasses
 
@@ -18,6 +18,7 @@ from meanformer.typing import ArrayLike
 # followers that have come to their leader are no other leaders. Under softmax errors of
 # the solver must not tell tokens apart that have met.
 SAME_PLACE, MET = 1e-6, 1e-8
+Pairs = Bool[np.ndarray, "n n"]
 
 
 class LowTemperature(eqx.Module):
@@ -64,7 +65,21 @@ class LowTemperature(eqx.Module):
         Leaders that are at one place there count as one. Computed anew at each call, in
         $O(n^3)$ for each pair of clouds.
         """
-        return _changed(self.limit, self.points, self.limit_points)
+        weights = np.asarray(self.limit.start.weights, np.float64)
+        present = weights > 0
+        size = np.abs(self.limit_points[:, present]).max()
+        counts = np.zeros(self.points.shape[:2], int)
+        for index, points in enumerate(self.limit_points):
+            theirs = _leaders(self.limit.rule, points, weights)
+            is_same = _same_place(points, SAME_PLACE * size)
+            for row, run in enumerate(self.points):
+                met = _same_place(run[index], MET * size) & present[None, :]
+                ours = _reached(_leaders(self.limit.rule, run[index], weights), met)
+                # Members of one set that are at the place of no member of the other.
+                strangers = ours & ~_reached(theirs, is_same)
+                strangers |= theirs & ~_reached(ours, is_same)
+                counts[row, index] = int((strangers.any(axis=1) & present).sum())
+        return counts
 
     @property
     def coupled(self) -> Float[np.ndarray, "b t"]:
@@ -72,7 +87,7 @@ class LowTemperature(eqx.Module):
 
         The root of $\sum_i w_i \lvert z_i^\beta - z_i^\infty\rvert^2$.
         """
-        return _coupled(self.limit.start, self.points, self.limit_points)
+        return self._coupled_to(self.limit_points)
 
     @property
     def distances(self) -> Float[np.ndarray, "b t"]:
@@ -80,17 +95,35 @@ class LowTemperature(eqx.Module):
 
         Never above `coupled`. Cost: a transport problem for each pair of clouds.
         """
-        return _transported(self.limit.start, self.points, self.limit_points)
+        return self._transported_to(self.limit_points)
 
     @property
     def end_coupled(self) -> Float[np.ndarray, "b t"]:
         """Distances of the softmax flow to the `ends`, with labels kept."""
-        return _coupled(self.limit.start, self.points, self._known_ends())
+        return self._coupled_to(self._known_ends())
 
     @property
     def end_distances(self) -> Float[np.ndarray, "b t"]:
         """Exact distances $W_2$ of the softmax flow to the `ends`."""
-        return _transported(self.limit.start, self.points, self._known_ends())
+        return self._transported_to(self._known_ends())
+
+    def _coupled_to(self, others: np.ndarray) -> Float[np.ndarray, "b t"]:
+        squares = ((self.points - others) ** 2).sum(axis=3)
+        return np.sqrt(squares @ np.asarray(self.limit.start.weights, np.float64))
+
+    def _transported_to(self, others: np.ndarray) -> Float[np.ndarray, "b t"]:
+        """Return exact distances of all clouds to others, one for each depth."""
+        weights, dtype = self.limit.start.weights, self.limit.start.points.dtype
+
+        def measure(points):
+            return TokenCloud(jnp.asarray(points, dtype), weights)
+
+        targets = [measure(x) for x in np.broadcast_to(others, self.points.shape[1:])]
+        rows = [
+            [wasserstein(measure(x), nu) for x, nu in zip(path, targets, strict=True)]
+            for path in self.points
+        ]
+        return np.array(rows, np.float64)
 
     def _known_ends(self) -> Float[np.ndarray, "n d"]:
         if self.ends is None:
@@ -168,21 +201,20 @@ def low_temperature_comparison(
         Both flows, with distances and counts on request. Cost: a solve for each
         temperature.
     """
-    places, temperatures = checked_depths(depths), checked_betas(betas)
+    places, temperatures = checked_grid(depths, betas)
     check(
         isinstance(attention, Softmax),
         f"attention is {type(attention).__name__}; it must be Softmax.",
     )
     path = hardmax_flow(attention, cloud, float(places[-1]))
-    hard = path.points(places)
-    tolerances = {"rtol": rtol, "atol": atol}
-    runs = [_solved(attention, cloud, b, places, **tolerances) for b in temperatures]
-    soft = np.stack(runs)
-    return LowTemperature(temperatures, places, soft, path, hard, _ends(path))
+    options = {"rtol": rtol, "atol": atol}
+    soft = [_solved(attention, cloud, b, places, **options) for b in temperatures]
+    runs = np.stack(soft), path, path.points(places)
+    return LowTemperature(temperatures, places, *runs, _ends(path))
 
 
 def _solved(attention, cloud: TokenCloud, beta: float, places, **tolerances):
-    """Tokens of the softmax flow at the depths, the start among them or not."""
+    """Return the tokens of the softmax flow at depths, the start among them or not."""
     layer = dataclasses.replace(attention, beta=beta)
     save = np.unique(np.append(0.0, places))
     if len(save) == 1:
@@ -193,82 +225,21 @@ def _solved(attention, cloud: TokenCloud, beta: float, places, **tolerances):
     return np.asarray(path.points, np.float64)[-len(places) :]
 
 
-def _transported(
-    cloud: TokenCloud, soft: Float[np.ndarray, "b t n d"], others: np.ndarray
-) -> Float[np.ndarray, "b t"]:
-    """Exact distances of all clouds to others, one for each depth."""
-    weights, dtype = cloud.weights, cloud.points.dtype
-
-    def measure(points):
-        return TokenCloud(jnp.asarray(points, dtype), weights)
-
-    targets = [measure(points) for points in np.broadcast_to(others, soft.shape[1:])]
-    rows = [
-        [wasserstein(measure(x), nu) for x, nu in zip(path, targets, strict=True)]
-        for path in soft
-    ]
-    return np.array(rows, np.float64)
-
-
-def _coupled(
-    cloud: TokenCloud, soft: Float[np.ndarray, "b t n d"], others: np.ndarray
-) -> Float[np.ndarray, "b t"]:
-    weights = np.asarray(cloud.weights, np.float64)
-    squares = ((soft - others) ** 2).sum(axis=3)
-    return np.sqrt(squares @ weights)
-
-
-def _changed(
-    path: HardmaxPath,
-    soft: Float[np.ndarray, "b t n d"],
-    hard: Float[np.ndarray, "t n d"],
-) -> Int[np.ndarray, "b t"]:
-    weights = np.asarray(path.start.weights, np.float64)
-    present = weights > 0
-    size = np.abs(hard[:, present]).max()
-    counts = np.zeros(soft.shape[:2], int)
-    for index, points in enumerate(hard):
-        theirs = _leaders(path.rule, points, weights)
-        is_same = _same_place(points, SAME_PLACE * size)
-        for row, run in enumerate(soft):
-            met = _same_place(run[index], MET * size) & present[None, :]
-            ours = _reached(_leaders(path.rule, run[index], weights), met)
-            differs = _has_stranger(ours, theirs, is_same)
-            differs |= _has_stranger(theirs, ours, is_same)
-            counts[row, index] = int((differs & present).sum())
-    return counts
-
-
-def _leaders(
-    rule: HardmaxRule, points: Float[np.ndarray, "n d"], weights: np.ndarray
-) -> Bool[np.ndarray, "n n"]:
-    """The tokens that each one scores highest, with all that are equal to them."""
+def _leaders(rule: HardmaxRule, points: np.ndarray, weights: np.ndarray) -> Pairs:
+    """Return the tokens that each one scores highest, with all equal to them."""
     standing = rule.first_representatives(points, weights)
     sets = rule.sets(points, points, standing.masses)
     return sets[:, standing.heads] & (weights > 0)[None, :]
 
 
-def _same_place(
-    points: Float[np.ndarray, "n d"], reach: float
-) -> Bool[np.ndarray, "n n"]:
+def _same_place(points: np.ndarray, reach: float) -> Pairs:
     from scipy.spatial.distance import cdist
 
     return cdist(points, points, "chebyshev") <= reach
 
 
-def _has_stranger(
-    sets: Bool[np.ndarray, "n n"],
-    others: Bool[np.ndarray, "n n"],
-    is_same: Bool[np.ndarray, "n n"],
-) -> Bool[np.ndarray, " n"]:
-    """Whether a member of a set is at the place of no member of the other one."""
-    return np.any(sets & ~_reached(others, is_same), axis=1)
-
-
-def _reached(
-    sets: Bool[np.ndarray, "n n"], is_same: Bool[np.ndarray, "n n"]
-) -> Bool[np.ndarray, "n n"]:
-    """Sets with all tokens that are at the place of a member."""
+def _reached(sets: Pairs, is_same: Pairs) -> Pairs:
+    """Return sets with all tokens that are at the place of a member."""
     return sets.astype(float) @ is_same.astype(float) > 0
 
 
@@ -280,23 +251,97 @@ def _ends(path: HardmaxPath) -> Float[np.ndarray, "n d"] | None:
     return settled.limits if settled.is_settled[present].all() else None
 
 
-def checked_depths(depths: ArrayLike) -> Float[np.ndarray, " t"]:
-    """Return increasing depths as an array, or raise."""
-    places = np.atleast_1d(as_doubles("depths", depths))
-    is_list = places.ndim == 1 and len(places) > 0 and np.isfinite(places).all()
+class BoundFit(eqx.Module):
+    r"""The published form of a bound, with constants that were fitted to a run.
+
+    $$a\sqrt{\frac{\log(\beta+1)}{\beta}}\,e^{Ct} + b\,e^{-ct}$$
+
+    Attributes:
+        growth: the rate $C$.
+        decay: the rate $c$.
+        rough: the factor $a$.
+        far: the factor $b$.
+        excess: the largest ratio of a distance to the fitted form; a multiple of the
+            form by this factor is a bound on the distances that were measured.
+    """
+
+    growth: float
+    decay: float
+    rough: float
+    far: float
+    excess: float
+
+    def __call__(
+        self, betas: Float[np.ndarray, " b"], depths: Float[np.ndarray, " t"]
+    ) -> Float[np.ndarray, "b t"]:
+        """Return the fitted form for inverse temperatures and depths."""
+        logs = np.log([self.rough, self.far])
+        return np.exp(_log_form((self.growth, self.decay, *logs), betas, depths))
+
+
+def fit_low_temperature_bound(
+    betas: ArrayLike, depths: ArrayLike, distances: ArrayLike
+) -> BoundFit:
+    r"""Fit the published form of the bound to distances that were measured.
+
+    Least squares of the logarithms of $W_2(\mu_t^\beta, \mu_\infty^\infty)$, with
+    $C, c \ge 0$. A fit and no theorem: the constants of [ABRR26] are not known here.
+
+    Args:
+        betas: inverse temperatures, two or more.
+        depths: increasing depths, three or more.
+        distances: to the limit of hardmax at infinite depth, positive, a row for each
+            temperature; such as `LowTemperature.end_distances`.
+    """
+    from scipy.optimize import least_squares
+
+    depths, betas = checked_grid(depths, betas)
+    distances = as_doubles("distances", distances)
     check(
-        is_list and places[0] >= 0 and bool((np.diff(places) > 0).all()),
+        len(betas) >= 2 and len(depths) >= 3,
+        f"there are {len(betas)} temperatures and {len(depths)} depths; a fit of four "
+        "constants needs 2 and 3 or more.",
+    )
+    check(
+        distances.shape == (len(betas), len(depths)),
+        f"distances has shape {distances.shape}; it must be {len(betas)} by "
+        f"{len(depths)}, one row for each temperature.",
+    )
+    check(
+        bool((np.isfinite(distances) & (distances > 0)).all()),
+        "a distance is not positive and finite; the fit is one of logarithms.",
+    )
+    logs = np.log(distances)
+    low = [0.0, 0.0, -np.inf, -np.inf]
+
+    def residual(constants):
+        return (_log_form(constants, betas, depths) - logs).ravel()
+
+    found = least_squares(residual, [0.1, 1.0, -1.0, 0.0], bounds=(low, np.inf)).x
+    excess = float(np.exp(-residual(found).min()))
+    return BoundFit(*map(float, (*found[:2], *np.exp(found[2:]))), excess)
+
+
+def _log_form(constants, betas: np.ndarray, depths: np.ndarray) -> np.ndarray:
+    growth, decay, log_rough, log_far = constants
+    rough = log_rough + np.log(np.log1p(betas) / betas)[:, None] / 2
+    return np.logaddexp(rough + growth * depths, log_far - decay * depths)
+
+
+def checked_grid(depths: ArrayLike, betas: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+    """Return increasing depths and inverse temperatures as arrays, or raise."""
+    places = np.atleast_1d(as_doubles("depths", depths))
+    check(
+        _is_list(places) and places[0] >= 0 and bool((np.diff(places) > 0).all()),
         f"depths are {depths}; they must be finite, not negative, and increase.",
     )
-    return places
-
-
-def checked_betas(betas: ArrayLike) -> Float[np.ndarray, " b"]:
-    """Return inverse temperatures as an array, or raise."""
-    numbers = np.atleast_1d(as_doubles("betas", betas))
-    is_list = numbers.ndim == 1 and len(numbers) > 0 and np.isfinite(numbers).all()
+    temperatures = np.atleast_1d(as_doubles("betas", betas))
     check(
-        is_list and bool((numbers > 0).all()),
+        _is_list(temperatures) and bool((temperatures > 0).all()),
         f"betas are {betas}; they must be positive and finite.",
     )
-    return numbers
+    return places, temperatures
+
+
+def _is_list(numbers: np.ndarray) -> bool:
+    return numbers.ndim == 1 and len(numbers) > 0 and bool(np.isfinite(numbers).all())

@@ -8,13 +8,11 @@ from meanformer.errors import check
 from meanformer.flows import HardmaxPath, hardmax_flow
 from meanformer.measures import TokenCloud
 from meanformer.numerics.special.quadrature import gauss_panels
-from meanformer.observables.low_temperature.comparison import (
-    checked_betas,
-    checked_depths,
-)
+from meanformer.observables.low_temperature.comparison import checked_grid
 from meanformer.typing import ArrayLike
 
-# Pieces of the integral double in length, from far inside of the smallest scale on.
+# The integrand varies on the scales 1/s_k, so pieces double in length with u, from far
+# inside of the smallest scale on.
 SMALLEST_PIECE, NODES_PER_PIECE = 1e-2, 16
 
 
@@ -52,7 +50,7 @@ def low_temperature_shift(
         The shift of each token. Cost: $O(n d\log\beta)$ for each pair of depth and
         temperature.
     """
-    places, temperatures = checked_depths(depths), checked_betas(betas)
+    places, temperatures = checked_grid(depths, betas)
     path = hardmax_flow(attention, cloud, 0.0)
     leaders = _leaders(path)
     points = np.asarray(cloud.points, np.float64)
@@ -84,21 +82,13 @@ def _leaders(path: HardmaxPath) -> Int[np.ndarray, " n"]:
     return np.where(follows, settled.leader_of, -1)
 
 
-def _integral(
-    weights: Float[np.ndarray, " k"],
-    slopes: Float[np.ndarray, " k"],
-    lags: Float[np.ndarray, "k d"],
-    end: float,
-) -> Float[np.ndarray, " d"]:
-    r"""Integrate $\sum_k p_k(u)y_k$ with $p_k \propto w_ke^{-us_k}$ from the end to 1.
+def _integral(weights, slopes, lags: Float[np.ndarray, "k d"], end: float):
+    r"""Integrate $\sum_k p_k(u)y_k$, $p_k \propto w_ke^{-us_k}$, from the end to 1."""
+    from scipy.special import softmax
 
-    The integrand varies on the scales $1/s_k$, so pieces grow with $u$.
-    """
     first = SMALLEST_PIECE / max(float(slopes.max()), 1.0)
     count = int(np.ceil(-np.log2(first)))
     cuts = np.unique(np.clip(np.append(0.0, 2.0 ** -np.arange(count + 1.0)), end, 1))
     places, masses = gauss_panels(cuts, NODES_PER_PIECE)
     logs = np.log(weights)[None] - places[:, None] * slopes[None]
-    shares = np.exp(logs - logs.max(axis=1, keepdims=True))
-    shares /= shares.sum(axis=1, keepdims=True)
-    return masses @ (shares @ lags)
+    return masses @ (softmax(logs, axis=1) @ lags)

@@ -1,31 +1,28 @@
-"""Tokens that attract each other by their inner products alone: which layers do so."""
+"""Tokens that attract each other by inner products: which layers do so, and groups."""
 
+from collections.abc import Iterator
 from typing import NamedTuple, cast
 
+import jax
 import numpy as np
-from jaxtyping import ArrayLike
+from jaxtyping import Array, ArrayLike, Float
 
 from meanformer.attention import AbstractExponential, AbstractInContextMap
 from meanformer.attention.isotropic import isotropic_factors
 from meanformer.errors import Unsupported, check, is_concrete
-from meanformer.flows import Constant, Flow
+from meanformer.flows import Constant, Flow, Trajectory
+from meanformer.flows.trajectories.atoms import Merges
 from meanformer.geometry import Sphere
+from meanformer.observables.order import check_trajectory
 
 
 class Attraction(NamedTuple):
-    r"""Attention with scores $\beta\langle x, y\rangle$ and values $cx$, in numbers.
+    r"""Attention with scores $\beta\langle x, y\rangle$ and values $cx$, in numbers."""
 
-    Attributes:
-        is_softmax: whether attention is divided by its mass.
-        beta: the inverse temperature $\beta$, whatever matrices it comes from.
-        speed: the factor $c > 0$ of the values.
-        shift: the number taken off every score, for unnormalised attention.
-    """
-
-    is_softmax: bool
-    beta: float
-    speed: float
-    shift: float
+    is_softmax: bool  # whether attention is divided by its mass
+    beta: float  # the inverse temperature $\beta$, whatever matrices it comes from
+    speed: float  # the factor $c > 0$ of the values
+    shift: float  # the number taken off every score, for unnormalised attention
 
 
 def attraction_of(
@@ -33,11 +30,8 @@ def attraction_of(
 ) -> Attraction:
     """Return the numbers of a layer under which tokens attract each other, or raise.
 
-    Args:
-        layer: `Softmax` or `Unnormalised` whose scores are positive multiples of inner
-            products and whose values are positive multiples of the tokens.
-        topic: what needs it, in the plural, for the message.
-        with_flat: allow scores that are zero.
+    Scores and values must be positive multiples of inner products and of tokens, or
+    scores zero if that is allowed; the topic, a plural, is for the message.
     """
     beta, speed = isotropic_factors(
         layer, topic, is_attracting=True, with_flat=with_flat
@@ -52,9 +46,22 @@ def attraction_of(
     )
 
 
-def attraction_on_sphere(flow: Flow, topic: str) -> Attraction:
-    """Return the numbers of a flow on the sphere that does not change, or raise."""
+def attraction_along(
+    trajectory: Trajectory, flow: Flow | None, topic: str
+) -> tuple[Flow, AbstractExponential, Attraction]:
+    """Return the flow of a trajectory on the sphere, its layer and numbers, or raise.
+
+    The flow is the given one, or the trajectory's own; its map must not change.
+    """
+    check_trajectory(trajectory)
+    flow = trajectory.flow if flow is None else flow
+    check(
+        flow is not None,
+        "this trajectory does not know its flow (one from a file, or under jit); "
+        "pass flow.",
+    )
     check(isinstance(flow, Flow), f"flow is a {type(flow).__name__}; give a Flow.")
+    flow = cast(Flow, flow)
     if not isinstance(flow.space, Sphere):
         raise Unsupported(
             f"the flow is on {type(flow.space).__name__}(); {topic} are for Sphere()."
@@ -63,7 +70,34 @@ def attraction_on_sphere(flow: Flow, topic: str) -> Attraction:
         raise Unsupported(
             f"{topic} are for a flow whose map does not change, without noise."
         )
-    return attraction_of(flow.velocity.gamma, topic)
+    layer = flow.velocity.gamma
+    attraction = attraction_of(layer, topic)
+    return flow, cast(AbstractExponential, layer), attraction
+
+
+def atoms_at(
+    trajectory: Trajectory, index: int
+) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
+    """Return masses and numbers of tokens of the atoms at a saved depth."""
+    cloud = trajectory.cloud(index)
+    if trajectory.atoms is None:
+        return cloud.weights, (cloud.weights > 0).astype(cloud.weights.dtype)
+    atoms = jax.tree.map(lambda leaf: leaf[index], trajectory.atoms)
+    return atoms.weights(cloud), atoms.counts(cloud)
+
+
+def masses_along(
+    trajectory: Trajectory, merges: Merges
+) -> Iterator[Float[np.ndarray, " n"]]:
+    """Yield the masses of the atoms before the first join and after each."""
+    masses = np.array(trajectory.weights, np.float64)
+    yield masses
+    for leader, token in zip(
+        np.asarray(merges.leaders), np.asarray(merges.tokens), strict=True
+    ):
+        masses[leader] += masses[token]
+        masses[token] = 0
+        yield masses
 
 
 def first_share(is_softmax: bool, first: float, second: float) -> float:

@@ -1,7 +1,5 @@
 """Clocks along a trajectory, in which metastable phases take ordinary time."""
 
-from typing import cast
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -10,15 +8,13 @@ from jaxtyping import Array, Bool, Float
 
 from meanformer.attention import AbstractInContextMap
 from meanformer.attention.log_domain import scaled_velocity
-from meanformer.errors import InvalidInput
-from meanformer.flows import Constant, Flow, Trajectory
+from meanformer.flows import Flow, Trajectory
 from meanformer.flows.trajectories.atoms import Atoms
 from meanformer.flows.trajectories.interpolation import Place, hermite
 from meanformer.geometry import Sphere
 from meanformer.measures import TokenCloud
 from meanformer.numerics.special.quadrature import gauss_legendre
-from meanformer.observables.metastability.attraction import attraction_on_sphere
-from meanformer.observables.order import check_trajectory
+from meanformer.observables.metastability.attraction import atoms_at, attraction_along
 
 NODES = 8
 # By how much the way of a stretch may be longer than the distance it leads.
@@ -78,10 +74,7 @@ def clocks(trajectory: Trajectory, flow: Flow | None = None) -> Clocks:
     Returns:
         The clocks. Cost: some velocities for each saved depth.
     """
-    flow = flow_of(trajectory, flow)
-    attraction = attraction_on_sphere(flow, "clocks")
-    layer = cast(Constant, flow.velocity).gamma
-    beta = attraction.beta
+    _, layer, (_, beta, *_) = attraction_along(trajectory, flow, "clocks")
     paces = _paces(layer, trajectory, beta)
     arcs = np.append(0, np.cumsum(paces[0]))
     if trajectory.atoms is not None and trajectory.atoms.arc_length is not None:
@@ -90,7 +83,7 @@ def clocks(trajectory: Trajectory, flow: Flow | None = None) -> Clocks:
     lengths = np.diff(arcs)
     rounding = ROUNDINGS * float(jnp.finfo(trajectory.points.dtype).eps)
     is_smooth = np.abs(lengths - paces[2]) <= BEND * lengths + rounding
-    first = beta * float(_rise(*_first_atoms(trajectory)))
+    first = beta * float(_rise(trajectory.points[0], atoms_at(trajectory, 0)[0]))
     elapsed = np.asarray(trajectory.depths, np.float64)
     with np.errstate(divide="ignore"):
         logs = np.log(elapsed - elapsed[0]) - first
@@ -106,58 +99,7 @@ def clocks(trajectory: Trajectory, flow: Flow | None = None) -> Clocks:
     )
 
 
-def flow_of(trajectory: Trajectory, flow: Flow | None) -> Flow:
-    """Return the flow of a trajectory, given or its own, or raise."""
-    check_trajectory(trajectory)
-    found = trajectory.flow if flow is None else flow
-    if found is None:
-        raise InvalidInput(
-            "this trajectory does not know its flow (one from a file, or under jit); "
-            "pass flow."
-        )
-    return found
-
-
-class _Stretch(eqx.Module):
-    """What happens between two saved depths, atoms being those at the first."""
-
-    layer: AbstractInContextMap
-    weights: Float[Array, " n"]
-    counts: Float[Array, " n"]
-    beta: Float[Array, ""]
-    has_length: bool = eqx.field(static=True)
-
-    def pace(self, points: Float[Array, "n d"]) -> tuple:
-        """Return tangents, speed and exponential rate per unit of the variable."""
-        pull = scaled_velocity(self.layer, points, self.weights)
-        speed = jnp.sqrt(self.counts @ jnp.sum(pull.velocities**2, axis=1))
-        log_rate = -self.beta * _rise(points, self.weights)
-        if not self.has_length:
-            scale = jnp.exp(pull.log_scale)
-            return scale * pull.velocities, scale * speed, jnp.exp(log_rate)
-        safe = jnp.where(speed > 0, speed, 1)
-        rate = jnp.exp(log_rate - pull.log_scale) / safe
-        return pull.velocities / safe, speed / safe, jnp.where(speed > 0, rate, 0)
-
-    def readings(
-        self, ends: Float[Array, "2 n d"], width: Float[Array, ""]
-    ) -> Float[Array, "3"]:
-        """Return length, exponential time and distance of the stretch."""
-        tangents = jax.vmap(lambda points: self.pace(points)[0])(ends)
-        nodes, masses = (jnp.asarray(a, width.dtype) for a in gauss_legendre(NODES))
-
-        def at(node):
-            place = Place(1, (1 + node) / 2, width)
-            points = Sphere().retract(hermite(place, ends, tangents))
-            return jnp.stack(self.pace(points)[1:])
-
-        distance = jnp.sqrt(self.counts @ Sphere().distance(*ends) ** 2)
-        return jnp.append(width * masses @ jax.vmap(at)(nodes), distance)
-
-
-def _paces(
-    layer: AbstractInContextMap, trajectory: Trajectory, beta: float
-) -> np.ndarray:
+def _paces(layer, trajectory: Trajectory, beta: float) -> np.ndarray:
     """Return length, exponential time and distance of every stretch, as three rows."""
     atoms, dtype = trajectory.atoms, trajectory.points.dtype
     readings = trajectory.depths
@@ -167,12 +109,12 @@ def _paces(
     before = jax.tree.map(lambda leaf: leaf[:-1], atoms)
     ends = jnp.stack([trajectory.points[:-1], trajectory.points[1:]], axis=1)
     cloud, number = trajectory.cloud(0), jnp.asarray(beta, dtype)
-    found = _all_readings(layer, cloud, number, ends, widths, before)
+    found = _stretches(layer, cloud, number, ends, widths, before)
     return np.asarray(found, np.float64).T.reshape(3, -1)
 
 
 @eqx.filter_jit
-def _all_readings(
+def _stretches(
     layer: AbstractInContextMap,
     cloud: TokenCloud,
     beta: Float[Array, ""],
@@ -181,25 +123,38 @@ def _all_readings(
     before: Atoms | None,
 ) -> Float[Array, "u 3"]:
     """Return the readings of all stretches, from the atoms at their beginnings."""
+    has_length = before is not None and before.arc_length is not None
+    nodes, shares = (jnp.asarray(a, widths.dtype) for a in gauss_legendre(NODES))
+
+    def pace(points, weights, counts):
+        """Return tangents, speed and exponential rate per unit of the variable."""
+        pull = scaled_velocity(layer, points, weights)
+        speed = jnp.sqrt(counts @ jnp.sum(pull.velocities**2, axis=1))
+        log_rate = -beta * _rise(points, weights)
+        if not has_length:
+            scale = jnp.exp(pull.log_scale)
+            return scale * pull.velocities, scale * speed, jnp.exp(log_rate)
+        safe = jnp.where(speed > 0, speed, 1)
+        rate = jnp.exp(log_rate - pull.log_scale) / safe
+        return pull.velocities / safe, speed / safe, jnp.where(speed > 0, rate, 0)
 
     def readings(ends, width, before):
-        weights = cloud.weights if before is None else before.weights(cloud)
-        counts = (cloud.weights > 0).astype(weights.dtype)
-        counts = counts if before is None else before.counts(cloud)
-        has_length = before is not None and before.arc_length is not None
-        return _Stretch(layer, weights, counts, beta, has_length).readings(ends, width)
+        counts = (cloud.weights > 0).astype(cloud.weights.dtype)
+        atoms = cloud.weights, counts
+        if before is not None:
+            atoms = before.weights(cloud), before.counts(cloud)
+        tangents = jax.vmap(lambda points: pace(points, *atoms)[0])(ends)
+
+        def at(node):
+            place = Place(1, (1 + node) / 2, width)
+            points = Sphere().retract(hermite(place, ends, tangents))
+            return jnp.stack(pace(points, *atoms)[1:])
+
+        distance = jnp.sqrt(atoms[1] @ Sphere().distance(*ends) ** 2)
+        return jnp.append(width * shares @ jax.vmap(at)(nodes), distance)
 
     axes = (0, 0, None if before is None else 0)
     return jax.vmap(readings, axes)(ends, widths, before)
-
-
-def _first_atoms(trajectory: Trajectory) -> tuple[Array, Array]:
-    """Return points and masses of the atoms at the first saved depth."""
-    cloud = trajectory.cloud(0)
-    if trajectory.atoms is None:
-        return cloud.points, cloud.weights
-    atoms = jax.tree.map(lambda leaf: leaf[0], trajectory.atoms)
-    return cloud.points, atoms.weights(cloud)
 
 
 def _rise(points: Float[Array, "n d"], weights: Float[Array, " n"]) -> Array:

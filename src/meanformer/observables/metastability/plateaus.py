@@ -1,7 +1,6 @@
 """A trajectory cut into plateaus: when they begin and end, and how high they are."""
 
 from collections.abc import Iterator
-from typing import NamedTuple, cast
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -9,19 +8,22 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from meanformer.attention import AbstractExponential, Unnormalised
-from meanformer.flows import Constant, Flow, Trajectory
+from meanformer.flows import Flow, Trajectory
 from meanformer.flows.trajectories.atoms import Merges
 from meanformer.geometry import Sphere
 from meanformer.measures import TokenCloud
 from meanformer.observables.clusters.counting import cluster_profile
 from meanformer.observables.energy.energies import energy
-from meanformer.observables.metastability.attraction import attraction_on_sphere
-from meanformer.observables.metastability.clocks import flow_of
+from meanformer.observables.metastability.attraction import (
+    attraction_along,
+    masses_along,
+)
 
 # Rounding of angles changes depths by this many times beta times the precision.
 ROUNDINGS = 64
 # Of more groups than this, the heaviest are printed.
 SHOWN = 8
+HEAD = f"{'start':>11}{'end':>12}{'groups':>8}{'energy':>11}"
 
 
 class Plateau(eqx.Module):
@@ -60,7 +62,22 @@ class Plateau(eqx.Module):
     level: float | None = eqx.field(static=True)
 
 
-class Plateaus(eqx.Module):
+class AbstractSteps(eqx.Module):
+    """Base class of results that are a sequence of steps, in order."""
+
+    steps: eqx.AbstractVar[tuple]
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def __iter__(self) -> Iterator:
+        return iter(self.steps)
+
+    def __getitem__(self, index: int):
+        return self.steps[index]
+
+
+class Plateaus(AbstractSteps):
     """The plateaus of a trajectory, in order; a sequence of `Plateau`.
 
     Attributes:
@@ -77,20 +94,9 @@ class Plateaus(eqx.Module):
     verdict: str = eqx.field(static=True)
     threshold: float | str | None = eqx.field(static=True, default=None)
 
-    def __len__(self) -> int:
-        return len(self.steps)
-
-    def __iter__(self) -> Iterator[Plateau]:
-        return iter(self.steps)
-
-    def __getitem__(self, index: int) -> Plateau:
-        return self.steps[index]
-
     def __str__(self) -> str:
         """Return a table, one line for each plateau, and how they were found."""
-        head = (
-            f"{'start':>11}{'end':>12}{'groups':>8}{'energy':>11}{'level':>11}  masses"
-        )
+        head = f"{HEAD}{'level':>11}  masses"
         return "\n".join([head, *map(_line, self.steps), self.verdict])
 
     @property
@@ -100,17 +106,20 @@ class Plateaus(eqx.Module):
         return max(closed, key=lambda step: step.end - step.start)
 
 
+def line_of(plateau: Plateau, energy: float | None, rest: str) -> str:
+    """Return a line of a table of plateaus, at this energy."""
+    count = "?" if plateau.count is None else f"{plateau.count}"
+    height = "" if energy is None else f"{energy:.6g}"
+    return f"{plateau.start:>11.5g}{plateau.end:>12.5g}{count:>8}{height:>11}{rest}"
+
+
 def _line(step: Plateau) -> str:
     """Return a plateau in one line, with the heaviest masses only."""
-    count = "?" if step.count is None else f"{step.count}"
-    heights = ["" if h is None else f"{h:.6g}" for h in (step.energy, step.level)]
+    level = "" if step.level is None else f"{step.level:.6g}"
     masses = [f"{mass:.3g}" for mass in np.asarray(step.masses)]
     shown = ", ".join(masses[:SHOWN]) + ", …" * (len(masses) > SHOWN)
     notes = "; ends in a tie" * step.is_tied + "; open" * step.is_open
-    return (
-        f"{step.start:>11.5g}{step.end:>12.5g}{count:>8}{heights[0]:>11}"
-        f"{heights[1]:>11}  {shown}{notes}"
-    )
+    return line_of(step, step.energy, f"{level:>11}  {shown}{notes}")
 
 
 def plateaus(
@@ -140,55 +149,45 @@ def plateaus(
         The plateaus, the last of them open. Cost: one energy for each; without joins
         one count of clusters for each saved depth.
     """
-    flow = flow_of(trajectory, flow)
-    beta = attraction_on_sphere(flow, "plateaus").beta
-    merges = trajectory.merges
-    layer = normalised(cast(Constant, flow.velocity).gamma, beta)
+    _, layer, (_, beta, *_) = attraction_along(trajectory, flow, "plateaus")
+    merges, layer = trajectory.merges, normalised(layer, beta)
     if threshold is None and merges is not None and len(merges) > 0:
         return _from_joins(trajectory, merges, layer, beta)
     return _from_counts(trajectory, layer, beta, threshold)
 
 
-class _Mark(NamedTuple):
-    """A depth, and the arc length there if it is known."""
-
-    depth: float
-    arc: float | None
+def _mark(depths: Array, arcs: Array | None, index: int) -> tuple[float, float | None]:
+    """Return a depth, and the arc length there if it is known."""
+    return float(depths[index]), None if arcs is None else float(arcs[index])
 
 
-def _from_joins(
-    trajectory: Trajectory, merges: Merges, layer: Unnormalised, beta: float
-) -> Plateaus:
+def _saved_mark(trajectory: Trajectory, index: int) -> tuple[float, float | None]:
+    atoms = trajectory.atoms
+    return _mark(trajectory.depths, None if atoms is None else atoms.arc_length, index)
+
+
+def _from_joins(trajectory: Trajectory, merges: Merges, layer, beta) -> Plateaus:
     rounding = ROUNDINGS * beta * float(jnp.finfo(trajectory.points.dtype).eps)
-    events, arcs = _events(merges, rounding), merges.arc_lengths
-    marks = [
-        _Mark(float(merges.depths[e[0]]), None if arcs is None else float(arcs[e[0]]))
-        for e in events
-    ]
+    events = _events(merges, rounding)
+    marks = [_mark(merges.depths, merges.arc_lengths, event[0]) for event in events]
     marks = [_saved_mark(trajectory, 0), *marks, _saved_mark(trajectory, -1)]
     atoms = np.asarray(trajectory.statistics["atom_count"])
-    groups = _masses_between(trajectory, merges, events)
+    lasts = {-1, *(event[-1] for event in events)}
+    every = enumerate(masses_along(trajectory, merges), -1)
+    groups = [masses[masses > 0] for join, masses in every if join in lasts]
     steps = []
     for place, masses in enumerate(groups):
         if place == 0 and marks[0] == marks[1]:
             continue
         is_last = place == len(events)
-        is_tied = not is_last and len(events[place]) > 1
+        flags = is_last, not is_last and len(events[place]) > 1
         inside = np.flatnonzero(atoms == len(masses))
         ends = marks[place], marks[place + 1]
-        index = _middle(trajectory, ends, inside)
-        steps.append(
-            _plateau(trajectory, layer, ends, (is_last, is_tied), masses, index)
-        )
+        steps.append(_plateau(trajectory, layer, ends, flags, masses, inside))
     return Plateaus(tuple(steps), True, "from joins, located by the solver")
 
 
-def _from_counts(
-    trajectory: Trajectory,
-    layer: Unnormalised,
-    beta: float,
-    threshold: float | str | None,
-) -> Plateaus:
+def _from_counts(trajectory: Trajectory, layer, beta, threshold) -> Plateaus:
     found = cluster_profile(
         trajectory, space=Sphere(), beta=beta, threshold=threshold
     ).clusters
@@ -197,60 +196,46 @@ def _from_counts(
     # Undecided groups change with every token: they are one stretch.
     changes = (labels[1:] != labels[:-1]).any(axis=1) & ~(unknown[1:] & unknown[:-1])
     changes |= unknown[1:] != unknown[:-1]
-    runs = np.split(np.arange(len(found)), np.flatnonzero(changes) + 1)
     steps = []
-    for run in runs:
-        ends = (
-            _saved_mark(trajectory, int(run[0])),
-            _saved_mark(trajectory, int(run[-1])),
-        )
-        is_last = bool(run[-1] == len(found) - 1)
-        masses = None if unknown[run[0]] else np.asarray(found[run[0]].masses)
-        index = _middle(trajectory, ends, run)
-        steps.append(_plateau(trajectory, layer, ends, (is_last, False), masses, index))
-    undecided = int(unknown.sum())
+    for run in np.split(np.arange(len(found)), np.flatnonzero(changes) + 1):
+        first, last = int(run[0]), int(run[-1])
+        ends = _saved_mark(trajectory, first), _saved_mark(trajectory, last)
+        flags = last == len(found) - 1, False
+        masses = None if unknown[first] else np.asarray(found[first].masses)
+        steps.append(_plateau(trajectory, layer, ends, flags, masses, run))
     verdict = "from clusters at saved depths, between which they change"
-    if undecided:
-        verdict += f"; undecided at {undecided} of {len(found)}"
+    if unknown.any():
+        verdict += f"; undecided at {unknown.sum()} of {len(found)}"
     is_rule = threshold is None or isinstance(threshold, str)
     rule = threshold if is_rule else float(threshold)
     return Plateaus(tuple(steps), False, verdict, rule)
 
 
-def _plateau(
-    trajectory: Trajectory,
-    layer: Unnormalised,
-    ends: tuple[_Mark, _Mark],
-    flags: tuple[bool, bool],
-    masses: np.ndarray | None,
-    index: int | None,
-) -> Plateau:
-    start, end = ends
-    duration = end.depth - start.depth
+def _plateau(trajectory: Trajectory, layer, ends, flags, masses, inside) -> Plateau:
+    """Return the plateau between two marks, with these saved depths inside.
+
+    The flags are `is_open` and `is_tied`; masses are `None` if they are undecided.
+    """
+    (start, arc_start), (end, arc_end) = ends
+    duration = end - start
+    index = _middle(trajectory, start, end, inside)
     known = np.zeros(0) if masses is None else -np.sort(-masses)
     return Plateau(
-        start.depth,
-        end.depth,
+        start,
+        end,
         float(np.log(duration)) if duration > 0 else None,
         *flags,
         None if masses is None else len(masses),
         jnp.asarray(known, trajectory.weights.dtype),
-        start.arc,
-        end.arc,
+        arc_start,
+        arc_end,
         index,
         None if index is None else normalised_energy(layer, trajectory.cloud(index)),
         None if masses is None else float(np.sum(known**2)),
     )
 
 
-def _saved_mark(trajectory: Trajectory, index: int) -> _Mark:
-    atoms, depth = trajectory.atoms, float(trajectory.depths[index])
-    if atoms is None or atoms.arc_length is None:
-        return _Mark(depth, None)
-    return _Mark(depth, float(atoms.arc_length[index]))
-
-
-def _events(merges: Merges, rounding: float) -> list[np.ndarray]:
+def _events(merges: Merges, rounding: float) -> list[list[int]]:
     """Return the joins of each event: those at one depth, and at one arc length.
 
     Depths beyond rounding stand still while tokens go on, so that equal depths at
@@ -272,32 +257,14 @@ def _events(merges: Merges, rounding: float) -> list[np.ndarray]:
             events[-1].append(join)
         else:
             events.append([join])
-    return [np.array(event) for event in events]
+    return events
 
 
-def _masses_between(
-    trajectory: Trajectory, merges: Merges, events: list[np.ndarray]
-) -> list[np.ndarray]:
-    """Return the masses of the groups before the first event and after each."""
-    masses = np.array(trajectory.weights, np.float64)
-    found = [masses[masses > 0]]
-    for event in events:
-        for join in event:
-            leader, token = int(merges.leaders[join]), int(merges.tokens[join])
-            masses[leader] += masses[token]
-            masses[token] = 0
-        found.append(masses[masses > 0])
-    return found
-
-
-def _middle(
-    trajectory: Trajectory, ends: tuple[_Mark, _Mark], inside: np.ndarray
-) -> int | None:
+def _middle(trajectory: Trajectory, low, high, inside: np.ndarray) -> int | None:
     """Return the saved depth nearest to the middle, on a logarithmic scale."""
     if len(inside) == 0:
         return None
     depths = np.asarray(trajectory.depths, np.float64)[inside]
-    low, high = ends[0].depth, ends[1].depth
     if high <= 0:
         return int(inside[len(inside) // 2])
     # A plateau from depth zero on has its middle close to the end.

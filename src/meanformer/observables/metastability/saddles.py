@@ -1,26 +1,25 @@
 """From saddle to saddle: the critical point that belongs to each plateau, or none."""
 
-from collections.abc import Iterator
-from typing import NamedTuple, cast
+from typing import cast
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from meanformer.errors import as_number, check
-from meanformer.flows import Constant, Flow, Trajectory
-from meanformer.flows.trajectories.atoms import Atoms
+from meanformer.errors import as_number
+from meanformer.flows import Flow, Trajectory
 from meanformer.geometry import Sphere
 from meanformer.measures import TokenCloud
 from meanformer.observables.clusters.counting import count_clusters
 from meanformer.observables.critical.newton import CriticalPoint, newton_critical_point
-from meanformer.observables.metastability.attraction import attraction_on_sphere
-from meanformer.observables.metastability.clocks import flow_of
+from meanformer.observables.metastability.attraction import atoms_at, attraction_along
 from meanformer.observables.metastability.plateaus import (
+    HEAD,
+    AbstractSteps,
     Plateau,
     Plateaus,
+    line_of,
     normalised,
     normalised_energy,
     plateaus,
@@ -46,11 +45,11 @@ class Saddle(eqx.Module):
 
     plateau: Plateau
     verdict: str = eqx.field(static=True)
-    state: TokenCloud | None
-    point: CriticalPoint | None
-    index: int | None = eqx.field(static=True)
-    energy: float | None = eqx.field(static=True)
-    distance: float | None = eqx.field(static=True)
+    state: TokenCloud | None = None
+    point: CriticalPoint | None = None
+    index: int | None = eqx.field(static=True, default=None)
+    energy: float | None = eqx.field(static=True, default=None)
+    distance: float | None = eqx.field(static=True, default=None)
 
     @property
     def direction(self) -> Float[Array, "k d"] | None:
@@ -58,7 +57,7 @@ class Saddle(eqx.Module):
         return None if self.point is None else self.point.direction
 
 
-class Saddles(eqx.Module):
+class Saddles(AbstractSteps):
     """The saddles along a trajectory, one for each plateau; a sequence of `Saddle`.
 
     Attributes:
@@ -67,27 +66,10 @@ class Saddles(eqx.Module):
 
     steps: tuple[Saddle, ...]
 
-    def __len__(self) -> int:
-        return len(self.steps)
-
-    def __iter__(self) -> Iterator[Saddle]:
-        return iter(self.steps)
-
-    def __getitem__(self, index: int) -> Saddle:
-        return self.steps[index]
-
     def __str__(self) -> str:
         """Return a table, one line for each plateau."""
-        lines = [f"{'start':>11}{'end':>12}{'groups':>8}{'energy':>11}  critical point"]
-        for step in self.steps:
-            plateau = step.plateau
-            count = "?" if plateau.count is None else f"{plateau.count}"
-            height = "" if step.energy is None else f"{step.energy:.6g}"
-            lines.append(
-                f"{plateau.start:>11.5g}{plateau.end:>12.5g}{count:>8}{height:>11}"
-                f"  {step.verdict}"
-            )
-        return "\n".join(lines)
+        lines = [line_of(s.plateau, s.energy, f"  {s.verdict}") for s in self.steps]
+        return "\n".join([f"{HEAD}  critical point", *lines])
 
 
 def saddles(
@@ -117,70 +99,51 @@ def saddles(
     Returns:
         One report for each plateau. Cost: some steps of Newton's method each.
     """
-    flow = flow_of(trajectory, flow)
-    beta = attraction_on_sphere(flow, "saddles of plateaus").beta
-    farthest = as_number("farthest", farthest)
-    check(farthest > 0, f"farthest is {farthest}; it must be positive.")
+    topic = "saddles of plateaus"
+    flow, layer, (_, beta, *_) = attraction_along(trajectory, flow, topic)
+    layer = normalised(layer, beta)
+    farthest = as_number("farthest", farthest, "positive", above=0)
     found = plateaus(trajectory, flow) if found is None else found
-    steps = [
-        _saddle(trajectory, flow, _Search(beta, found.threshold, farthest), plateau)
-        for plateau in found
-    ]
+    steps = []
+    for plateau in found:
+        if plateau.index is None:
+            reason = "none: no saved depth lies on this plateau"
+            steps.append(Saddle(plateau, reason))
+            continue
+        atoms = _atoms_on(trajectory, plateau, beta, found.threshold)
+        steps.append(_saddle(flow, layer, plateau, atoms, farthest))
     return Saddles(tuple(steps))
 
 
-class _Search(NamedTuple):
-    """What groups and critical points are looked for by."""
-
-    beta: float
-    threshold: float | str | None
-    farthest: float
-
-
-def _saddle(
-    trajectory: Trajectory, flow: Flow, search: _Search, plateau: Plateau
-) -> Saddle:
-    if plateau.index is None:
-        reason = "none: no saved depth lies on this plateau"
-        return Saddle(plateau, reason, None, None, None, None, None)
-    state, counts = _atoms_at(trajectory, search, plateau)
+def _saddle(flow: Flow, layer, plateau: Plateau, atoms, farthest: float) -> Saddle:
+    """Look for the critical point from atoms, and their numbers of tokens."""
+    state, counts = atoms
     point = newton_critical_point(flow, state)
-    failure = _failure(state, point, search.farthest)
+    failure = _failure(state, point, farthest)
     if failure is not None:
-        return Saddle(plateau, f"none: {failure}", state, None, None, None, None)
+        return Saddle(plateau, f"none: {failure}", state)
     splits = np.asarray(point.splitting) > 0
     inner = int(np.sum(splits * (counts - 1))) * (state.dimension - 1)
     index = cast(int, point.index) + inner
     noun = "maximum" if index == 0 else f"saddle of index {index}"
-    return Saddle(
-        plateau,
-        f"{noun}, {point.distance:.3g} away",
-        state,
-        point,
-        index,
-        normalised_energy(
-            normalised(cast(Constant, flow.velocity).gamma, search.beta), point.cloud
-        ),
-        point.distance,
-    )
+    verdict = f"{noun}, {point.distance:.3g} away"
+    height = normalised_energy(layer, point.cloud)
+    return Saddle(plateau, verdict, state, point, index, height, point.distance)
 
 
-def _atoms_at(
-    trajectory: Trajectory, search: _Search, plateau: Plateau
+def _atoms_on(
+    trajectory: Trajectory, plateau: Plateau, beta: float, threshold
 ) -> tuple[TokenCloud, np.ndarray]:
     """Return the atoms on a plateau, joined or found, and their numbers of tokens."""
     index = cast(int, plateau.index)
     cloud = trajectory.cloud(index)
     if trajectory.atoms is not None and plateau.count is not None:
-        atoms = cast(Atoms, jax.tree.map(lambda leaf: leaf[index], trajectory.atoms))
-        masses = np.asarray(atoms.weights(cloud))
+        masses, counts = map(np.asarray, atoms_at(trajectory, index))
         kept = np.flatnonzero(masses > 0)
         if len(kept) == plateau.count:
-            counts = np.asarray(atoms.counts(cloud))[kept]
-            return TokenCloud(cloud.points[kept], jnp.asarray(masses[kept])), counts
-    groups = count_clusters(
-        cloud, space=Sphere(), beta=search.beta, threshold=search.threshold
-    )
+            atoms = TokenCloud(cloud.points[kept], jnp.asarray(masses[kept]))
+            return atoms, counts[kept]
+    groups = count_clusters(cloud, space=Sphere(), beta=beta, threshold=threshold)
     labels = np.asarray(groups.labels)
     return TokenCloud(groups.centres, groups.masses), np.bincount(labels[labels >= 0])
 
@@ -201,9 +164,9 @@ def _failure(state: TokenCloud, point: CriticalPoint, farthest: float) -> str | 
 
 def _least(cloud: TokenCloud) -> float:
     """Return the smallest distance of two atoms."""
-    points = np.asarray(cloud.points, np.float64)
-    apart = np.linalg.norm(points[:, None] - points[None], axis=2)
-    return float(apart[np.triu_indices(len(points), 1)].min())
+    from scipy.spatial.distance import pdist
+
+    return float(pdist(np.asarray(cloud.points, np.float64)).min())
 
 
 def _in_half_sphere(points: np.ndarray) -> bool:

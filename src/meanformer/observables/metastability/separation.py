@@ -10,10 +10,12 @@ from jaxtyping import Array, Float
 
 from meanformer.attention import Unnormalised
 from meanformer.attention.log_domain import scaled_velocity
-from meanformer.errors import as_number, check
+from meanformer.errors import as_number
 from meanformer.geometry import Sphere
 from meanformer.measures import TokenCloud
 from meanformer.observables.clusters.counting import Clusters, count_clusters
+
+_scaled = jax.jit(scaled_velocity)
 
 
 class Separation(eqx.Module):
@@ -81,12 +83,10 @@ def separation(
     Returns:
         The report. Cost: $O(n^2 d)$ time and memory, on the host; not under `jit`.
     """
-    beta, margin = as_number("beta", beta), as_number("margin", margin)
-    check(0 < beta < np.inf, f"beta is {beta}; it must be positive and finite.")
-    check(np.isfinite(margin), f"margin is {margin}; it must be finite.")
+    beta = as_number("beta", beta, "positive and finite", above=0, below=np.inf)
+    margin = as_number("margin", margin, "finite", above=-np.inf, below=np.inf)
     chosen = 0.5 / np.sqrt(beta) if epsilon is None else epsilon
-    epsilon = as_number("epsilon", chosen)
-    check(epsilon >= 0, f"epsilon is {epsilon}; it must not be negative.")
+    epsilon = as_number("epsilon", chosen, "zero or more", least=0)
     groups = count_clusters(cloud, space=Sphere(), beta=beta, threshold=threshold)
     points = np.asarray(cloud.points)[np.asarray(cloud.weights) > 0]
     needed = float(np.log(len(np.unique(points, axis=0))) + margin)
@@ -95,13 +95,18 @@ def separation(
     value = None
     if apart is not None:
         value = float(2 * beta * np.sin(max(apart - 2 * epsilon, 0) / 2) ** 2)
-    failure = _failure(radius, epsilon, value, needed)
-    success = f"separated: {len(groups.masses)} groups"
+    verdict, holds = f"separated: {len(groups.masses)} groups", True
     if len(groups.masses) == 1:
-        success = "one group, with nothing to be separated from"
+        verdict = "one group, with nothing to be separated from"
+    if radius > epsilon:
+        verdict = f"not separated: the radius {radius:.6g} exceeds {epsilon:.6g}"
+        holds = False
+    elif value is not None and value < needed:
+        verdict = f"not separated: beta (1 - cos) is {value:.6g}, below {needed:.6g}"
+        holds = False
     return Separation(
-        failure is None,
-        failure or success,
+        holds,
+        verdict,
         groups,
         radius,
         apart,
@@ -113,17 +118,6 @@ def separation(
     )
 
 
-def _failure(
-    radius: float, epsilon: float, value: float | None, needed: float
-) -> str | None:
-    """Return what is missing, in words; `None` if nothing is."""
-    if radius > epsilon:
-        return f"not separated: the radius {radius:.6g} exceeds {epsilon:.6g}"
-    if value is not None and value < needed:
-        return f"not separated: beta (1 - cos) is {value:.6g}, below {needed:.6g}"
-    return None
-
-
 def _log_gradient(cloud: TokenCloud, beta: float) -> float | None:
     r"""Return $\log(e^{-\beta}|\mathrm{grad} E|)$ in the metric of Wasserstein."""
     dtype = cloud.points.dtype
@@ -132,6 +126,3 @@ def _log_gradient(cloud: TokenCloud, beta: float) -> float | None:
     found = _scaled(layer, Sphere().retract(cloud.points), cloud.weights)
     square = float(cloud.weights @ jnp.sum(found.velocities**2, axis=1))
     return float(found.log_scale) + math.log(square) / 2 if square > 0 else None
-
-
-_scaled = jax.jit(scaled_velocity)

@@ -1,23 +1,21 @@
-"""The order in which clusters merge at low temperature, predicted without a flow."""
+"""The order in which clusters merge at low temperature, by the greedy rule."""
 
 import math
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from meanformer.attention import AbstractInContextMap
-from meanformer.errors import check, is_concrete
+from meanformer.errors import Unsupported, as_number, check, is_concrete
+from meanformer.flows import Flow, Status, Trajectory
 from meanformer.geometry import Sphere
 from meanformer.measures import TokenCloud
 from meanformer.measures.cloud import check_cloud
-from meanformer.observables.metastability.attraction import (
-    attraction_of,
-    first_share,
-    pull,
-)
+from meanformer.numerics.arrays import norms_of
+from meanformer.observables.metastability import attraction as attracting
+from meanformer.observables.metastability.two_groups import TwoGroups
 
 # Angles and rates of closing that differ by less, or by so many roundings, are equal.
 TIE = 1e-9
@@ -57,12 +55,11 @@ class Staircase(eqx.Module):
         """Return a table, one line for each merge."""
         head = f"{'merge':>11}{'angle':>11}{'arc length':>12}{'level':>11}  masses"
         lines = [head]
-        for k, (leader, token) in enumerate(
-            zip(self.leaders, self.tokens, strict=True)
-        ):
+        pairs = zip(self.leaders, self.tokens, strict=True)
+        for k, (leader, token) in enumerate(pairs):
             masses = ", ".join(f"{mass:.3g}" for mass in np.asarray(self.masses[k]))
-            pairs = ", ".join(f"{first} + {second}" for first, second in self.ties[k])
-            note = "; tied" * bool(self.is_tied[k]) + f" ({pairs})" * bool(pairs)
+            ties = ", ".join(f"{first} + {second}" for first, second in self.ties[k])
+            note = "; tied" * bool(self.is_tied[k]) + f" ({ties})" * bool(ties)
             lines.append(
                 f"{f'{leader} + {token}':>11}{self.gaps[k]:>11.5g}"
                 f"{self.arc_lengths[k]:>12.6g}{self.levels[k + 1]:>11.6g}"
@@ -98,7 +95,7 @@ def greedy_staircase(layer: AbstractInContextMap, cloud: TokenCloud) -> Staircas
         The merges. Cost: $O(n^3 + n^2 d)$ time and $O(n^2)$ memory on the host; not
         under `jit`.
     """
-    is_softmax = attraction_of(layer, "greedy staircases").is_softmax
+    is_softmax = attracting.attraction_of(layer, "greedy staircases").is_softmax
     check_cloud("cloud", cloud)
     check(
         is_concrete(cloud.points) and is_concrete(cloud.weights),
@@ -106,19 +103,17 @@ def greedy_staircase(layer: AbstractInContextMap, cloud: TokenCloud) -> Staircas
     )
     Sphere().check(cloud.points)
     weights = np.asarray(cloud.weights, np.float64)
-    return climbed(cloud, is_softmax, weights, (weights > 0).astype(float))
+    return _climbed(cloud, is_softmax, weights, (weights > 0).astype(float))
 
 
-def climbed(
-    cloud: TokenCloud, is_softmax: bool, masses: np.ndarray, counts: np.ndarray
-) -> Staircase:
+def _climbed(cloud: TokenCloud, is_softmax: bool, masses, counts) -> Staircase:
     """Return the merges of atoms of given masses and numbers of tokens."""
     groups = _Groups(cloud, masses, counts)
     levels, steps, length = [groups.level()], [], 0.0
     for _ in groups.indices[1:]:
         first, second, gap, ties = groups.closest(is_softmax)
         is_tied = len(ties) > 0 or gap >= math.pi - groups.tie
-        share = first_share(is_softmax, *groups.masses[[first, second]])
+        share = attracting.first_share(is_softmax, *groups.masses[[first, second]])
         counts = groups.counts[[first, second]]
         length += gap * math.hypot(
             math.sqrt(counts[0]) * share, math.sqrt(counts[1]) * (1 - share)
@@ -154,30 +149,25 @@ class _Groups:
         """Return the pair that goes first, its angle, and the pairs tied with it."""
         shortest = self.gaps.min()
         pairs = np.stack(np.nonzero(self.gaps <= shortest + self.tie), 1)
+        # Whichever of the tokens at one place is joined first changes nothing.
+        ties = pairs[:0]
         if len(pairs) > 1 and shortest > self.tie:
             rates = self._closing_rates(is_softmax, pairs)
             # Directions are known up to the rounding of points over their distance.
             pairs = pairs[rates >= rates.max() - self.tie / shortest]
-            ties = self.indices[pairs] if len(pairs) > 1 else pairs[:0]
-        else:
-            # Whichever of the tokens at one place is joined first changes nothing.
-            ties = pairs[:0]
+            ties = self.indices[pairs] if len(pairs) > 1 else ties
         first, second = (int(index) for index in pairs[0])
         listed = tuple((int(leader), int(token)) for leader, token in ties)
         return first, second, float(self.gaps[first, second]), listed
 
     def _closing_rates(self, is_softmax: bool, pairs: np.ndarray) -> np.ndarray:
-        """Return how fast each of these pairs closes, in units of the strongest pull.
-
-        They are equally close, and each group is pulled by all others that it is close
-        to.
-        """
+        """Return how fast each of these pairs closes, over the strongest pull."""
         on, by = np.concatenate([pairs, pairs[:, ::-1]]).T
         across = self.points[by] - self.points[on]
         across -= np.sum(across * self.points[on], 1, keepdims=True) * self.points[on]
         across /= np.linalg.norm(across, axis=1, keepdims=True)
         velocities = np.zeros_like(self.points)
-        pulls = pull(is_softmax, self.masses[on], self.masses[by])
+        pulls = attracting.pull(is_softmax, self.masses[on], self.masses[by])
         np.add.at(velocities, on, pulls[:, None] / pulls.max() * across)
         return np.sum(velocities[on] * across, 1).reshape(2, -1).sum(0)
 
@@ -193,26 +183,16 @@ class _Groups:
         self.masses[first] += self.masses[second]
         self.counts[first] += self.counts[second]
         self.masses[second] = self.counts[second] = 0
-        self._measure(first, second)
+        angles = np.where(self.masses > 0, self._angles(first), np.inf)
+        self.gaps[:first, first] = angles[:first]
+        self.gaps[first, first + 1 :] = angles[first + 1 :]
+        self.gaps[second] = self.gaps[:, second] = np.inf
         return start
-
-    def _measure(self, moved: int, gone: int) -> None:
-        """Bring the gaps up to date."""
-        angles = np.where(self.masses > 0, self._angles(moved), np.inf)
-        self.gaps[:moved, moved] = angles[:moved]
-        self.gaps[moved, moved + 1 :] = angles[moved + 1 :]
-        self.gaps[gone] = self.gaps[:, gone] = np.inf
 
     def _angles(self, index: int) -> np.ndarray:
         """Return the angles from one group to all."""
-        # One shape throughout, so that it is compiled once.
-        points = jnp.asarray(self.points)
-        return np.asarray(
-            _distance(points, jnp.broadcast_to(points[index], points.shape))
-        )
-
-
-_distance = jax.jit(Sphere().distance)
+        points, own = self.points, self.points[index]
+        return 2 * np.arctan2(norms_of(points - own), norms_of(points + own))
 
 
 def _as_staircase(steps: list, levels: list[float], cloud: TokenCloud) -> Staircase:
@@ -230,3 +210,121 @@ def _as_staircase(steps: list, levels: list[float], cloud: TokenCloud) -> Stairc
         jnp.asarray(are_tied, bool),
         tuple(ties),
     )
+
+
+class PredictedStaircase(eqx.Module):
+    r"""All merges down to one cluster: those of a trajectory, then predicted ones.
+
+    Attributes:
+        verdict: how many are predicted, and why, in words.
+        is_predicted: which of the merges are.
+        leaders: the token that carries the atom from then on.
+        tokens: the token that joins it.
+        points: where they meet.
+        log_depths: logarithms of the depths, of the smallest number for depth zero;
+            predicted ones by the law of two groups.
+        arc_lengths: lengths of the path of all tokens; `None` without `LongDepth`.
+        levels: energy before the first merge and after each, $\sum_k m_k^2$.
+        is_tied: whether another pair was equally close in a predicted merge.
+    """
+
+    verdict: str = eqx.field(static=True)
+    is_predicted: Bool[Array, " k"]
+    leaders: Int[Array, " k"]
+    tokens: Int[Array, " k"]
+    points: Float[Array, "k d"]
+    log_depths: Float[Array, " k"]
+    arc_lengths: Float[Array, " k"] | None
+    levels: Float[Array, " l"]
+    is_tied: Bool[Array, " k"]
+
+    def __str__(self) -> str:
+        """Return a table, one line for each merge, and the verdict."""
+        lines = [f"{'merge':>11}{'log10 depth':>13}{'level':>11}"]
+        pairs = zip(self.leaders, self.tokens, strict=True)
+        for k, (leader, token) in enumerate(pairs):
+            lines.append(
+                f"{f'{leader} + {token}':>11}{self.log_depths[k] / np.log(10):>13.6g}"
+                f"{self.levels[k + 1]:>11.6g}"
+                + "  predicted" * bool(self.is_predicted[k])
+                + "; tied" * bool(self.is_tied[k])
+            )
+        return "\n".join([*lines, self.verdict])
+
+
+def predicted_staircase(
+    trajectory: Trajectory, flow: Flow | None = None, *, distance: float = 1e-9
+) -> PredictedStaircase:
+    r"""Continue a trajectory that ended before the last merge, by the greedy rule.
+
+    From the last saved depth on the closest pair of atoms meets next, and the others
+    wait, as `greedy_staircase` has it; the time it takes is that of `TwoGroups` from
+    their angle to `distance`, as if they were alone, added up from merge to merge. A
+    rule of thumb for large $\beta$, not a theorem; where it was used is said.
+
+    Args:
+        trajectory: tokens on the sphere, solved with `LongDepth` or `merge`.
+        flow: the flow, for a trajectory that does not know it.
+        distance: the angle at which two atoms count as met; the default is that of
+            `merge` in double precision.
+
+    Returns:
+        All merges. Cost: as `greedy_staircase` for the atoms that are left.
+    """
+    topic = "predicted staircases"
+    _, layer, (is_softmax, *_) = attracting.attraction_along(trajectory, flow, topic)
+    distance = as_number("distance", distance, "positive", above=0)
+    merges, atoms = trajectory.merges, trajectory.atoms
+    if merges is None or atoms is None:
+        raise Unsupported(
+            "this trajectory has no record of merges; solve with LongDepth() or merge."
+        )
+    left = (np.asarray(a, np.float64) for a in attracting.atoms_at(trajectory, -1))
+    rest = _climbed(trajectory.cloud(-1), is_softmax, *left)
+    dtype, least = trajectory.points.dtype, np.finfo(float).tiny
+    # Depths may be below all numbers.
+    known = np.log(np.maximum(np.asarray(merges.depths, np.float64), least))
+    last = math.log(max(float(trajectory.depths[-1]), least))
+    times = _log_depths(layer, last, rest, distance)
+    every = attracting.masses_along(trajectory, merges)
+    levels = [float(np.sum(masses**2)) for masses in every]
+    arcs = merges.arc_lengths
+    if arcs is not None and atoms.arc_length is not None:
+        arcs = jnp.concatenate([arcs, atoms.arc_length[-1] + rest.arc_lengths])
+    return PredictedStaircase(
+        _verdict(trajectory, rest),
+        jnp.arange(len(merges) + len(rest.leaders)) >= len(merges),
+        jnp.concatenate([merges.leaders, rest.leaders]),
+        jnp.concatenate([merges.tokens, rest.tokens]),
+        jnp.concatenate([merges.points, rest.points]),
+        jnp.asarray(np.append(known, times), dtype),
+        arcs,
+        jnp.asarray(np.append(levels, rest.levels[1:]), dtype),
+        jnp.concatenate([jnp.zeros(len(merges), bool), rest.is_tied]),
+    )
+
+
+def _log_depths(layer, reached: float, rest: Staircase, distance) -> np.ndarray:
+    """Return logarithms of the depths of predicted merges, from that reached on."""
+    found = []
+    for masses, gap in zip(np.asarray(rest.masses), np.asarray(rest.gaps), strict=True):
+        if gap > distance:
+            # Opposite groups balance; the rule lets them meet all the same.
+            start = min(float(gap), np.pi * (1 - 1e-12))
+            wait = TwoGroups(layer, masses).log_dwell_time(start, distance)
+            reached = float(np.logaddexp(reached, wait))
+        found.append(reached)
+    return np.array(found)
+
+
+def _verdict(trajectory: Trajectory, rest: Staircase) -> str:
+    count = len(rest.leaders)
+    if count == 0:
+        return "all merges were reached by the trajectory"
+    reason = f"the trajectory ended at depth {float(trajectory.depths[-1]):.6g}"
+    if bool(trajectory.status == Status.steady):
+        reason += ", at rest at a balance that the rule breaks"
+    noun = "merge" if count == 1 else "merges"
+    tied = int(np.sum(np.asarray(rest.is_tied)))
+    ties = f"; {tied} of them tied, in an arbitrary order" if tied else ""
+    return f"{count} {noun} predicted by the greedy rule: {reason}{ties}"

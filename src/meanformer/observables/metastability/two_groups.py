@@ -6,26 +6,25 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from meanformer.attention import AbstractInContextMap
-from meanformer.errors import (
-    InvalidInput,
-    Overflow,
-    as_float_array,
-    as_number,
-    check,
-    is_concrete,
-)
-from meanformer.observables.metastability.attraction import (
-    Attraction,
-    attraction_of,
-    first_share,
-    pull,
-)
-from meanformer.observables.metastability.two_group_integrals import (
-    first_way,
-    log_dwell_integral,
-    relative_pulls,
-)
+from meanformer.errors import Overflow, as_float_array, as_number, check, is_concrete
+from meanformer.numerics.special.quadrature import gauss_panels
+from meanformer.observables.metastability import attraction as attracting
 from meanformer.typing import ArrayLike
+
+# With u = log tan(phi / 2) one has du = dphi / sin(phi) and cos(phi) = -tanh(u): the
+# time is the integral over u of a function that is analytic up to a distance of pi / 4
+# from the real line, whatever beta and the masses. Gauss rules on short panels, finer
+# where the exponential is steep, converge to rounding. All is computed by numpy in
+# float64, whatever JAX is set to.
+NODES = 20
+PANEL = 1.0
+# Where an exponential has fallen by e to these powers.
+FALLS = (1.0, 3.0, 6.0, 10.0, 16.0, 24.0, 40.0, 80.0)
+# An exponential flatter than this does not fall at all.
+FLATTEST = 1e-30
+
+Grid = Float[np.ndarray, "*s"] | Float[Array, "*s"]
+Masses = tuple[float, float]
 
 LARGEST_LOG = float(np.log(np.finfo(np.float64).max))
 
@@ -49,15 +48,15 @@ class TwoGroups(eqx.Module):
         masses: the two masses, positive; equal halves by default.
     """
 
-    attraction: Attraction = eqx.field(static=True)
-    masses: tuple[float, float] = eqx.field(static=True)
+    attraction: attracting.Attraction = eqx.field(static=True)
+    masses: Masses = eqx.field(static=True)
 
     def __init__(
-        self,
-        layer: AbstractInContextMap,
-        masses: tuple[float, float] | ArrayLike = (0.5, 0.5),
+        self, layer: AbstractInContextMap, masses: Masses | ArrayLike = (0.5, 0.5)
     ):
-        self.attraction = attraction_of(layer, "laws of two groups", with_flat=True)
+        self.attraction = attracting.attraction_of(
+            layer, "laws of two groups", with_flat=True
+        )
         self.masses = _checked_masses(masses)
 
     def velocity(self, angle: ArrayLike) -> Float[Array, "*s"]:
@@ -86,12 +85,12 @@ class TwoGroups(eqx.Module):
             start: the angle at the beginning, below $\pi$, where the groups balance.
             end: the angle at the end, above 0, which takes for ever.
         """
-        start, end = self._way(start, end)
-        attraction = self.attraction
-        integral = log_dwell_integral(
-            attraction.beta, self.masses, start, end, is_softmax=attraction.is_softmax
+        start, end = _checked_angle("start", start), _checked_angle("end", end)
+        check(end < start, f"end is {end}; it must be below the start, {start}.")
+        is_softmax, beta, *_ = self.attraction
+        return self._log_unit(start) + _log_dwell_integral(
+            beta, self.masses, start, end, is_softmax=is_softmax
         )
-        return integral + self._log_unit(start)
 
     def dwell_time(self, start: float, end: float) -> float:
         """Return the time from one angle to a smaller one; see `log_dwell_time`."""
@@ -116,10 +115,8 @@ class TwoGroups(eqx.Module):
             self.attraction.beta > 0,
             "beta is 0; the leading term is for large beta: take log_dwell_time.",
         )
-        total = sum(
-            float(pull(self.attraction.is_softmax, *pair))
-            for pair in (self.masses, self.masses[::-1])
-        )
+        masses = np.array(self.masses)
+        total = attracting.pull(self.attraction.is_softmax, masses, masses[::-1]).sum()
         slope = self.attraction.beta * np.sin(start) ** 2
         return float(self._log_unit(start) - np.log(slope * total))
 
@@ -134,11 +131,11 @@ class TwoGroups(eqx.Module):
             end: the angle at the end; zero where they meet.
         """
         start = _checked_angle("start", start)
-        end = as_number("end", end)
-        check(0 <= end <= start, f"end is {end}; it must be between 0 and {start}.")
+        end = as_number("end", end, f"between 0 and {start}", least=0)
+        check(end <= start, f"end is {end}; it must be between 0 and {start}.")
         if self.attraction.is_softmax:
-            return first_way(self.attraction.beta, self.masses, start, end)
-        return first_share(False, *self.masses) * (start - end)
+            return _first_way(self.attraction.beta, self.masses, start, end)
+        return attracting.first_share(False, *self.masses) * (start - end)
 
     def limit_meeting_point(self, start: float) -> float:
         r"""Return how far the first group goes as $\beta \to \infty$.
@@ -147,7 +144,7 @@ class TwoGroups(eqx.Module):
         $O(\beta^{-1/2})$, and $\varphi_0m_2/(m_1+m_2)$ for unnormalised attention.
         """
         start = _checked_angle("start", start)
-        return first_share(self.attraction.is_softmax, *self.masses) * start
+        return attracting.first_share(self.attraction.is_softmax, *self.masses) * start
 
     def _velocities(self, angle: Float[Array, "*s"], slowing: float):
         r"""Return the speeds, slowed down by $e^{-b(1-\cos\varphi)}$ with this $b$."""
@@ -155,7 +152,7 @@ class TwoGroups(eqx.Module):
         rise = 2 * jnp.sin(angle / 2) ** 2
         log_scale = -slowing * rise
         if attraction.is_softmax:
-            pulls = relative_pulls(jnp.exp(-attraction.beta * rise), self.masses)
+            pulls = _relative_pulls(jnp.exp(-attraction.beta * rise), self.masses)
         else:
             pulls = second, first
             log_scale = log_scale + (attraction.beta - attraction.shift)
@@ -171,11 +168,6 @@ class TwoGroups(eqx.Module):
             return 2 * attraction.beta * np.sin(start / 2) ** 2 - log_speed
         return attraction.shift - attraction.beta * np.cos(start) - log_speed
 
-    def _way(self, start: float, end: float) -> tuple[float, float]:
-        start, end = _checked_angle("start", start), _checked_angle("end", end)
-        check(end < start, f"end is {end}; it must be below the start, {start}.")
-        return start, end
-
 
 def _check_speed(log_scale: Float[Array, "*s"]) -> None:
     if not is_concrete(log_scale):
@@ -188,35 +180,92 @@ def _check_speed(log_scale: Float[Array, "*s"]) -> None:
         )
 
 
-def _checked_masses(masses) -> tuple[float, float]:
-    if np.shape(masses) != (2,):
-        raise InvalidInput(f"masses is {masses!r}; it must be two positive numbers.")
-    first, second = (as_number("each of masses", mass) for mass in masses)
+def _checked_masses(masses) -> Masses:
     check(
-        0 < first < np.inf and 0 < second < np.inf,
-        f"masses are {first} and {second}; both must be positive and finite.",
+        np.shape(masses) == (2,),
+        f"masses is {masses!r}; it must be two positive numbers.",
+    )
+    allowed = "positive and finite"
+    first, second = (
+        as_number("each of masses", mass, allowed, above=0, below=np.inf)
+        for mass in masses
     )
     return first, second
 
 
 def _checked_angles(angle: ArrayLike) -> Float[Array, "*s"]:
     angles = as_float_array("angle", angle)
-    if not is_concrete(angles):
-        return angles
-    known = np.asarray(angles)
-    allowed = (known >= 0) & (known <= np.asarray(np.pi, known.dtype))
-    if not allowed.all():
-        raise InvalidInput(
-            f"angle holds {float(known[~allowed].flat[0])}; it must be from 0 to pi."
-        )
+    if is_concrete(angles):
+        known = np.asarray(angles)
+        wrong = known[~((known >= 0) & (known <= np.asarray(np.pi, known.dtype)))]
+        first = float(wrong.flat[0]) if wrong.size else None
+        check(first is None, f"angle holds {first}; it must be from 0 to pi.")
     return angles
 
 
 def _checked_angle(name: str, angle: float) -> float:
-    value = as_number(name, angle)
-    check(
-        0 < value < np.pi,
-        f"{name} is {value}; it must be an angle above 0 and below pi: groups at one "
-        "point or at opposite ones do not move.",
+    allowed = (
+        "an angle above 0 and below pi: groups at one point or at opposite ones do not "
+        "move"
     )
-    return value
+    return as_number(name, angle, allowed, above=0, below=np.pi)
+
+
+def _log_dwell_integral(
+    beta: float, masses: Masses, start: float, end: float, *, is_softmax: bool
+) -> float:
+    r"""Logarithm of the time from one angle to a smaller one, over $e^{-\beta\cos}$.
+
+    $$\log\int_{\varphi_1}^{\varphi_0} \frac{e^{\beta(\cos\varphi_0-\cos\varphi)}}
+      {f(\varphi)\sin\varphi}\,\mathrm{d}\varphi,$$
+    where $f$ is the sum of `_relative_pulls`, or of the masses if attention
+    is not normalised.
+    """
+    first, last = ends = np.log(np.tan(np.array([end, start]) / 2))
+    foot, height = _rise(ends)
+    steepness = max(2 * beta, FLATTEST)
+    falls = height - np.minimum(np.array(FALLS) / steepness, height - foot)
+    # Rounding may put the end of a fall outside of the way.
+    below, least = 1 - np.finfo(float).eps, np.finfo(float).tiny
+    falls = np.clip(falls, least, below)
+    steep = np.clip(np.log(falls / (1 - falls)) / 2, first, last)
+    even = np.linspace(first, last, int(np.ceil((last - first) / PANEL)) + 1)
+    u, weights = gauss_panels(np.sort(np.concatenate([even, steep])), NODES)
+    rises = _rise(u)
+    logs = 2 * beta * (rises - height)
+    if is_softmax:
+        fall = np.exp(-2 * beta * rises)
+        logs = logs - np.log(sum(_relative_pulls(fall, masses)))
+    else:
+        logs = logs - np.log(sum(masses))
+    largest = logs.max()
+    return float(largest + np.log(weights @ np.exp(logs - largest)))
+
+
+def _first_way(beta: float, masses: Masses, start: float, end: float) -> float:
+    r"""How far the first group goes under softmax, the angle closing from start to end.
+
+    $$\int_{\varphi_1}^{\varphi_0} \frac{p_1}{p_1+p_2}\,\mathrm{d}\varphi,$$
+    with the pulls $p_1, p_2$ of `_relative_pulls`.
+    """
+    scale = 1 / np.sqrt(max(beta, FLATTEST))
+    near = np.clip(scale * np.arange(1, 13), end, start)
+    even = np.linspace(end, start, int(np.ceil((start - end) / PANEL)) + 1)
+    angles, weights = gauss_panels(np.sort(np.concatenate([even, near])), NODES)
+    first, second = _relative_pulls(np.exp(-2 * beta * np.sin(angles / 2) ** 2), masses)
+    return float(weights @ (first / (first + second)))
+
+
+def _relative_pulls(fall: Grid, masses: Masses) -> tuple[Grid, Grid]:
+    r"""What each group feels of the other under softmax, over $e^{\beta(\cos-1)}$.
+
+    With $f = e^{\beta(\cos\varphi-1)}$: $m_2/(m_1+m_2f)$ and $m_1/(m_2+m_1f)$.
+    """
+    first, second = masses
+    return second / (first + second * fall), first / (second + first * fall)
+
+
+def _rise(u: np.ndarray) -> np.ndarray:
+    r"""Return $\sin^2(\varphi/2)$ where $\tan(\varphi/2) = e^u$, to rounding."""
+    small = np.exp(-2 * np.abs(u))
+    return np.where(u > 0, 1, small) / (1 + small)

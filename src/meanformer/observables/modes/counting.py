@@ -2,22 +2,20 @@
 
 import equinox as eqx
 import jax.numpy as jnp
+import jax.random as jr
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
-from meanformer.errors import InvalidInput, check, is_concrete
+from meanformer.errors import as_integer, as_key, as_number, check, is_concrete
 from meanformer.geometry import AbstractSpace, Euclidean, Sphere
 from meanformer.measures import TokenCloud
 from meanformer.measures.cloud import check_cloud
-from meanformer.observables.modes.crossings import (
-    Crossings,
-    Sites,
-    crossings,
-    derivative_signs,
-    sites_of,
-)
-from meanformer.observables.modes.kernels import CircleBump, LineBump, checked_beta
+from meanformer.observables.modes import kernels, sign_changes
+from meanformer.observables.modes.sign_changes import SignChanges, Sites
+from meanformer.typing import Key
 
+_MARGIN = 12.0  # bandwidths beyond which a token does not matter
+_STRETCH = 2000.0  # bandwidths of a Poisson process that are counted at once
 _BISECTIONS = 54
 
 
@@ -74,53 +72,50 @@ def count_modes(
         each bandwidth of length near tokens, the number of tokens within about ten
         bandwidths; empty space costs nothing. Not under `jit`.
     """
-    sites = _sites(cloud, beta, space)
-    found = crossings(sites)
-    places = _refined(sites, found)
+    sites = _sites(cloud, _bump(beta, space))
+    found = sign_changes.find_sign_changes(sites)
+    places = sites.bump.wrapped(_refined(sites, found))
     dtype = cloud.points.dtype
     return Modes(
         int(found.is_mode.sum()),
         len(found.undecided) == 0,
-        jnp.asarray(_ordered(places[found.is_mode], sites), dtype),
-        jnp.asarray(_ordered(places[~found.is_mode], sites), dtype),
+        jnp.asarray(np.sort(places[found.is_mode]), dtype),
+        jnp.asarray(np.sort(places[~found.is_mode]), dtype),
         jnp.asarray(found.undecided, dtype),
     )
 
 
-def is_circle(space: AbstractSpace | None) -> bool:
-    """Whether the space is the circle; raise unless it is that or the line."""
+def _bump(beta, space: AbstractSpace | None) -> kernels.AbstractBump:
+    """Return what each token carries on the line or circle, or raise."""
     check(
         space is None or isinstance(space, Euclidean | Sphere),
         f"space is {space!r}; it must be Euclidean(), for the line, or Sphere(), for "
         "the circle.",
     )
-    return isinstance(space, Sphere)
+    kind = kernels.CircleBump if isinstance(space, Sphere) else kernels.LineBump
+    return kind(kernels.checked_beta(beta))
 
 
-def _sites(cloud: TokenCloud, beta, space: AbstractSpace | None) -> Sites:
+def _sites(cloud: TokenCloud, bump: kernels.AbstractBump) -> Sites:
     check_cloud("cloud", cloud)
-    beta, on_circle = checked_beta(beta), is_circle(space)
-    if not (is_concrete(cloud.points) and is_concrete(cloud.weights)):
-        raise InvalidInput(
-            "the number of modes depends on values that are not known under jit or "
-            "grad; count outside of it."
-        )
-    wanted = 2 if on_circle else 1
     check(
-        cloud.dimension == wanted,
+        is_concrete(cloud.points) and is_concrete(cloud.weights),
+        "the number of modes depends on values that are not known under jit or grad; "
+        "count outside of it.",
+    )
+    check(
+        cloud.dimension == (1 if bump.period is None else 2),
         f"cloud has dimension {cloud.dimension}; modes are counted on the line "
         "(dimension 1) and, with space=Sphere(), on the circle (dimension 2).",
     )
-    points = np.asarray(cloud.points, np.float64)
-    weights = np.asarray(cloud.weights, np.float64)
-    if not on_circle:
-        return sites_of(points[:, 0], weights, LineBump(beta))
-    Sphere().check(cloud.points)
-    angles = np.arctan2(points[:, 1], points[:, 0])
-    return sites_of(angles, weights, CircleBump(beta))
+    places = np.asarray(cloud.points, np.float64).T
+    if bump.period is not None:
+        Sphere().check(cloud.points)
+        places = np.arctan2(places[1:], places[:1])
+    return sign_changes.sites_of(places[0], np.asarray(cloud.weights, np.float64), bump)
 
 
-def _refined(sites: Sites, found: Crossings) -> np.ndarray:
+def _refined(sites: Sites, found: SignChanges) -> np.ndarray:
     """The zero of the derivative in each interval, by bisection."""
     low, high = found.low.copy(), found.high.copy()
     if len(low) == 0:
@@ -128,11 +123,112 @@ def _refined(sites: Sites, found: Crossings) -> np.ndarray:
     before = np.where(found.is_mode, 1, -1)
     for _ in range(_BISECTIONS):
         middle = 0.5 * (low + high)
-        is_before = derivative_signs(sites, middle) == before
+        is_before = sign_changes.derivative_signs(sites, middle) == before
         low = np.where(is_before, middle, low)
         high = np.where(is_before, high, middle)
     return 0.5 * (low + high)
 
 
-def _ordered(places: np.ndarray, sites: Sites) -> np.ndarray:
-    return np.sort(sites.bump.wrapped(places))
+class ModeSample(eqx.Module):
+    """Numbers of modes of independent clouds.
+
+    Attributes:
+        counts: the number of modes of each.
+        mean: their mean.
+        standard_error: of the mean.
+        is_certified: whether every count is proved.
+    """
+
+    counts: Int[Array, " b"]
+    mean: float = eqx.field(static=True)
+    standard_error: float = eqx.field(static=True)
+    is_certified: bool = eqx.field(static=True)
+
+
+def sample_modes(
+    count: int,
+    beta: float | Float[Array, ""],
+    samples: int,
+    *,
+    space: AbstractSpace | None = None,
+    key: Key,
+) -> ModeSample:
+    r"""Count the modes of clouds of random tokens, exactly, and average.
+
+    The tokens are independent: standard normal on the line, uniform on the circle.
+
+    Args:
+        count: the number of tokens of a cloud.
+        beta: inverse temperature, positive; the square of one over the bandwidth.
+        samples: how many clouds, at least two.
+        space: `Euclidean()` by default, or `Sphere()` for the circle.
+        key: random key.
+
+    Returns:
+        The counts, their mean and its standard error. Cost: one count per cloud.
+    """
+    count = as_integer("count", count, least=1)
+    samples = as_integer("samples", samples, least=2)
+    bump, shape = _bump(beta, space), (samples, count)
+    if bump.period is None:
+        places = jr.normal(as_key(key), shape)
+    else:
+        places = bump.period * jr.uniform(as_key(key), shape)
+    found = [_of_equal_tokens(row, bump) for row in np.asarray(places, np.float64)]
+    counts = np.array([one.is_mode.sum() for one in found])
+    return _sample(counts, counts, found)
+
+
+def sample_poisson_modes(rate: float, length: float, *, key: Key) -> ModeSample:
+    r"""Count the modes of the density of a Poisson process, per bandwidth.
+
+    This estimates $F(\lambda)$ of `poisson_mode_density`: tokens fall on the line at
+    the rate $\lambda$ per bandwidth, and each carries a Gaussian of bandwidth one.
+
+    Args:
+        rate: the mean number $\lambda > 0$ of tokens per bandwidth.
+        length: how many bandwidths to look at, rounded up to a multiple of 2000, and at
+            least 4000.
+        key: random key.
+
+    Returns:
+        The counts of stretches of 2000 bandwidths, and the mean number of modes per
+        bandwidth with its standard error. Cost: $O((1 + \lambda)\,\text{length})$.
+    """
+    rate, length = (
+        as_number(name, value, "positive and finite", above=0, below=np.inf)
+        for name, value in (("rate", rate), ("length", length))
+    )
+    stretches = max(2, int(np.ceil(length / _STRETCH)))
+    expected = rate * (_STRETCH + 2 * _MARGIN)
+    # More gaps than are ever needed, so that all draws have one shape.
+    enough = int(expected + 10 * np.sqrt(expected) + 30)
+    found = [
+        _of_equal_tokens(_poisson(rate, enough, one), kernels.LineBump(1.0))
+        for one in jr.split(as_key(key), stretches)
+    ]
+    counts = np.array(
+        [(one.is_mode & (one.low >= 0) & (one.low < _STRETCH)).sum() for one in found]
+    )
+    return _sample(counts, counts / _STRETCH, found)
+
+
+def _poisson(rate: float, enough: int, key: Key) -> np.ndarray:
+    gaps = np.asarray(jr.exponential(key, (enough,)), np.float64) / rate
+    places = np.cumsum(gaps) - _MARGIN
+    inside = places < _STRETCH + _MARGIN
+    return places[inside] if inside.any() else places[:1]
+
+
+def _of_equal_tokens(places: np.ndarray, bump: kernels.AbstractBump) -> SignChanges:
+    weights = np.full(len(places), 1 / len(places))
+    return sign_changes.find_sign_changes(sign_changes.sites_of(places, weights, bump))
+
+
+def _sample(counts: np.ndarray, values, found: list[SignChanges]) -> ModeSample:
+    return ModeSample(
+        jnp.asarray(counts, int),
+        float(values.mean()),
+        float(values.std(ddof=1) / np.sqrt(len(values))),
+        all(len(one.undecided) == 0 for one in found),
+    )

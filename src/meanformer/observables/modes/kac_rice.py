@@ -8,13 +8,9 @@ import numpy as np
 from jax.scipy.stats import norm
 from jaxtyping import Array, Float
 
-from meanformer.errors import (
-    as_float_array,
-    as_number,
-    check,
-    check_finite,
-    is_concrete,
-)
+from meanformer import errors
+from meanformer.errors import as_float_array, check, is_concrete
+from meanformer.numerics.special.quadrature import gauss_legendre
 from meanformer.numerics.special.zonal import zonal_ratios
 from meanformer.observables.modes.kernels import checked_beta
 from meanformer.observables.modes.poisson import DENSE_LIMIT, poisson_mode_density
@@ -56,8 +52,11 @@ def mode_rate(
     """
     t = jnp.atleast_1d(as_float_array("t", t))
     check(t.ndim == 1, f"t has shape {t.shape}; it must be a list of places.")
-    check_finite("t", t)
-    count, beta = _positive("count", count, t), _positive("beta", beta, t)
+    errors.check_finite("t", t)
+    count, beta = (
+        _positive(name, value, t.dtype)
+        for name, value in (("count", count), ("beta", beta))
+    )
     return _rate(t, count, beta) if corrected else _gaussian_rate(t, count, beta)
 
 
@@ -80,8 +79,7 @@ def expected_modes(count: ArrayLike, beta: ArrayLike) -> Float[Array, ""]:
     """
     count, beta = as_float_array("count", count), as_float_array("beta", beta)
     dtype = jnp.result_type(count, beta)
-    like = jnp.zeros(0, dtype)
-    return _integral(_positive("count", count, like), _positive("beta", beta, like))
+    return _integral(_positive("count", count, dtype), _positive("beta", beta, dtype))
 
 
 def expected_circle_modes(beta: float | Float[Array, ""]) -> Float[Array, ""]:
@@ -144,12 +142,11 @@ def mode_constant(exponent: float) -> float:
     Returns:
         The constant.
     """
-    exponent = as_number("exponent", exponent, "a number between 0 and 2")
-    check(
-        0 < exponent < 2,
-        f"exponent is {exponent}; it must lie between 0 and 2, both excluded: beyond "
-        "them nearly every token is a mode, or all are one.",
+    allowed = (
+        "between 0 and 2, both excluded: beyond them nearly every token is a mode, or "
+        "all are one"
     )
+    exponent = errors.as_number("exponent", exponent, allowed, above=0, below=2)
     outer, inner = 1 / exponent - 0.5, max(1 / exponent - 1.5, 0.0)
     # The difference of the roots, without loss of digits where they are large.
     roots = min(outer, 1.0) / (np.sqrt(outer) + np.sqrt(inner))
@@ -158,34 +155,27 @@ def mode_constant(exponent: float) -> float:
 
 @jax.jit
 def _integral(count: Float[Array, ""], beta: Float[Array, ""]) -> Float[Array, ""]:
-    """The integral of the rate over the line, by panels on one half of it.
-
-    If tokens are many, the mean density hides all modes but the one in the middle: the
-    rate has a narrow Gaussian peak there, which has panels of its own.
-    """
+    """The integral of the rate over the line, by panels on one half of it."""
+    # If tokens are many, the mean density hides all modes but the one in the middle:
+    # the rate has a narrow Gaussian peak there, which has panels of its own.
     dtype = count.dtype
     log_top = jnp.log(count) - 0.5 * jnp.log(2 * jnp.pi * beta)
     end = jnp.sqrt(2 * (jnp.maximum(log_top, 0) + _LIGHT))
-    peak = jnp.minimum(_PEAK * _peak_width(count, beta), end)
+    one, two = 1 + beta, 1 + 2 * beta
+    width = one / jnp.sqrt(count) * jnp.sqrt(one / two) / two**0.25
+    peak = jnp.minimum(_PEAK * width, end)
     steps = (np.arange(many + 1) / many for many in (_PANELS, _PEAK_PANELS))
     whole, middle = (jnp.asarray(part, dtype) for part in steps)
     ends = jnp.sort(jnp.concatenate([end * whole, peak * middle]))
-    nodes, weights = np.polynomial.legendre.leggauss(_NODES)
-    nodes, weights = (jnp.asarray(part, dtype) for part in (nodes, weights))
+    nodes, masses = (jnp.asarray(part, dtype) for part in gauss_legendre(_NODES))
     widths = jnp.diff(ends)[:, None]
     t = ends[:-1, None] + 0.5 * (1 + nodes[None, :]) * widths
-    # Twice one half of the line, and half of each weight: they add up to two.
-    return jnp.vdot(weights[None, :] * widths, _rate(t.ravel(), count, beta))
+    # Twice one half of the line.
+    return 2 * jnp.vdot(masses[None, :] * widths, _rate(t.ravel(), count, beta))
 
 
-def _peak_width(count: Float[Array, ""], beta: Float[Array, ""]) -> Float[Array, ""]:
-    """Standard deviation of the peak of the rate in the middle, if it is narrow."""
-    one, two = 1 + beta, 1 + 2 * beta
-    return one / jnp.sqrt(count) * jnp.sqrt(one / two) / two**0.25
-
-
-def _positive(name: str, value: ArrayLike, like: Float[Array, " m"]) -> Array:
-    array = as_float_array(name, value).astype(like.dtype)
+def _positive(name: str, value: ArrayLike, dtype: jnp.dtype) -> Array:
+    array = as_float_array(name, value).astype(dtype)
     check(array.ndim == 0, f"{name} has shape {array.shape}; it must be one number.")
     if is_concrete(array):
         check(
@@ -206,9 +196,7 @@ def _circle_modes(beta: Float[Array, ""], count: int) -> Float[Array, ""]:
 
 
 @jax.jit
-def _rate(
-    t: Float[Array, " m"], count: Float[Array, ""], beta: Float[Array, ""]
-) -> Float[Array, " m"]:
+def _rate(t: Float[Array, " m"], count, beta) -> Float[Array, " m"]:
     """The density, corrected where tokens are rare."""
     local = count * norm.pdf(t) / jnp.sqrt(beta)
     share = poisson_mode_density(local) / DENSE_LIMIT
@@ -216,9 +204,7 @@ def _rate(
 
 
 @jax.jit
-def _gaussian_rate(
-    t: Float[Array, " m"], count: Float[Array, ""], beta: Float[Array, ""]
-) -> Float[Array, " m"]:
+def _gaussian_rate(t: Float[Array, " m"], count, beta) -> Float[Array, " m"]:
     """The density with a Gaussian pair of first and second derivative."""
     (mean_slope, mean_bend), slope, bend, both = derivative_moments(t, count, beta)
     ratio = both / slope

@@ -6,7 +6,9 @@ import equinox as eqx
 import numpy as np
 from jaxtyping import Array, Float
 
-from meanformer.errors import as_number, check
+from meanformer.errors import as_number
+
+LogAndSlope = tuple[np.ndarray, np.ndarray]
 
 # Tokens whose bump is smaller than the nearest by e to the minus this are left out.
 _NEGLIGIBLE = 45.0
@@ -18,24 +20,18 @@ class AbstractBump(eqx.Module):
     Lengths inside a cell are in units of `unit`. With $\alpha = x - c$ the gap from the
     centre of a cell to a token, the bump at a point $c + \tau$ of the cell, relative to
     that at the centre, is $p(\tau) = K(\alpha - \tau)/K(\alpha)$.
+
+    Attributes:
+        beta: the inverse temperature.
+        unit: the length of one bandwidth, or less where the series needs it.
+        reach: the distance from the token beyond which the bump is convex.
+        period: the length of the circle; `None` on the line.
     """
 
     beta: eqx.AbstractVar[float]
-
-    @property
-    @abc.abstractmethod
-    def unit(self) -> float:
-        """The length of one bandwidth, or less where the series needs it."""
-
-    @property
-    @abc.abstractmethod
-    def reach(self) -> float:
-        """The distance from the token beyond which the bump is convex."""
-
-    @property
-    @abc.abstractmethod
-    def period(self) -> float | None:
-        """The length of the circle, or nothing on the line."""
+    unit: eqx.AbstractVar[float]
+    reach: eqx.AbstractVar[float]
+    period: eqx.AbstractVar[float | None]
 
     def wrapped(self, places: np.ndarray) -> np.ndarray:
         """Places on the first turn of a circle; on the line the places themselves."""
@@ -57,46 +53,30 @@ class AbstractBump(eqx.Module):
         """Taylor coefficients of $p$ in units, one row for each power."""
 
     @abc.abstractmethod
-    def majorant(
-        self, gaps: np.ndarray, radius: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Logarithm and logarithmic slope of a series that dominates that of $p$."""
+    def majorant(self, gaps: np.ndarray, radius: np.ndarray) -> LogAndSlope:
+        """Return a series that dominates that of $p$."""
 
     @abc.abstractmethod
     def window(self, nearest: np.ndarray, log_ratio: float) -> np.ndarray:
-        """The distance beyond which tokens are negligible.
-
-        The nearest token is at the first distance, and no token is heavier than the
-        lightest by more than the logarithm given.
-        """
+        """The distance beyond which tokens are negligible, from that of the nearest."""
 
     @abc.abstractmethod
     def rounding(self, heights: np.ndarray, radius: np.ndarray) -> np.ndarray:
-        """Relative error of the derivative of bumps, in units of machine precision.
-
-        The logarithms of the bumps are given, and the radius of the cell.
-        """
+        """Relative error of the derivative of bumps, in units of machine precision."""
 
 
 class LineBump(AbstractBump):
     r"""$K(x) = e^{-\beta x^2/2}$, whose series is that of Hermite's polynomials."""
 
     beta: float = eqx.field(static=True)
+    unit: float = eqx.field(static=True)
+    reach: float = eqx.field(static=True)
+    period: None = eqx.field(static=True)
 
-    @property
-    def unit(self) -> float:
-        """The bandwidth."""
-        return 1 / np.sqrt(self.beta)
-
-    @property
-    def reach(self) -> float:
-        """One bandwidth: there the second derivative changes its sign."""
-        return self.unit
-
-    @property
-    def period(self) -> None:
-        """There is none."""
-        return None
+    def __init__(self, beta: float):
+        self.beta, self.period = beta, None
+        # The second derivative changes its sign at one bandwidth.
+        self.unit = self.reach = float(1 / np.sqrt(beta))
 
     def logs(self, gaps: np.ndarray) -> np.ndarray:
         r"""$-\beta x^2/2$."""
@@ -115,9 +95,7 @@ class LineBump(AbstractBump):
             rows[k + 1] = (gaps * rows[k] - rows[k - 1]) / (k + 1)
         return rows
 
-    def majorant(
-        self, gaps: np.ndarray, radius: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def majorant(self, gaps: np.ndarray, radius: np.ndarray) -> LogAndSlope:
         r"""$e^{|y|\tau + \tau^2/2}$."""
         sizes = np.abs(gaps) * np.sqrt(self.beta)
         return sizes * radius + radius**2 / 2, sizes + radius
@@ -136,21 +114,15 @@ class CircleBump(AbstractBump):
     r"""$K(x) = e^{\beta(\cos x - 1)}$, with a series from its differential equation."""
 
     beta: float = eqx.field(static=True)
+    unit: float = eqx.field(static=True)
+    reach: float = eqx.field(static=True)
+    period: float = eqx.field(static=True)
 
-    @property
-    def unit(self) -> float:
-        """The bandwidth at large inverse temperature; short against the circle."""
-        return 0.7 / np.sqrt(self.beta + 20)
-
-    @property
-    def reach(self) -> float:
-        r"""The angle $a$ with $\beta\sin^2 a = \cos a$."""
-        return convex_angle(self.beta)
-
-    @property
-    def period(self) -> float:
-        """Once around."""
-        return 2 * np.pi
+    def __init__(self, beta: float):
+        self.beta, self.period = beta, 2 * np.pi
+        # The bandwidth at large inverse temperature; short against the circle.
+        self.unit = float(0.7 / np.sqrt(beta + 20))
+        self.reach = convex_angle(beta)
 
     def logs(self, gaps: np.ndarray) -> np.ndarray:
         r"""$\beta(\cos x - 1)$, without loss of digits near the token."""
@@ -173,9 +145,7 @@ class CircleBump(AbstractBump):
             rows[k + 1] = product / (k + 1)
         return rows
 
-    def majorant(
-        self, gaps: np.ndarray, radius: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def majorant(self, gaps: np.ndarray, radius: np.ndarray) -> LogAndSlope:
         r"""The same with every coefficient of the exponent replaced by its size."""
         across, along = np.abs(np.sin(gaps)), np.abs(np.cos(gaps))
         sinh, cosh = np.sinh(self.unit * radius), np.cosh(self.unit * radius)
@@ -201,13 +171,8 @@ class CircleBump(AbstractBump):
 
 def checked_beta(beta: float | Float[Array, ""]) -> float:
     """The inverse temperature as a positive number, or raise."""
-    number = as_number("beta", beta, "a positive number")
-    check(
-        number > 0 and np.isfinite(number),
-        f"beta is {number}; it must be positive and finite: without a bandwidth there "
-        "are no modes.",
-    )
-    return number
+    allowed = "positive and finite: without a bandwidth there are no modes"
+    return as_number("beta", beta, allowed, above=0, below=np.inf)
 
 
 def convex_angle(beta: float | Float[Array, ""]) -> float:

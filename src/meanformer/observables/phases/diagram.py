@@ -12,9 +12,8 @@ from jaxtyping import Array, Float
 
 from meanformer.errors import as_integer, as_key
 from meanformer.flows.dynamics.recorder import AbstractProgress, bar_for
-from meanformer.observables.phases.follow import Followed, follow
-from meanformer.observables.phases.options import checked_options
-from meanformer.observables.phases.starts import Draw, checked_maps, checked_starts
+from meanformer.observables.phases.batches import Followed, follow_starts
+from meanformer.observables.phases.options import Draw, Options
 from meanformer.typing import ArrayLike, Key
 
 
@@ -62,10 +61,9 @@ class PhaseDiagram(eqx.Module):
         first = np.argmax(reached, axis=1)
         row = np.arange(len(self.betas))
         before = np.maximum(first - 1, 0)
-        low, high = self.mean[row, before], self.mean[row, first]
-        share = np.where(
-            high > low, (value - low) / np.where(high > low, high - low, 1), 1
-        )
+        low = self.mean[row, before]
+        rise = self.mean[row, first] - low
+        share = np.divide(value - low, rise, out=np.ones_like(low), where=rise > 0)
         depth = self.depths[before] + share * (self.depths[first] - self.depths[before])
         return np.where(reached.any(axis=1), depth, np.nan)
 
@@ -147,29 +145,22 @@ def phase_diagram(
         The diagram. Cost: some hundred evaluations of $O(n^2\min(n, d))$ for each
         start and temperature; memory for one temperature, and the starts.
     """
-    options = checked_options(
-        betas,
-        depths,
-        kind=kind,
-        quantity=quantity,
-        level=level,
-        threshold=threshold,
-        cap=cap,
-        tolerance=tolerance,
-        dtype=dtype,
+    options = Options(
+        betas, depths, kind, quantity, level, threshold, cap, tolerance, dtype
     )
     key_starts, key_maps = jr.split(as_key(key))
-    maps = checked_maps(draw, redraw, options, key_maps)
-    clouds = checked_starts(dimension, count, starts, options.dtype, key_starts)
+    maps = options.random_maps(draw, redraw, key_maps)
+    states, dimension = options.starting_states(
+        dimension, count, starts, key_starts, is_drawn=maps is not None
+    )
     batch_size = as_integer("batch_size", batch_size, least=1)
-    workers = _checked_workers(workers)
-    states = clouds.states(options, is_drawn=draw is not None)
+    workers = _cores() if workers is None else as_integer("workers", workers, least=1)
     shares = _shares(len(states), len(options.betas), workers, batch_size)
     jobs = [(beta, share) for beta in options.betas for share in shares]
 
     def followed(job) -> Followed:
         beta, share = job
-        return follow(options, maps, beta, states[share], share, batch_size)
+        return follow_starts(options, maps, beta, states[share], share, batch_size)
 
     rows, parts, bar = [], [], bar_for(progress)
     with bar:
@@ -179,9 +170,7 @@ def phase_diagram(
             if len(parts) == len(shares):
                 rows.append(_summary(parts))
                 parts = []
-    mean, error, median, steps, rejected = (
-        np.stack(column) for column in zip(*rows, strict=True)
-    )
+    mean, error, median, steps, rejected = map(np.stack, zip(*rows, strict=True))
     return PhaseDiagram(
         betas=options.betas,
         depths=options.depths,
@@ -189,10 +178,10 @@ def phase_diagram(
         standard_error=error,
         median=median,
         quantity=quantity,
-        kind=kind if draw is None else "drawn",
-        dimension=clouds.dimension,
-        count=clouds.count,
-        starts=clouds.number,
+        kind=kind if maps is None else "drawn",
+        dimension=dimension,
+        count=states.shape[1],
+        starts=len(states),
         level=options.level,
         tolerance=options.tolerance,
         steps=steps,
@@ -200,10 +189,8 @@ def phase_diagram(
     )
 
 
-def _checked_workers(workers: int | None) -> int:
-    if workers is None:
-        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-    return as_integer("workers", workers, least=1)
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
 
 
 def _shares(number: int, rows: int, workers: int, batch_size: int) -> list[np.ndarray]:
@@ -230,17 +217,13 @@ def _in_threads(function, jobs: list, workers: int) -> Iterator[Followed]:
 
 def _summary(parts: list[Followed]) -> tuple[np.ndarray | np.floating, ...]:
     """Return mean, standard error and median of what was read, and the steps."""
-    values = np.concatenate([part.values for part in parts])
+    values, steps, rejected = map(np.concatenate, zip(*parts, strict=True))
     number = len(values)
     spread = values.std(axis=0, ddof=1) if number > 1 else np.zeros(values.shape[1])
-    steps, rejected = (
-        np.concatenate([getattr(part, name) for part in parts]).mean()
-        for name in ("steps", "rejected")
-    )
     return (
         values.mean(axis=0),
         spread / np.sqrt(number),
         np.median(values, axis=0),
-        steps,
-        rejected,
+        steps.mean(),
+        rejected.mean(),
     )

@@ -9,8 +9,9 @@ from typing import Any
 from meanformer.experiments.framework import citations, text
 from meanformer.experiments.framework.claims import Finding
 from meanformer.experiments.framework.experiment import Experiment, Table
+from meanformer.experiments.framework.filming import Reel, gif_name
 from meanformer.experiments.framework.records import Print, Record
-from meanformer.experiments.framework.report import overview
+from meanformer.experiments.framework.report import overview, verdicts
 from meanformer.experiments.framework.report.html import (
     Markup,
     join,
@@ -18,38 +19,35 @@ from meanformer.experiments.framework.report.html import (
     prose,
     tag,
 )
-from meanformer.experiments.framework.report.movies import movie_figures
-from meanformer.experiments.framework.report.verdicts import (
-    State,
-    Verdict,
-    badge,
-    cited,
-    distance,
-    expected,
-    link,
-    measured,
-    origin,
-)
+from meanformer.experiments.framework.report.verdicts import Verdict
 from meanformer.experiments.framework.settings import as_json
 
 FEW_CLAIMS = 4  # more of them stand in two columns
+WAITING = {
+    "running": "Running now; this page fills in by itself.",
+    "queued": "Waiting for a free worker.",
+    "stopped": "Not run: the atlas was stopped before its turn.",
+}
+STILL = "(prefers-reduced-motion: reduce), print"
 LARGEST_DRAWING = 1_500_000  # characters of SVG; beyond, the bitmap is lighter
 
 
 def card(
-    experiment: Experiment, record: Record | None, verdicts: Sequence[Verdict]
+    experiment: Experiment, record: Record | None, found: Sequence[Verdict]
 ) -> Markup:
     """The card of one experiment, finished or not."""
-    kind = "findings many" if len(verdicts) > FEW_CLAIMS else "findings"
+    kind = "findings many" if len(found) > FEW_CLAIMS else "findings"
+    command = rerun_command(experiment, record)
+    waiting = tag("p", WAITING.get(found[0].state), class_="waiting")
     return tag(
         "article",
         _heading(experiment, record),
         _paragraphs(experiment),
         _figures(record) if record else None,
-        tag("ol", [_claim(experiment, one) for one in verdicts], class_=kind),
-        _results(experiment, record) if record else _waiting(verdicts[0].state),
+        tag("ol", [_claim(experiment, one) for one in found], class_=kind),
+        _results(experiment, record) if record else waiting,
         _citations(experiment),
-        _rerun(rerun_command(experiment, record)),
+        tag("p", "Run it again: ", tag("code", command), class_="rerun"),
         id=experiment.name,
         class_="card",
     )
@@ -87,12 +85,15 @@ def _paragraphs(experiment: Experiment) -> list[Markup]:
 
 def _claim(experiment: Experiment, verdict: Verdict) -> Markup:
     claim, finding = verdict.claim, verdict.finding
-    places = [join(["; " * (i > 0), cited(r)]) for i, r in enumerate(claim.references)]
-    cited_places = tag("span", places)
+    places = [
+        join(["; " * (index > 0), verdicts.cited(reference)])
+        for index, reference in enumerate(claim.references)
+    ]
     kind = tag("span", claim.status.capitalize(), class_="kind")
+    badge = verdicts.badge(verdict.state)
     return tag(
         "li",
-        tag("div", badge(verdict.state), kind, cited_places, class_="source"),
+        tag("div", badge, kind, tag("span", places), class_="source"),
         tag("p", prose(claim.statement), class_="statement"),
         _numbers(finding) if finding else None,
         id=f"{experiment.name}--{claim.id}",
@@ -100,17 +101,15 @@ def _claim(experiment: Experiment, verdict: Verdict) -> Markup:
     )
 
 
-def _numbers(finding: Finding) -> Markup:
-    pairs = [("measured", measured(finding)), ("expected", expected(finding))]
-    gap = distance(finding)
-    pairs += [gap] if gap else []
-    cells = [tag("div", tag("dt", name), tag("dd", value)) for name, value in pairs]
-    return join(
-        [
-            tag("dl", cells, class_="numbers"),
-            tag("p", origin(finding), class_="origin"),
-        ]
-    )
+def _numbers(finding: Finding) -> list[Markup]:
+    both = {
+        "measured": verdicts.measured(finding),
+        "expected": verdicts.expected(finding),
+    }
+    pairs = both | verdicts.distance(finding)
+    cells = [tag("div", tag("dt", name), tag("dd", pairs[name])) for name in pairs]
+    origin = tag("p", verdicts.origin(finding), class_="origin")
+    return [tag("dl", cells, class_="numbers"), origin]
 
 
 def _results(experiment: Experiment, record: Record) -> list[Any]:
@@ -126,29 +125,20 @@ def _results(experiment: Experiment, record: Record) -> list[Any]:
 def _figures(record: Record) -> Markup | None:
     if not record.prints and not record.reels:
         return None
-    figures = [_figure(one) for one in record.prints]
-    return tag("div", figures, movie_figures(record), class_="figures")
-
-
-def _waiting(state: State) -> Markup:
-    words = {
-        "running": "Running now; this page fills in by itself.",
-        "queued": "Waiting for a free worker.",
-        "stopped": "Not run: the atlas was stopped before its turn.",
-    }
-    return tag("p", words[state], class_="waiting")
+    reels = enumerate(record.reels, start=1)
+    return tag(
+        "div",
+        [_figure(one) for one in record.prints],
+        [_movie(reel, gif_name(record.experiment, index)) for index, reel in reels],
+        class_="figures",
+    )
 
 
 def _failure(record: Record) -> Markup:
-    trace = tag(
-        "details", tag("summary", "Where it happened"), tag("pre", record.trace)
-    )
-    return tag(
-        "div",
-        tag("p", "The run broke off: ", tag("strong", record.error)),
-        trace if record.trace else None,
-        class_="failure",
-    )
+    label = tag("summary", "Where it happened")
+    trace = tag("details", label, tag("pre", record.trace)) if record.trace else None
+    said = tag("p", "The run broke off: ", tag("strong", record.error))
+    return tag("div", said, trace, class_="failure")
 
 
 def _figure(one: Print) -> Markup:
@@ -161,9 +151,27 @@ def _image(one: Print) -> Markup:
     description = text.to_plain(one.alt)
     if len(one.svg) <= LARGEST_DRAWING:
         return tag("div", Markup(one.svg), role="img", aria_label=description)
-    data = base64.b64encode(one.png).decode()
-    source = f"data:image/png;base64,{data}"
+    source = _inline("png", one.png)
     return tag("img", src=source, alt=description, class_="bitmap")
+
+
+def _movie(reel: Reel, address: str) -> Markup:
+    """A movie that plays by itself.
+
+    On paper, and for readers who ask for less motion, the last frame stands in its
+    place, beside a link to the file.
+    """
+    source, alt = _inline("gif", reel.gif), text.to_plain(reel.alt)
+    image = tag("img", src=source, alt=alt, width=reel.width, class_="bitmap")
+    still = tag("source", srcset=_inline("png", reel.still), media=STILL)
+    play = tag("a", "Play the movie.", href=address, class_="play")
+    caption = tag("figcaption", prose(reel.caption), " ", play)
+    width = f"width: {reel.width}px"
+    return tag("figure", tag("picture", still, image), caption, style=width)
+
+
+def _inline(kind: str, content: bytes) -> str:
+    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
 
 
 def drawn_width(svg: str) -> float:
@@ -211,7 +219,7 @@ def _parameters(experiment: Experiment, record: Record) -> Markup | None:
 
 def _citations(experiment: Experiment) -> Markup | None:
     keys = [ref.key for claim in experiment.claims for ref in claim.references]
-    known = citations.bibliography(citations.bibliography_file())
+    known = citations.known()
     entries = [known[key] for key in dict.fromkeys(keys) if key in known]
     if not entries:
         return None
@@ -227,15 +235,11 @@ def _citations(experiment: Experiment) -> Markup | None:
 
 def _formatted(entry: citations.Entry) -> Markup:
     venue = f"{entry.venue or 'Preprint'}, {entry.text('year')}."
-    shown = link(entry.address.removeprefix("https://"), entry.address)
+    shown = verdicts.link(entry.address.removeprefix("https://"), entry.address)
     title = tag("cite", entry.text("title"))
     # A title that asks a question keeps its own mark.
     stop = " " if entry.text("title").endswith("?") else ". "
     return join([f"{entry.authors}. ", title, stop, venue, " ", shown])
-
-
-def _rerun(command: str) -> Markup:
-    return tag("p", "Run it again: ", tag("code", command), class_="rerun")
 
 
 def _written(value: Any) -> str:

@@ -2,13 +2,13 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from importlib import resources
+from pathlib import Path
 
 from meanformer.experiments.framework.experiment import Experiment
 from meanformer.experiments.framework.records import Record
 from meanformer.experiments.framework.report import overview
 from meanformer.experiments.framework.report.card import card
-from meanformer.experiments.framework.report.html import Markup, tag
+from meanformer.experiments.framework.report.html import Markup, prose, tag
 from meanformer.experiments.framework.report.verdicts import State, Verdict, verdict
 
 SECONDS_BETWEEN_RELOADS = 4
@@ -54,16 +54,13 @@ class Atlas:
 def render(atlas: Atlas) -> str:
     """The page as one HTML document that needs nothing else."""
     cards = [(one, atlas.verdicts(one)) for one in atlas.experiments]
-    verdicts = [one for _, several in cards for one in several]
-    counts = overview.tally(verdicts, len(cards), atlas.seconds)
+    found = [one for _, several in cards for one in several]
+    counts = overview.tally(found, len(cards), atlas.seconds)
+    drawn = [card(one, atlas.records.get(one.name), several) for one, several in cards]
     body = tag(
         "body",
-        overview.header(atlas.title, dict(atlas.facts), counts),
-        tag(
-            "main",
-            overview.claims_table(cards),
-            [card(one, atlas.records.get(one.name), several) for one, several in cards],
-        ),
+        overview.header(atlas.title, atlas.facts, counts),
+        tag("main", overview.claims_table(cards), drawn),
         _footer(atlas.command),
     )
     return "<!doctype html>\n" + tag("html", _head(atlas), body, lang="en") + "\n"
@@ -84,18 +81,10 @@ def _head(atlas: Atlas) -> Markup:
 
 
 def _footer(command: str) -> Markup:
-    how = tag("p", "This page was written by ", tag("code", command), ".")
-    what = tag(
-        "p",
-        "Beside it: ",
-        tag("code", "results.json"),
-        " (every number) and ",
-        tag("code", "figures/"),
-        " (SVG and PNG; movies as GIF).",
-    )
-    return tag("footer", how, what)
+    how = ["This page was written by ", tag("code", command), "."]
+    files = "`results.json` (every number) and `figures/` (SVG and PNG; movies as GIF)"
+    return tag("footer", tag("p", how), tag("p", prose(f"Beside it: {files}.")))
 
 
 def _stylesheet() -> str:
-    package = "meanformer.experiments.framework.report"
-    return resources.files(package).joinpath("page.css").read_text(encoding="utf-8")
+    return Path(__file__).with_name("page.css").read_text(encoding="utf-8")

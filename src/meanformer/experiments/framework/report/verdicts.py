@@ -2,15 +2,11 @@
 
 import dataclasses
 import math
-from typing import Literal
+from typing import Literal, get_args
 
 from meanformer.experiments.framework import citations
 from meanformer.experiments.framework.claims import Claim, Finding, Reference
-from meanformer.experiments.framework.numbers import (
-    SLACK_SIGNS,
-    finding_digits,
-    symbol,
-)
+from meanformer.experiments.framework.numbers import SLACK_SIGNS, finding_digits, symbol
 from meanformer.experiments.framework.records import Record
 from meanformer.experiments.framework.report.html import (
     Markup,
@@ -21,15 +17,7 @@ from meanformer.experiments.framework.report.html import (
 )
 
 State = Literal["holds", "fails", "broken", "running", "queued", "stopped"]
-SIGNS = {
-    "holds": "✓",
-    "fails": "✗",
-    "broken": "!",
-    "running": "▸",
-    "queued": "·",
-    "stopped": "–",
-}
-
+SIGNS = dict(zip(get_args(State), "✓✗!▸·–", strict=True))
 ORIGINS = {
     "closed form": "in closed form",
     "other method": "by another method",
@@ -83,34 +71,29 @@ def expected(finding: Finding) -> Markup:
     return join([value, f" {slack} ", number(finding.tolerance, 2)])
 
 
-def distance(finding: Finding) -> tuple[str, Markup] | None:
+def distance(finding: Finding) -> dict[str, Markup]:
     """How far the measured value is from the expected one, or from failing."""
     if not math.isfinite(finding.measured):
-        return None
+        return {}
     if not isinstance(finding.expected, tuple) and finding.relation == "close to":
-        gap = abs(finding.measured - finding.expected)
-        return "difference", number(gap, 2)
+        return {"difference": number(abs(finding.measured - finding.expected), 2)}
     name = "margin" if finding.holds else "beyond by"
-    return name, number(abs(finding.margin), 2)
+    return {name: number(abs(finding.margin), 2)}
 
 
 def origin(finding: Finding) -> Markup:
     """Where the expected value comes from."""
-    source = finding.source
-    detail = f": {source.detail}" if source.detail else ""
-    several = f"Least favourable of {finding.comparisons} comparisons."
-    return join(
-        [
-            prose(f"Expected value {ORIGINS[source.kind]}{detail}."),
-            f" {several}" if finding.comparisons > 1 else "",
-        ]
-    )
+    kind, detail = finding.source.kind, finding.source.detail
+    where = ORIGINS[kind] + (f": {detail}" if detail else "")
+    several = f" Least favourable of {finding.comparisons} comparisons."
+    said = prose(f"Expected value {where}.")
+    return join([said, several if finding.comparisons > 1 else ""])
 
 
 def cited(reference: Reference) -> Markup:
     """Authors and year with a link, and the place in the work."""
     place = f", {reference.place}" if reference.place else ""
-    entry = citations.bibliography(citations.bibliography_file()).get(reference.key)
+    entry = citations.known().get(reference.key)
     if entry is None:
         return tag("span", reference.key + place, class_="cited")
     return tag("span", link(entry.short, entry.address), place, class_="cited")
@@ -118,6 +101,4 @@ def cited(reference: Reference) -> Markup:
 
 def link(label: str, address: str) -> Markup:
     """A link, or only its label when there is no address."""
-    if not address:
-        return tag("span", label)
-    return tag("a", label, href=address)
+    return tag("a", label, href=address) if address else tag("span", label)
