@@ -67,7 +67,7 @@ def run(*words, cache):
 
 
 def rows_written(folder):
-    """Count the saved depths on disk; a folder that is being made or replaced has none."""
+    """Count the saved depths on disk; a folder that is being made has none."""
     try:
         names = os.listdir(folder / "trajectory.zarr" / "depth")
     except FileNotFoundError:

@@ -4,12 +4,11 @@ import numpy as np
 import pytest
 
 from meanformer.measures import Gaussian, TokenCloud, UniformBall, UniformBox
+from meanformer.numerics.row_spaces import null_rows, spanned
 from meanformer.training.relations import (
     find_relations,
     lines_of,
-    null_rows,
     prepared,
-    spanned,
 )
 
 X, Y = np.array([1.0, 0.5]), np.array([-0.4, 1.0])

@@ -8,6 +8,7 @@ import pytest
 
 import meanformer as mf
 from meanformer import training
+from meanformer.experiments.helpers.regression import gradient_descent, ridge
 from meanformer.training import tasks
 
 COVARIANCE = jnp.diag(jnp.array([2.0, 1.0, 0.3]))
@@ -118,7 +119,7 @@ def test_layers_of_linear_attention_are_steps_of_gradient_descent(noisy, steps):
     model = tasks.regression_layers(matrix, steps=steps)
     expected = by_hand(data, matrix, steps)
     np.testing.assert_allclose(
-        tasks.gradient_descent(data, matrix, steps=steps), expected, atol=1e-12
+        gradient_descent(data, matrix, steps=steps), expected, atol=1e-12
     )
     np.testing.assert_allclose(
         training.risk(model, data, loss=tasks.prediction_error),
@@ -176,17 +177,17 @@ def test_ridge_regression_solves_the_normal_equations(noisy):
     normal = points.mT @ points + 0.25 * np.eye(3)
     slopes = np.linalg.solve(normal, points.mT @ labels[..., None])[..., 0]
     expected = np.sum(slopes * data.queries[:, 0, :3], axis=1)
-    np.testing.assert_allclose(tasks.ridge(data, 0.25), expected, atol=1e-12)
+    np.testing.assert_allclose(ridge(data, 0.25), expected, atol=1e-12)
 
 
 def test_least_squares_is_exact_without_noise_and_of_least_norm_with_few_examples():
     data, _ = tasks.linear_regression(9, 8, 3, key=jr.key(2))
-    np.testing.assert_allclose(tasks.ridge(data), data.targets, atol=1e-12)
+    np.testing.assert_allclose(ridge(data), data.targets, atol=1e-12)
     few, _ = tasks.linear_regression(9, 2, 3, key=jr.key(2))
     inverse = np.linalg.pinv(few.tokens[..., :3])
     slopes = np.einsum("kdn,kn->kd", inverse, few.tokens[..., 3])
     expected = np.sum(slopes * few.queries[:, 0, :3], axis=1)
-    np.testing.assert_allclose(tasks.ridge(few), expected, atol=1e-12)
+    np.testing.assert_allclose(ridge(few), expected, atol=1e-12)
 
 
 def test_a_teacher_has_no_risk(key):

@@ -140,8 +140,8 @@ def stopped_after(path, count):
 
 def same(one, other):
     leaves = zip(
-        jax.tree.leaves((one.parameters, one.risks, one.lengths, one.memory)),
-        jax.tree.leaves((other.parameters, other.risks, other.lengths, other.memory)),
+        jax.tree.leaves((one.parameters, one.risks, one.lengths, one.notes)),
+        jax.tree.leaves((other.parameters, other.risks, other.lengths, other.notes)),
         strict=True,
     )
     for a, b in leaves:

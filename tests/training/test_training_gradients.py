@@ -7,7 +7,8 @@ import pytest
 
 import meanformer as mf
 from meanformer import training
-from meanformer.training import Automatic, Checkpointed, Continuous, Reversible
+from meanformer.experiments.helpers.engines import Continuous
+from meanformer.training import Automatic, Checkpointed, Reversible
 from training_problems import (
     first_reference,
     largest_difference,

@@ -1,11 +1,11 @@
-"""Small tools for arrays: precise products and types, padding, norms, batches."""
+"""Small tools for arrays: products, types, bytes, padding, norms, batches."""
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Bool, Float, PyTree
+from jaxtyping import Array, Bool, Float, PyTree, UInt8
 
 
 def matmul(left: Array, right: Array) -> Array:
@@ -89,6 +89,26 @@ def norms_of(rows: Float[np.ndarray, "n d"]) -> Float[np.ndarray, " n"]:
     exponents = np.frexp(np.abs(rows).max(axis=1, initial=0.0))[1]
     lengths = np.linalg.norm(np.ldexp(rows, -exponents[:, None]), axis=1)
     return np.ldexp(lengths, exponents)
+
+
+def bytes_of(tree: PyTree) -> UInt8[Array, "t e"]:
+    """Return the numbers of a tree as bytes, one row for each time."""
+
+    def rows(leaf: Array) -> Array:
+        leaf = leaf.astype(jnp.uint8) if leaf.dtype == bool else leaf
+        return jax.lax.bitcast_convert_type(leaf, jnp.uint8).reshape(len(leaf), -1)
+
+    return jnp.concatenate([rows(leaf) for leaf in jax.tree.leaves(tree)], axis=1)
+
+
+def from_bytes(row: UInt8[Array, " e"], kinds: PyTree) -> PyTree:
+    """Return the tree that bytes stand for, with leaves of these shapes and types."""
+    given, start, leaves = np.asarray(row).tobytes(), 0, []
+    for kind in jax.tree.leaves(kinds):
+        numbers = np.frombuffer(given, kind.dtype, kind.size, start)
+        leaves.append(jnp.asarray(numbers.reshape(kind.shape)))
+        start += numbers.nbytes
+    return jax.tree.unflatten(jax.tree.structure(kinds), leaves)
 
 
 @jax.custom_batching.custom_vmap

@@ -13,7 +13,6 @@ from meanformer.training.distance import cot_plans as cot_plans
 from meanformer.training.distance import function_distance as function_distance
 from meanformer.training.gradients import Automatic as Automatic
 from meanformer.training.gradients import Checkpointed as Checkpointed
-from meanformer.training.gradients import Continuous as Continuous
 from meanformer.training.gradients import Fields as Fields
 from meanformer.training.gradients import FirstVariation as FirstVariation
 from meanformer.training.gradients import Gradient as Gradient
@@ -29,7 +28,6 @@ from meanformer.training.injectivity import dependence as dependence
 from meanformer.training.injectivity import injectivity_report as injectivity_report
 from meanformer.training.kernels import head_kernel as head_kernel
 from meanformer.training.kernels import kernel_product as kernel_product
-from meanformer.training.kernels import lazy_risks as lazy_risks
 from meanformer.training.kernels import spectrum as spectrum
 from meanformer.training.kernels import tangent_kernel as tangent_kernel
 from meanformer.training.layer import Neurons as Neurons
@@ -41,11 +39,10 @@ from meanformer.training.relations import Relation as Relation
 from meanformer.training.runs import TrainingRun as TrainingRun
 from meanformer.training.tasks import LinearRegression as LinearRegression
 from meanformer.training.tasks import effective_matrix as effective_matrix
-from meanformer.training.tasks import gradient_descent as gradient_descent
 from meanformer.training.tasks import linear_regression as linear_regression
+from meanformer.training.tasks import next_token as next_token
 from meanformer.training.tasks import prediction_error as prediction_error
 from meanformer.training.tasks import regression_layers as regression_layers
-from meanformer.training.tasks import ridge as ridge
 from meanformer.training.tasks import teacher_student as teacher_student
 from meanformer.training.trainer import train as train
 from meanformer.training.transformer import MeanFieldTransformer as MeanFieldTransformer

@@ -102,54 +102,46 @@ def certificate(
         "run must be what train returned; of one that was read from a file, call train "
         "with the same arguments and its store.",
     )
-    here = float(risk(run.model, data))
+    here, last = float(risk(run.model, data)), float(run.risks[-1])
     check(
-        abs(here - float(run.risks[-1])) <= SAME * here + TINY,
+        abs(here - last) <= SAME * here + TINY,
         f"the squared error of the run on these data is {here:.6g}, its own risk was "
-        f"{float(run.risks[-1]):.6g}; a certificate is for the data, the loss "
-        "squared_error and no decay.",
+        f"{last:.6g}; a certificate is for the data, the loss squared_error and no "
+        "decay.",
     )
     models = [run.at(index) for index in range(len(run))]
     systems = [np.linalg.eigh(np.asarray(tangent_kernel(one, data))) for one in models]
-    smallest = np.array([values[0] for values, _ in systems])
-    largest = np.array([values[-1] for values, _ in systems])
+    smallest, largest = np.array([values[[0, -1]] for values, _ in systems]).T
     distances = np.array([float(cot_distance(models[0], one)) for one in models])
-    is_open = bool((smallest > ZERO * largest).all())
-    rates = np.where(smallest > ZERO * largest, smallest, 0) / len(data)
+    is_positive = smallest > ZERO * largest
+    rates = np.where(is_positive, smallest, 0) / len(data)
     if lipschitz is None:
-        lipschitz = _largest_quotient(rates, distances)
+        steps, changes = np.abs(np.diff(distances)), np.abs(np.diff(rates))
+        slopes = changes[steps > 0] / steps[steps > 0]
+        lipschitz = float(slopes.max(initial=0.0))
     risks, squares = np.asarray(run.risks), np.asarray(run.squared_norms)
     constants = squares / np.maximum(2 * risks, np.finfo(risks.dtype).tiny)
     residual, culprits = _stuck(models[-1], data, *systems[-1])
     is_stuck = constants[-1] < tolerance or residual**2 > 1 / 2
-    envelope = risks[0] * np.exp(
-        -2 * rates.min() * np.asarray(run.depths - run.depths[0])
-    )
     falls = bool((np.diff(risks) <= SAME * risks[:-1] + TINY).all())
-    is_well = falls and bool(run.status != Status.diverging)
-    in_ball = is_open and risks[0] * lipschitz**2 <= 2 * rates[0] ** 3 / 27
+    times = np.asarray(run.times - run.times[0])
+    envelope = risks[0] * np.exp(-2 * rates.min() * times)
     obeys = bool((risks <= (1 + SAME) * envelope + TINY).all())
+    in_ball = is_positive.all() and risks[0] * lipschitz**2 <= 2 * rates[0] ** 3 / 27
+    verdict = "certified" if in_ball and obeys else "observed"
+    is_well = falls and bool(run.status != Status.diverging)
     if risks[-1] > 0 and (is_stuck or not is_well):
         verdict = "failed"
-    else:
-        verdict = "certified" if in_ball and obeys else "observed"
-    arrays = (smallest, largest, constants, distances)
+    numbers = sum(leaf.size for leaf in jax.tree.leaves(models[0].parameters))
     return Certificate(
         verdict,
-        *map(jnp.asarray, arrays),
-        math.sqrt(2 * risks[0] / rates.min()) if is_open else math.inf,
+        *map(jnp.asarray, (smallest, largest, constants, distances)),
+        math.sqrt(2 * risks[0] / rates.min()) if is_positive.all() else math.inf,
         lipschitz,
         residual,
         culprits,
-        _count(models[0]) < data.queries.size,
+        numbers < data.queries.size,
     )
-
-
-def _largest_quotient(rates: np.ndarray, distances: np.ndarray) -> float:
-    """Return the largest change of a rate over a change of the distance."""
-    steps, changes = np.abs(np.diff(distances)), np.abs(np.diff(rates))
-    moved = steps > 0
-    return float((changes[moved] / steps[moved]).max(initial=0.0))
 
 
 def _stuck(
@@ -166,7 +158,3 @@ def _stuck(
     order = np.argsort(-carried)
     culprits = order[carried[order] > SHARE * carried.max()]
     return float(np.linalg.norm(part) / size), tuple(map(int, culprits))
-
-
-def _count(model: MeanFieldTransformer) -> int:
-    return sum(leaf.size for leaf in jax.tree.leaves(model.parameters))

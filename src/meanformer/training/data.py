@@ -9,12 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from meanformer.errors import (
-    as_float_array,
-    check,
-    check_finite,
-    check_shape,
-)
+from meanformer.errors import as_finite_array, as_float_array, check
 from meanformer.measures import TokenCloud
 from meanformer.measures.operations import batch
 from meanformer.typing import ArrayLike
@@ -64,14 +59,11 @@ class Dataset(eqx.Module):
     ):
         self.tokens, self.weights = _stacked(contexts)
         count, _, size = self.tokens.shape
-        if queries is None:
-            self.queries = jnp.zeros((count, 0, size), self.tokens.dtype)
-        else:
-            given = as_float_array("queries", queries).astype(self.tokens.dtype)
-            given = given[:, None] if given.ndim == 2 else given
-            check_shape("queries", given, (count, None, size))
-            check_finite("queries", given)
-            self.queries = given
+        none = jnp.zeros((count, 0, size), self.tokens.dtype)
+        given = as_float_array("queries", none if queries is None else queries)
+        given = given[:, None] if given.ndim == 2 else given
+        shape = (count, None, size)
+        self.queries = as_finite_array("queries", given, shape, self.tokens.dtype)
         self.targets = self._checked_targets(targets)
 
     def __len__(self) -> int:
@@ -90,16 +82,19 @@ class Dataset(eqx.Module):
     @property
     def contexts(self) -> list[TokenCloud]:
         """The contexts as token clouds, without padding."""
-        clouds = []
-        for tokens, weights in zip(self.tokens, self.weights, strict=True):
-            present = np.asarray(weights) > 0
-            clouds.append(TokenCloud(tokens[present], weights[present]))
-        return clouds
+        present = np.asarray(self.weights) > 0
+        rows = zip(self.tokens, self.weights, present, strict=True)
+        return [TokenCloud(points[here], masses[here]) for points, masses, here in rows]
 
     def end(self, points: Float[Array, "r d"], weights: Float[Array, " n"]) -> End:
-        """Return points of one context as tokens and queries."""
+        """Return points of one context as tokens and queries.
+
+        Absent tokens have no derivative.
+        """
         count = self.tokens.shape[1]
-        return End(points[count:], points[:count], weights)
+        fixed = jax.lax.stop_gradient(points[:count])
+        tokens = jnp.where((weights > 0)[:, None], points[:count], fixed)
+        return End(points[count:], tokens, weights)
 
     def with_targets(self, targets: Any) -> "Dataset":
         """Return the same contexts and queries with other targets."""
@@ -145,8 +140,8 @@ class Dataset(eqx.Module):
             f"{len(self.tokens)} contexts.",
         )
         if jnp.issubdtype(array.dtype, jnp.inexact):
-            array = as_float_array("targets", targets).astype(self.tokens.dtype)
-            check_finite("targets", array)
+            dtype = self.tokens.dtype
+            array = as_finite_array("targets", targets, array.shape, dtype)
         is_single = array.ndim == 2 and self.queries.shape[1] == 1
         return array[:, None] if is_single else array
 
@@ -155,9 +150,7 @@ def _stacked(contexts) -> tuple[Float[Array, "N n d"], Float[Array, "N n"]]:
     """Return tokens and weights of contexts, padded to the same size."""
     check(len(contexts) > 0, "contexts is empty; at least one is needed.")
     if isinstance(contexts, np.ndarray | jax.Array):
-        tokens = as_float_array("contexts", contexts)
-        check_shape("contexts", tokens, (None, None, None))
-        check_finite("contexts", tokens)
+        tokens = as_finite_array("contexts", contexts, (None, None, None))
         return tokens, jnp.full(tokens.shape[:2], 1 / tokens.shape[1], tokens.dtype)
     clouds = [
         one if isinstance(one, TokenCloud) else TokenCloud(one) for one in contexts

@@ -58,15 +58,11 @@ def cot_distance(
     first, second = common_grid(nu, nu_prime)
     if gauge:
         first, second = balanced(first), balanced(second)
-    squares = [
-        conditional_wasserstein(
-            first.measure(neurons=family), second.measure(neurons=family)
-        )
-        ** 2
-        for family in _families(nu)
-    ]
-    length = first.depths[-1] - first.depths[0]
-    return safe_root(length * sum(squares[1:], squares[0]), 2)
+    square = jnp.zeros((), first.depths.dtype)
+    for family in _families(nu):
+        sides = (one.measure(neurons=family) for one in (first, second))
+        square += conditional_wasserstein(*sides) ** 2
+    return safe_root((first.depths[-1] - first.depths[0]) * square, 2)
 
 
 def cot_plans(
@@ -83,19 +79,16 @@ def cot_plans(
         One plan for each layer of `common_grid(nu, nu_prime)`, for heads of equal
         masses of total one.
     """
-    sides = common_grid(nu, nu_prime)
-    clouds = [side.measure(neurons=neurons) for side in sides]
+    clouds = [one.measure(neurons=neurons) for one in common_grid(nu, nu_prime)]
     check(
         all(is_concrete(leaf) for leaf in jax.tree.leaves(clouds)),
         "plans between traced networks are not known; call this outside of jit.",
     )
-    layers = [
-        cloud.points.reshape(side.layers, -1, cloud.dimension)
-        for side, cloud in zip(sides, clouds, strict=True)
-    ]
+    layers = len(np.unique(clouds[0].positions))
+    sides = (one.points.reshape(layers, -1, one.dimension) for one in clouds)
     return [
         transport_plan(TokenCloud(one), TokenCloud(other))
-        for one, other in zip(*layers, strict=True)
+        for one, other in zip(*sides, strict=True)
     ]
 
 
@@ -207,6 +200,7 @@ def function_distance(
 
 
 def _families(model: MeanFieldTransformer) -> tuple[bool, ...]:
+    """Return whether each family of particles is that of the neurons."""
     return (False,) if model.parameters.neurons is None else (False, True)
 
 
@@ -243,10 +237,11 @@ def _blended(first, second, neurons: bool, share: float):
     )
 
 
-def _check_pair(*pair: MeanFieldTransformer) -> None:
+def _check_pair(nu: MeanFieldTransformer, nu_prime: MeanFieldTransformer) -> None:
     """Raise unless two networks differ in numbers, places and depths of particles."""
-    for name, model in zip(("nu", "nu_prime"), pair, strict=True):
-        check_held(name, model)
+    check_held("nu", nu)
+    check_held("nu_prime", nu_prime)
+    pair = (nu, nu_prime)
     shapes = [
         [(*leaf.shape[2:], str(leaf.dtype)) for leaf in jax.tree.leaves(one.parameters)]
         for one in pair
@@ -256,15 +251,18 @@ def _check_pair(*pair: MeanFieldTransformer) -> None:
         f"heads and neurons of nu have the shapes {shapes[0]}, those of nu_prime "
         f"{shapes[1]}; they must be the same, biases and neurons included.",
     )
-    one, two = (model.layer for model in pair)
+    kinds = [
+        (one.layer.kind, one.layer.activation, one.layer.is_frozen) for one in pair
+    ]
     check(
-        (one.kind, one.activation, one.is_frozen)
-        == (two.kind, two.activation, two.is_frozen),
+        kinds[0] == kinds[1],
         "nu and nu_prime differ in kind, activation or context; they must not.",
     )
-    for name, index in (("beta", None), ("the first depth", 0), ("the last depth", -1)):
-        both = [one.layer.beta if index is None else one.depths[index] for one in pair]
+    names = "beta", "the first depth", "the last depth"
+    numbers = [(one.layer.beta, one.depths[0], one.depths[-1]) for one in pair]
+    for name, first, second in zip(names, *numbers, strict=True):
         check(
-            not all(map(is_concrete, both)) or bool(np.isclose(*both)),
-            f"{name} of nu is {both[0]}, that of nu_prime {both[1]}; make them equal.",
+            not (is_concrete(first) and is_concrete(second))
+            or bool(np.isclose(first, second)),
+            f"{name} of nu is {first}, that of nu_prime {second}; make them equal.",
         )

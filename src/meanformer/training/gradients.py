@@ -1,7 +1,7 @@
 r"""The gradient of the risk in mean-field units, by the engine of one's choice.
 
-All engines but `Continuous` and a `Reversible` with too few corrections return the
-gradient of the network that is run, to rounding; they differ in memory.
+All engines but a `Reversible` with too few corrections return the gradient of the
+network that is run, to rounding; they differ in memory.
 """
 
 import abc
@@ -12,6 +12,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from diffrax import Euler
 from jaxtyping import Array, Float
 
 from meanformer.errors import (
@@ -25,11 +26,12 @@ from meanformer.errors import (
 )
 from meanformer.flows import Adaptive
 from meanformer.measures import TokenCloud
+from meanformer.numerics.arrays import padded
 from meanformer.training.data import Dataset, Loss, squared_error
 from meanformer.training.heads import Heads
 from meanformer.training.layer import Parameters
-from meanformer.training.sweeps import Sweep, gathered, steps_of, tableau_of
-from meanformer.training.transformer import MeanFieldTransformer
+from meanformer.training.sweeps import Step, Sweep
+from meanformer.training.transformer import MeanFieldTransformer, check_transformer
 
 
 class Fields(eqx.Module):
@@ -75,13 +77,17 @@ class AbstractEngine(eqx.Module):
     @abc.abstractmethod
     def pull(
         self, sweep: Sweep, points: Float[Array, "N r d"], terminal
-    ) -> tuple[Float[Array, ""], Any, Fields | None]:
-        """Return the risk, what each step leaves to particles, and the fields.
+    ) -> tuple[Float[Array, ""], Any, Any]:
+        """Return the risk, what each step leaves to particles; points and adjoints.
 
         Args:
             sweep: the steps through depth.
             points: the points before them.
-            terminal: takes the points after them, returns risk and adjoint there.
+            terminal: takes the points after them, returns the risk.
+
+        Returns:
+            The risk; its derivatives in the particles at both ends of steps; points and
+            adjoints at all depths, or `None` if they are not kept.
         """
 
 
@@ -91,13 +97,13 @@ class Stored(AbstractEngine):
     def pull(self, sweep, points, terminal):
         """Go forward, store, go back."""
         states = sweep.forward(points)
-        risk, adjoint = terminal(states[-1])
+        risk, adjoint = jax.value_and_grad(terminal)(states[-1])
         adjoints, found = sweep.back_all(states, adjoint)
-        return risk, found, fields_of(sweep, states, adjoints)
+        return risk, found, (states, adjoints)
 
 
 class Checkpointed(AbstractEngine):
-    r"""The explicit adjoint with points of about $\sqrt L$ layers in memory at a time.
+    r"""The explicit adjoint with points of about $2\sqrt L$ layers in memory at a time.
 
     Args:
         segments: how many stretches of layers are computed again; $\sqrt L$ by default.
@@ -112,29 +118,27 @@ class Checkpointed(AbstractEngine):
     def pull(self, sweep, points, terminal):
         """Store where stretches begin; go through each again before going back."""
         count = len(sweep.steps.size)
-        segments = self.segments or math.isqrt(count)
-        length = -(-count // segments)
+        length = -(-count // (self.segments or math.isqrt(count)))
+        # Steps of length zero fill up: they move nothing.
+        steps = jax.tree.map(
+            lambda leaf: leaf.reshape(-1, length, *leaf.shape[1:]),
+            padded(sweep.steps, length),
+        )
 
-        def cut(leaf):
-            # Steps of length zero fill up: they move nothing.
-            missing = [(0, segments * length - count)] + [(0, 0)] * (leaf.ndim - 1)
-            return jnp.pad(leaf, missing).reshape(segments, length, *leaf.shape[1:])
-
-        steps = jax.tree.map(cut, sweep.steps)
+        def part(steps):
+            return eqx.tree_at(lambda s: s.steps, sweep, steps)
 
         def ahead(points, steps):
-            part = eqx.tree_at(lambda s: s.steps, sweep, steps)
-            return part.end(points), points
-
-        end, starts = jax.lax.scan(ahead, points, steps)
-        risk, adjoint = terminal(end)
+            return part(steps).end(points), points
 
         def behind(adjoint, given):
             steps, start = given
-            part = eqx.tree_at(lambda s: s.steps, sweep, steps)
-            adjoints, found = part.back_all(part.forward(start), adjoint)
+            here = part(steps)
+            adjoints, found = here.back_all(here.forward(start), adjoint)
             return adjoints[0], found
 
+        end, starts = jax.lax.scan(ahead, points, steps)
+        risk, adjoint = jax.value_and_grad(terminal)(end)
         _, found = jax.lax.scan(behind, adjoint, (steps, starts), reverse=True)
         found = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:])[:count], found)
         return risk, found, None
@@ -159,7 +163,7 @@ class Reversible(AbstractEngine):
     def pull(self, sweep, points, terminal):
         """Keep the end alone; find the points before each layer on the way back."""
         end = sweep.end(points)
-        risk, adjoint = terminal(end)
+        risk, adjoint = jax.value_and_grad(terminal)(end)
 
         def one(carry, step):
             points, adjoint = carry
@@ -170,55 +174,34 @@ class Reversible(AbstractEngine):
         _, found = jax.lax.scan(one, (end, adjoint), sweep.steps, reverse=True)
         return risk, found, None
 
-    def before(self, sweep: Sweep, step, points: Float[Array, "N r d"]):
+    def before(self, sweep: Sweep, step: Step, points: Float[Array, "N r d"]):
         """Return the points before a step from those after it."""
-        backward = step._replace(size=-step.size, first=step.last or step.first)
-        if step.last is not None:
-            backward = backward._replace(last=step.first)
-        start = sweep.moved(backward, points)
+        ends = (step.first, None) if step.last is None else (step.last, step.first)
+        start = sweep.moved(Step(-step.size, *ends), points)
+        if self.corrections == 0:
+            return start
         size = jnp.abs(points).max()
 
         def is_far(carry):
-            _, move, count = carry
-            return (move > self.tolerance * size) & (count < self.corrections)
+            _, error, count = carry
+            return (error > self.tolerance * size) & (count < self.corrections)
 
         def correct(carry):
             x, last, count = carry
-            move = sweep.moved(step, x) - points
-            largest = jnp.abs(move).max()
-            # Where rounding is reached, moves no longer shrink.
-            count = jnp.where(largest < last, count + 1, self.corrections)
-            return x - move, largest, count
+            change = sweep.moved(step, x) - points
+            error = jnp.abs(change).max()
+            # Where rounding is reached, errors no longer shrink.
+            count = jnp.where(error < last, count + 1, self.corrections)
+            return x - change, error, count
 
         first = (start, jnp.full_like(size, jnp.inf), 0)
-        found, move, _ = jax.lax.while_loop(is_far, correct, first)
-        if self.corrections == 0:
-            return found
-        is_lost = ~(move <= LOST * jnp.finfo(size.dtype).eps * size)
+        found, error, _ = jax.lax.while_loop(is_far, correct, first)
         return eqx.error_if(
             found,
-            is_lost,
+            ~(error <= LOST * jnp.finfo(size.dtype).eps * size),
             "Reversible() does not find the points before a layer that moves them too "
             "far; take Stored() or Checkpointed(), or more layers.",
         )
-
-
-class Continuous(AbstractEngine):
-    r"""The adjoint equation, discretised by Euler steps at the right end point.
-
-    It optimises first and discretises then, so that its error is of first order in the
-    length of layers. It is there to be compared with.
-    """
-
-    def pull(self, sweep, points, terminal):
-        """Go back with the points after each layer in place of those before it."""
-        if len(sweep.tableau.shares) > 1:
-            raise Unsupported("Continuous() is for Euler steps; use another engine.")
-        states = sweep.forward(points)
-        risk, adjoint = terminal(states[-1])
-        shifted = jnp.concatenate([states[1:], states[-1:]])
-        adjoints, found = sweep.back_all(shifted, adjoint)
-        return risk, found, fields_of(sweep, states, adjoints)
 
 
 class Automatic(AbstractEngine):
@@ -233,31 +216,17 @@ class Automatic(AbstractEngine):
     def pull(self, sweep, points, terminal):
         """Differentiate the loop over layers."""
 
-        def end(steps):
-            def one(points, step):
-                return sweep.moved(step, points), None
+        def one(points, step):
+            return sweep.moved(step, points), None
 
-            body = jax.checkpoint(one) if self.is_rematerialised else one
-            return jax.lax.scan(body, points, steps)[0]
+        body = jax.checkpoint(one) if self.is_rematerialised else one
 
-        def risk(first, last):
-            steps = sweep.steps._replace(first=first, last=last)
-            return terminal(end(steps))[0]
+        def risk(particles):
+            steps = Step(sweep.steps.size, *particles)
+            return terminal(jax.lax.scan(body, points, steps)[0])
 
-        steps = sweep.steps
-        value, found = jax.value_and_grad(risk, argnums=(0, 1))(steps.first, steps.last)
-        return value, tuple(_per_particle(one) for one in found), None
-
-
-def _per_particle(changes: Parameters | None) -> Parameters | None:
-    """Multiply by the number of heads or neurons, which share each layer."""
-    return jax.tree.map(lambda leaf: leaf.shape[1] * leaf, changes)
-
-
-def fields_of(sweep: Sweep, states, adjoints) -> Fields:
-    """Return points and adjoints along depth."""
-    count = sweep.weights.shape[1]
-    return Fields(states, adjoints[:, :, :count], adjoints[:, :, count:])
+        value, found = jax.value_and_grad(risk)((sweep.steps.first, sweep.steps.last))
+        return value, found, None
 
 
 def risk(
@@ -278,35 +247,17 @@ def risk(
         loss: takes the `End` of one context and its target; half the squared error.
         decay: the factor $\lambda$ of the penalty.
     """
-    check_fits(model, data)
-    found = _risk(model, data, checked_loss(loss), checked_decay(decay, data))
+    found = Problem(model, data, loss, decay).risk()
     _check_known("risk", found)
     return found
-
-
-@eqx.filter_jit
-def _risk(model, data: Dataset, loss: Loss, decay) -> Float[Array, ""]:
-    return mean_loss(data, loss, ends_of(model, data)) + penalty(model, decay)
 
 
 def outputs(model: MeanFieldTransformer, data: Dataset) -> Float[Array, "N m d"]:
     """Return where a transformer carries the queries of all contexts, at once."""
     check_fits(model, data)
-    found = _outputs(model, data)
+    found = ends_of(model, data)[:, data.tokens.shape[1] :]
     _check_known("output", found)
     return found
-
-
-@eqx.filter_jit
-def _outputs(model, data: Dataset) -> Float[Array, "N m d"]:
-    return ends_of(model, data)[:, data.tokens.shape[1] :]
-
-
-def ends_of(model: MeanFieldTransformer, data: Dataset) -> Float[Array, "N r d"]:
-    """Return where tokens and queries end."""
-    if isinstance(model.method, Adaptive):
-        return _solved(model, data)
-    return sweep_of(model, data).end(data.points)
 
 
 def gradient(
@@ -332,27 +283,15 @@ def gradient(
         data: contexts, queries and targets.
         loss: as for `risk`.
         decay: as for `risk`.
-        engine: `Stored()` by default, `Checkpointed()`, `Reversible()`,
-            `Automatic()` or `Continuous()`. With the method `Adaptive()` it is
-            automatic through the steps that were taken.
+        engine: `Stored()` by default, `Checkpointed()`, `Reversible()` or
+            `Automatic()`. With the method `Adaptive()` it is automatic through the
+            steps that were taken.
 
     Returns:
         The gradient. Cost: about four times that of the risk; for N contexts of n
         tokens, L layers of M heads, $O(NLMn^2d)$ time and $O(NLnd + NMn^2)$ memory.
     """
-    check_fits(model, data)
-    check(
-        engine is None or isinstance(engine, AbstractEngine),
-        f"engine is {engine!r}; it must be Stored(), Checkpointed(), Reversible(), "
-        "Automatic() or Continuous().",
-    )
-    check(
-        engine is None or not isinstance(model.method, Adaptive),
-        "the method Adaptive() chooses its steps, which engines do not know; leave "
-        "engine out.",
-    )
-    strength = checked_decay(decay, data)
-    found = gradient_of(model, data, checked_loss(loss), strength, engine or Stored())
+    found = Problem(model, data, loss, decay, engine).gradient()
     _check_known("gradient", found.squared_norm)
     return found
 
@@ -366,98 +305,99 @@ def _check_known(what: str, values: Array) -> None:
         )
 
 
-def checked_loss(loss: Loss) -> Loss:
-    """Return the loss, or raise if it cannot be one."""
-    check(
-        callable(loss),
-        f"loss is {loss!r}; it must be a function of the End of a context and its "
-        "target, such as squared_error.",
-    )
-    return loss
+class Problem(eqx.Module):
+    """A transformer and what it is to learn, checked.
 
+    Attributes:
+        model: the transformer.
+        data: contexts, queries and targets.
+        loss: the loss.
+        decay: the factor of the penalty.
+        engine: the way to the gradient.
+    """
 
-def checked_decay(decay: Any, data: Dataset) -> Float[Array, ""]:
-    """Return the factor of the penalty as an array, or raise if it is none."""
-    if not is_concrete(decay):
-        return decay
-    number = as_number("decay", decay, "a number >= 0", least=0, below=math.inf)
-    return jnp.asarray(number, data.tokens.dtype)
+    model: MeanFieldTransformer
+    data: Dataset
+    loss: Loss
+    decay: Float[Array, ""]
+    engine: AbstractEngine
+
+    def __init__(self, model, data, loss: Loss, decay: Any, engine: Any = None):
+        check_fits(model, data)
+        check(
+            callable(loss),
+            f"loss is {loss!r}; it must be a function of the End of a context and its "
+            "target, such as squared_error.",
+        )
+        if is_concrete(decay):
+            decay = as_number("decay", decay, "a number >= 0", least=0, below=math.inf)
+        check(
+            engine is None or isinstance(engine, AbstractEngine),
+            f"engine is {engine!r}; it must be Stored(), Checkpointed(), Reversible(), "
+            "or Automatic().",
+        )
+        check(
+            engine is None or not isinstance(model.method, Adaptive),
+            "the method Adaptive() chooses its steps, which engines do not know; leave "
+            "engine out.",
+        )
+        self.model, self.data, self.loss = model, data, loss
+        self.decay = jnp.asarray(decay, data.tokens.dtype)
+        self.engine = Stored() if engine is None else engine
+
+    @eqx.filter_jit
+    def risk(self) -> Float[Array, ""]:
+        """Return the risk."""
+        return self._mean_loss(ends_of(self.model, self.data)) + self._penalty
+
+    @eqx.filter_jit
+    def gradient(self) -> Gradient:
+        """Return the gradient of the risk."""
+        model, data, fields = self.model, self.data, None
+
+        def by_steps_taken(parameters: Parameters):
+            return self._mean_loss(ends_of(model.with_parameters(parameters), data))
+
+        if isinstance(model.method, Adaptive):
+            value, found = jax.value_and_grad(by_steps_taken)(model.parameters)
+        else:
+            sweep = sweep_of(model, data)
+            value, found, kept = self.engine.pull(sweep, data.points, self._mean_loss)
+            _, gathered = jax.vjp(model.particles_of_steps, model.parameters)
+            (found,) = gathered(found)
+            fields = None if kept is None else _fields(data, *kept)
+        changes = jax.tree.map(
+            lambda change, particle: change + self.decay * particle,
+            model.in_units(found),
+            model.parameters,
+        )
+        profile = model.profile(changes, changes)
+        value, squared = value + self._penalty, profile @ model.shares
+        return Gradient(value, changes, squared, profile, fields)
+
+    @property
+    def _penalty(self) -> Float[Array, ""]:
+        particles = self.model.parameters
+        return self.decay * self.model.product(particles, particles) / 2
+
+    def _mean_loss(self, points: Float[Array, "N r d"]) -> Float[Array, ""]:
+        """Return the mean loss where all contexts have ended."""
+
+        def of_one(points, weights, target):
+            found = self.loss(self.data.end(points, weights), target)
+            shape = jnp.shape(found)
+            told = f"loss returns an array of shape {shape}, not one number."
+            check(shape == (), told)
+            return found
+
+        return jax.vmap(of_one)(points, self.data.weights, self.data.targets).mean()
 
 
 @eqx.filter_jit
-def gradient_of(model, data: Dataset, loss: Loss, decay, engine) -> Gradient:
-    """Return the gradient; everything is checked."""
-    if isinstance(model.method, Adaptive):
-
-        def of(parameters: Parameters):
-            points = ends_of(model.with_parameters(parameters), data)
-            return mean_loss(data, loss, points)
-
-        value, found = jax.value_and_grad(of)(model.parameters)
-        found, fields = _per_particle(found), None
-    else:
-        sweep = sweep_of(model, data)
-        value, found, fields = engine.pull(
-            sweep, data.points, lambda points: terminal(data, loss, points)
-        )
-        found = gathered(found)
-
-    def in_units(change, particle):
-        share = model.shares.reshape(-1, *[1] * (change.ndim - 1))
-        return change / share + decay * particle
-
-    changes = jax.tree.map(in_units, found, model.parameters)
-    profile = profile_of(changes)
-    squared = profile @ model.shares
-    total = value + penalty(model, decay)
-    return Gradient(total, changes, squared, profile, fields)
-
-
-def profile_of(changes: Parameters) -> Float[Array, " l"]:
-    """Return the mean square of changes over heads, and over neurons, at each depth."""
-    squares = [
-        jnp.sum(leaf**2, axis=tuple(range(1, leaf.ndim))) / leaf.shape[1]
-        for leaf in jax.tree.leaves(changes)
-    ]
-    return jnp.sum(jnp.stack(squares), axis=0)
-
-
-def penalty(model: MeanFieldTransformer, decay) -> Float[Array, ""]:
-    """Return half the mean square of all particles, times the decay."""
-    return decay * (profile_of(model.parameters) @ model.shares) / 2
-
-
-def sweep_of(model: MeanFieldTransformer, data: Dataset) -> Sweep:
-    """Return the steps of a transformer through depth."""
-    sizes = jnp.diff(model.depths)
-    steps = steps_of(model.parameters, sizes, model.interpolate)
-    return Sweep(model.layer, steps, data.weights, tableau_of(model.method))
-
-
-def mean_loss(data: Dataset, loss: Loss, points: Float[Array, "N r d"]):
-    """Return the mean loss where all contexts have ended."""
-
-    def of_one(points, weights, target):
-        found = loss(data.end(points, weights), target)
-        shape = jnp.shape(found)
-        check(shape == (), f"loss returns an array of shape {shape}, not one number.")
-        return found
-
-    return jax.vmap(of_one)(points, data.weights, data.targets).mean()
-
-
-def terminal(data: Dataset, loss: Loss, points: Float[Array, "N r d"]):
-    """Return the mean loss, and the adjoint of each point with which it begins."""
-    value, change = jax.value_and_grad(mean_loss, argnums=2)(data, loss, points)
-    count, queries = len(points), data.queries.shape[1]
-    ones = jnp.ones((count, queries), points.dtype)
-    masses = jnp.concatenate([data.weights, ones], axis=1)[:, :, None]
-    adjoint = jnp.where(masses > 0, change / jnp.where(masses > 0, masses, 1), 0)
-    return value, count * adjoint
-
-
-def _solved(model: MeanFieldTransformer, data: Dataset) -> Float[Array, "N r d"]:
-    """Return where adaptive steps carry tokens and queries."""
+def ends_of(model: MeanFieldTransformer, data: Dataset) -> Float[Array, "N r d"]:
+    """Return where tokens and queries end."""
+    if not isinstance(model.method, Adaptive):
+        return sweep_of(model, data).end(data.points)
 
     def end(tokens, weights, queries):
         path = model.run(TokenCloud(tokens, weights), queries)
@@ -468,12 +408,24 @@ def _solved(model: MeanFieldTransformer, data: Dataset) -> Float[Array, "N r d"]
     return jax.vmap(end)(data.tokens, data.weights, data.queries)
 
 
+def sweep_of(model: MeanFieldTransformer, data: Dataset) -> Sweep:
+    """Return the steps of a transformer through depth."""
+    steps = Step(jnp.diff(model.depths), *model.particles_of_steps(model.parameters))
+    return Sweep(model.layer, steps, data.weights, cast(Any, model.method))
+
+
+def _fields(data: Dataset, points, adjoint: Float[Array, "s N r d"]) -> Fields:
+    """Return the fields of adjoints, which masses and the mean over contexts divide."""
+    count = data.tokens.shape[1]
+    # Absent tokens have no adjoint.
+    masses = jnp.where(data.weights > 0, data.weights, 1)[None, :, :, None]
+    adjoint = len(data) * adjoint
+    return Fields(points, adjoint[:, :, :count] / masses, adjoint[:, :, count:])
+
+
 def check_fits(model: MeanFieldTransformer, data: Dataset) -> None:
     """Raise unless this is a transformer and a data set of one dimension."""
-    if not isinstance(model, MeanFieldTransformer):
-        raise InvalidInput(
-            f"model is a {type(model).__name__}; it must be a MeanFieldTransformer."
-        )
+    check_transformer("model", model)
     if not isinstance(data, Dataset):
         raise InvalidInput(
             f"data is a {type(data).__name__}; it must be "
@@ -512,15 +464,16 @@ class FirstVariation(eqx.Module):
     adjoint: Float[Array, "l N r d"]
 
     def __init__(self, model, data, *, loss: Loss = squared_error):
-        found = gradient(model, data, loss=loss).fields
-        if found is None or len(found.points) != model.layers + 1:
+        fields = gradient(model, data, loss=loss).fields
+        if fields is None or not isinstance(model.method, Euler) or model.interpolate:
             raise Unsupported(
-                "the first variation is that of the network: give the method Euler()."
+                "the first variation is that of the network: give the method Euler() "
+                "and interpolate=False."
             )
+        masses = data.weights[None, :, :, None]
+        both = jnp.concatenate([masses * fields.tokens, fields.queries], axis=2)
         self.model, self.weights = model, data.weights
-        self.points = found.points[:-1]
-        adjoints = jnp.concatenate([found.tokens, found.queries], axis=2)
-        self.adjoint = adjoints[1:]
+        self.points, self.adjoint = fields.points[:-1], both[1:] / len(data)
 
     def __call__(self, layer: int, heads: Heads) -> Float[Array, " h"]:
         """Return its values at heads, side by side along a leading axis."""
@@ -535,12 +488,7 @@ class FirstVariation(eqx.Module):
             moved = jax.vmap(self.model.layer.velocity, in_axes=(None, 0, 0))(
                 alone, self.points[layer], self.weights
             )
-            queries = moved.shape[1] - self.weights.shape[1]
-            ones = jnp.ones((len(moved), queries), moved.dtype)
-            masses = jnp.concatenate([self.weights, ones], axis=1)
-            return jnp.sum(masses * jnp.sum(self.adjoint[layer] * moved, 2)) / len(
-                moved
-            )
+            return jnp.sum(self.adjoint[layer] * moved)
 
         return jax.lax.map(of_head, heads)
 

@@ -1,7 +1,7 @@
 r"""The velocity of softmax heads that are averaged, and its transpose, densely.
 
-The points that move are $n$ tokens followed by $m$ queries, one row each; queries read
-the tokens and nobody reads them.
+Points ask and tokens are asked: the tokens themselves move, and so do queries, which
+nobody asks.
 """
 
 from typing import NamedTuple
@@ -22,55 +22,20 @@ class Heads(NamedTuple):
     value_bias: Float[Array, "h d"] | None = None
 
 
-class Seen(NamedTuple):
-    r"""What each head makes of the context, as seen from each point.
-
-    Attributes:
-        tilts: the gradients $\beta Ax$ of the scores in the token.
-        densities: the density $\kappa$ of the tilted context; zero at absent tokens.
-        means: the mean of the tilted context.
-    """
-
-    tilts: Float[Array, "h r d"]
-    densities: Float[Array, "h r n"]
-    means: Float[Array, "h r d"]
-
-
-def look(
-    heads: Heads,
-    beta: Float[Array, ""],
-    points: Float[Array, "r d"],
-    weights: Float[Array, " n"],
-) -> Seen:
-    r"""Return what the heads see.
-
-    $$\kappa(x, y) = \frac{e^{\beta\langle Ax, y\rangle}}
-      {\int e^{\beta\langle Ax, y'\rangle}\,\mathrm d\mu(y')}, \qquad
-      m(x) = \int y\,\kappa(x, y)\,\mathrm d\mu(y).$$
-
-    Args:
-        heads: the heads.
-        beta: the inverse temperature.
-        points: tokens and queries.
-        weights: the masses of the tokens.
-    """
-    tokens = points[: len(weights)]
-    tilts = beta * matmul(matmul(points, heads.query.mT), heads.key)
-    scores = jnp.where(weights[None, None] > 0, matmul(tilts, tokens.T), -jnp.inf)
-    powers = jnp.exp(scores - scores.max(axis=2, keepdims=True))
-    densities = powers / matmul(powers, weights)[:, :, None]
-    means = matmul(densities, weights[:, None] * tokens)
-    return Seen(tilts, densities, means)
-
-
 def velocity(
     heads: Heads,
     beta: Float[Array, ""],
     points: Float[Array, "r d"],
+    tokens: Float[Array, "n d"],
     weights: Float[Array, " n"],
 ) -> Float[Array, "r d"]:
-    r"""Return the mean over heads of $V m(x) + v_0$ at every point."""
-    means = _glance(heads, beta, points, weights).means
+    r"""Return the mean over heads of $V m(x) + v_0$ at every point.
+
+    $$m(x) = \int y\,\kappa(x, y)\,\mathrm d\mu(y), \qquad
+      \kappa(x, y) = \frac{e^{\beta\langle Ax, y\rangle}}
+      {\int e^{\beta\langle Ax, y'\rangle}\,\mathrm d\mu(y')}, \qquad A = K^\top Q.$$
+    """
+    means = _seen(heads, beta, points, tokens, weights).means
     values = matmul(means.reshape(len(points), -1), _rows(heads.value).T)
     values = values / len(heads.value)
     if heads.value_bias is None:
@@ -78,69 +43,59 @@ def velocity(
     return values + heads.value_bias.mean(axis=0)[None]
 
 
-def transposed(
-    heads: Heads,
-    beta: Float[Array, ""],
-    points: Float[Array, "r d"],
-    weights: Float[Array, " n"],
-    adjoint: Float[Array, "r d"],
-) -> tuple[Float[Array, "r d"], Heads]:
-    r"""Return how an adjoint changes backward, and the derivative in every head.
+@jax.custom_vjp
+def explicit_velocity(heads, beta, points, tokens, weights):
+    """Return the velocity, whose derivative backward is written out by hand.
+
+    It has none in beta and in the weights, and none forward.
+    """
+    return velocity(heads, beta, points, tokens, weights)
+
+
+def _forward(*given):
+    return velocity(*given), given
+
+
+def _backward(given, adjoint: Float[Array, "r d"]):
+    r"""Return what heads, points and tokens have of an adjoint.
 
     With $u = V^\top a$, $s(x, y) = \langle y - m(x), u(x)\rangle$ and
-    $g = \int y\,s\,\kappa\,\mathrm d\mu(y)$ at each point $x$ with its adjoint $a$, and
-    the measure $\bar\mu$ of the tokens with mass one on each query, it is the mean over
-    heads of
-    $$\beta A^\top g(x) + \int \kappa(x', x)\,[u(x') + \beta Ax'\,s(x', x)]
-      \,\mathrm d\bar\mu(x'),$$
-    the second part for tokens alone. The derivatives are
-    $$G_V = \int a m^\top\mathrm d\bar\mu, \quad
-      G_A = \beta\!\int g x^\top\mathrm d\bar\mu, \quad
-      G_Q = K G_A, \quad G_K = Q G_A^\top, \quad
-      G_{v_0} = \int a\,\mathrm d\bar\mu.$$
-
-    Args:
-        heads: the heads.
-        beta: the inverse temperature.
-        points: tokens and queries.
-        weights: the masses of the tokens.
-        adjoint: the adjoint of each token divided by its mass, and of each query.
-
-    Returns:
-        The mean over heads, for each point; and the derivative in each head, not
-        divided by their number. Cost: $O(h(n+m)nd)$ time, $O(h(n+m)n)$ memory.
+    $g = \int y\,s\,\kappa\,\mathrm d\mu(y)$ at each point $x$ with its adjoint $a$,
+    points have $\beta A^\top g(x)$, and tokens
+    $$w\sum_x\kappa(x, y)\,[u(x) + \beta Ax\,s(x, y)],$$
+    both averaged over heads. With $G_A = \beta\sum_x g(x)\,x^\top$, heads have
+    $$G_V = \sum_x a\,m^\top, \quad G_Q = K G_A, \quad G_K = Q G_A^\top, \quad
+      G_{v_0} = \sum_x a,$$
+    divided by their number. Cost: $O(hrnd)$ time, $O(hrn)$ memory.
     """
-    count, size = len(weights), len(heads.query)
-    seen = _glance(heads, beta, points, weights)
-    tilts, powers, totals, means = seen
-    masses = jnp.append(weights, jnp.ones(len(points) - count, weights.dtype))[:, None]
-    weighed = jnp.repeat(masses, size, axis=0) / totals
+    heads, beta, points, tokens, weights = given
+    size = len(heads.query)
+    adjoint = adjoint / size
+    tilts, powers, totals, means = _seen(*given)
     pulls = matmul(adjoint, _rows(heads.value)).reshape(means.shape)
     levels = jnp.sum(pulls * means, axis=1, keepdims=True)
-    slopes = powers * matmul(points[:count], pulls.T)
-    spread = matmul(_columns(points, weights), slopes).T / totals - levels * means
-    read = matmul(powers, weighed * (pulls - levels * tilts))
-    read = (read + matmul(slopes, weighed * tilts)) / size
+    slopes = powers * matmul(tokens, pulls.T)
+    spread = matmul(_columns(tokens, weights), slopes).T / totals - levels * means
+    read = matmul(powers, (pulls - levels * tilts) / totals)
+    read = weights[:, None] * (read + matmul(slopes, tilts / totals))
     spread = spread.reshape(len(points), -1)
-    own = matmul(spread, _scores(heads, beta).T) / size
-    of_score = beta * matmul((masses * points).T, spread)
-    of_value = matmul((masses * adjoint).T, means.reshape(len(points), -1))
+    own = matmul(spread, _scores(heads, beta).T)
+    of_score = beta * matmul(points.T, spread)
+    of_value = matmul(adjoint.T, means.reshape(len(points), -1))
     of_score, of_value = (
         one.reshape(len(one), size, -1).swapaxes(0, 1) for one in (of_score, of_value)
     )
     bias = heads.value_bias
     if bias is not None:
-        bias = jnp.broadcast_to(matmul(masses[:, 0], adjoint), bias.shape)
-    derivative = Heads(
-        matmul(heads.key, of_score.mT),
-        matmul(heads.query, of_score),
-        of_value,
-        bias,
-    )
-    return own.at[:count].add(read), derivative
+        bias = jnp.broadcast_to(adjoint.sum(axis=0), bias.shape)
+    of_key, of_query = matmul(heads.query, of_score), matmul(heads.key, of_score.mT)
+    return Heads(of_query, of_key, of_value, bias), None, own, read, None
 
 
-class _Glance(NamedTuple):
+explicit_velocity.defvjp(_forward, _backward)
+
+
+class _Seen(NamedTuple):
     r"""What heads see, one row or column for each pair of a point and a head.
 
     Products of large matrices are fastest where nothing has to be transposed: tokens
@@ -159,14 +114,14 @@ class _Glance(NamedTuple):
     means: Float[Array, "rh d"]
 
 
-def _glance(heads: Heads, beta, points, weights) -> _Glance:
+def _seen(heads: Heads, beta, points, tokens, weights) -> _Seen:
     tilts = matmul(points, _scores(heads, beta)).reshape(-1, points.shape[1])
     absent = jnp.where(weights > 0, 0, -jnp.inf).astype(points.dtype)
-    scores = matmul(points[: len(weights)], tilts.T) + absent[:, None]
+    scores = matmul(tokens, tilts.T) + absent[:, None]
     powers = jnp.exp(scores - scores.max(axis=0)[None])
     totals = matmul(weights[None], powers).T
-    means = matmul(_columns(points, weights), powers).T / totals
-    return _Glance(tilts, powers, totals, means)
+    means = matmul(_columns(tokens, weights), powers).T / totals
+    return _Seen(tilts, powers, totals, means)
 
 
 def _scores(heads: Heads, beta) -> Float[Array, "d hd"]:
@@ -179,8 +134,7 @@ def _rows(matrices: Float[Array, "h d d"]) -> Float[Array, "d hd"]:
     return matrices.swapaxes(0, 1).reshape(matrices.shape[1], -1)
 
 
-def _columns(points, weights) -> Float[Array, "d n"]:
+def _columns(tokens, weights) -> Float[Array, "d n"]:
     """Return the tokens as columns, times their masses."""
-    columns = (weights[:, None] * points[: len(weights)]).T
     # Laid out like this before the product, which is slow otherwise.
-    return jax.lax.optimization_barrier(columns)
+    return jax.lax.optimization_barrier((weights[:, None] * tokens).T)

@@ -19,9 +19,10 @@ from scipy.special import logsumexp, softmax
 from meanformer.errors import as_doubles, as_integer, as_number, check, check_choice
 from meanformer.measures import AbstractMeasure, Gaussian, Mixture
 from meanformer.measures.mixture import check_measures
+from meanformer.numerics.row_spaces import reduced, spanned
 from meanformer.training import relations as related
 from meanformer.training.data import Dataset
-from meanformer.training.relations import ZERO, Asked, Relation, spanned
+from meanformer.training.relations import ZERO, Asked, Relation
 from meanformer.typing import ArrayLike
 
 # Below the first, functions are dependent; between the two nobody knows.
@@ -159,7 +160,7 @@ def injectivity_report(
         tuple(tuple(asked.members(line)) for line in asked.lines),
         tuple(asked.members(ZERO)),
         rows,
-        tuple(map(_integers, related.reduced(rows))),
+        tuple(map(_integers, reduced(rows))),
         tuple(relations),
         _floor(rows, residuals),
         _floor(kept, residuals),

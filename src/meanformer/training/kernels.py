@@ -11,10 +11,12 @@ from jaxtyping import Array, Float
 
 from meanformer.errors import Unsupported, check, check_choice
 from meanformer.flows import Adaptive
+from meanformer.measures import TokenCloud
+from meanformer.measures.cloud import tilt
 from meanformer.numerics.arrays import matmul
 from meanformer.training.data import Dataset
 from meanformer.training.gradients import check_fits, outputs
-from meanformer.training.heads import Heads, look
+from meanformer.training.heads import Heads
 from meanformer.training.layer import Parameters
 from meanformer.training.transformer import MeanFieldTransformer
 
@@ -60,22 +62,14 @@ def _jacobian(model, data: Dataset, block: str) -> Float[Array, "o p"]:
         def values(parameters: Parameters):
             return outputs(model.with_parameters(parameters), one).ravel()
 
-        found = jax.jacrev(values)(model.parameters)
-        found = jax.tree.map(
-            lambda leaf: leaf.reshape(len(leaf), -1),
-            _part(jax.tree.map(lambda leaf: _scaled(model, leaf, 1), found), block),
-        )
-        return jnp.concatenate(jax.tree.leaves(found), axis=1)
+        def row(derivative):
+            changes = _part(model.in_units(derivative, 1 / 2), block)
+            return jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(changes)])
+
+        return jax.vmap(row)(jax.jacrev(values)(model.parameters))
 
     rows = jax.lax.map(of_one, jnp.arange(len(data)))
     return rows.reshape(-1, rows.shape[-1])
-
-
-def _scaled(model: MeanFieldTransformer, leaf: Array, axis: int) -> Array:
-    """Multiply derivatives in particles by the root of the inverse of their shares."""
-    shape = [1] * leaf.ndim
-    shape[axis] = -1
-    return leaf * jnp.sqrt(leaf.shape[axis + 1] / model.shares).reshape(shape)
 
 
 def _part(changes: Parameters, block: str) -> Parameters:
@@ -135,12 +129,9 @@ def kernel_product(model: MeanFieldTransformer, data: Dataset):
         def values(parameters: Parameters):
             return outputs(model.with_parameters(parameters), data).ravel()
 
-        value, pull = jax.vjp(values, model.parameters)
-        (changes,) = pull(vector)
-        twice = jax.tree.map(
-            lambda leaf: _scaled(model, _scaled(model, leaf, 0), 0), changes
-        )
-        return jax.jvp(values, (model.parameters,), (twice,))[1]
+        _, pull = jax.vjp(values, model.parameters)
+        (found,) = pull(vector)
+        return jax.jvp(values, (model.parameters,), (model.in_units(found),))[1]
 
     return product
 
@@ -178,16 +169,14 @@ def _head_kernel(heads: Heads, data: Dataset, beta, block: str):
     count, _, size = data.queries.shape
     x = data.queries[:, 0]
 
-    def seen_by(head: Heads, points, weights):
-        alone = jax.tree.map(lambda leaf: leaf[None], head)
-        seen = look(alone, beta, points, weights)
-        mean, density = seen.means[0, -1], seen.densities[0, -1]
-        spread = points[: len(weights)] - mean[None]
-        return mean, matmul(((weights * density)[:, None] * spread).T, spread)
+    def seen_by(head: Heads, tokens, weights, query):
+        ascent = beta * matmul(head.key.T, matmul(head.query, query))
+        tilted = tilt(TokenCloud(tokens, weights), matmul(tokens, ascent))[1]
+        return tilted.mean(), tilted.covariance()
 
     def of_head(head: Heads):
-        means, spreads = jax.vmap(seen_by, in_axes=(None, 0, 0))(
-            head, data.points, data.weights
+        means, spreads = jax.vmap(seen_by, in_axes=(None, 0, 0, 0))(
+            head, data.tokens, data.weights, x
         )
         eye = jnp.eye(size, dtype=x.dtype)
         total = jnp.zeros((count, size, count, size), x.dtype)
@@ -207,26 +196,6 @@ def _head_kernel(heads: Heads, data: Dataset, beta, block: str):
 
     total = jax.lax.map(of_head, heads).mean(axis=0)
     return total.reshape(count * size, count * size)
-
-
-def lazy_risks(
-    kernel: Float[Array, "o o"],
-    residuals: Float[Array, " o"],
-    times: Float[Array, " t"],
-    count: int,
-) -> Float[Array, " t"]:
-    r"""Return the risk along the flow if the kernel stayed: $|e^{-Kt/N}r|^2/(2N)$.
-
-    Args:
-        kernel: the tangent kernel at the start.
-        residuals: outputs less targets there.
-        times: training times.
-        count: the number $N$ of contexts.
-    """
-    values, vectors = jnp.linalg.eigh(kernel)
-    parts = matmul(vectors.T, residuals)
-    decays = jnp.exp(-2 * times[:, None] * jnp.maximum(values, 0)[None] / count)
-    return matmul(decays, parts**2) / (2 * count)
 
 
 def _check(model: MeanFieldTransformer, data: Dataset) -> None:

@@ -1,4 +1,4 @@
-"""One depth of the mean-field transformer: what moves the points, and backward."""
+"""One depth of the mean-field transformer: what moves the points."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,7 @@ from meanformer.attention.abstract import AbstractAttention
 from meanformer.attention.softmax import Softmax
 from meanformer.measures import TokenCloud
 from meanformer.numerics.arrays import matmul
-from meanformer.training.heads import Heads, transposed, velocity
+from meanformer.training.heads import Heads, explicit_velocity, velocity
 
 # Pairs of a point and a token, over all heads, beyond which heads take turns.
 MOST_PAIRS = 2**24
@@ -58,105 +58,50 @@ class Layer(eqx.Module):
         parameters: Parameters,
         points: Float[Array, "r d"],
         weights: Float[Array, " n"],
+        *,
+        is_explicit: bool = False,
     ) -> Float[Array, "r d"]:
-        """Return the velocity of tokens, which come first, and queries."""
-        moved = self._of_heads(parameters.heads, points, weights)
-        if parameters.neurons is not None:
-            moved = moved + self._of_neurons(parameters.neurons, points)
-        return self._held(moved, weights)
-
-    def transposed(
-        self,
-        parameters: Parameters,
-        points: Float[Array, "r d"],
-        weights: Float[Array, " n"],
-        adjoint: Float[Array, "r d"],
-    ) -> tuple[Float[Array, "r d"], Parameters]:
-        r"""Return how an adjoint changes backward, and the derivative in each particle.
+        """Return the velocity of tokens, which come first, and queries.
 
         Args:
             parameters: heads and neurons.
             points: tokens and queries.
             weights: the masses of the tokens.
-            adjoint: the adjoint of each token divided by its mass, and of each query.
-
-        Returns:
-            The mean over particles for each point; and the derivatives
-            $\nabla_\theta\sum_r c_r\langle a_r, \Gamma_\theta(x_r)\rangle$, with the
-            masses $c_r$ of tokens and one for queries, not divided by their number.
+            is_explicit: use the explicit adjoint of softmax heads, which takes a frozen
+                context for constant.
         """
-        heads, neurons = parameters.heads, parameters.neurons
-        adjoint = self._held(adjoint, weights)
-        if self.kind is Softmax:
-            changes, of_heads = self._in_turns(
-                lambda some: transposed(some, self.beta, points, weights, adjoint),
-                heads,
-                points,
-                weights,
-            )
-        else:
-            changes, of_heads = _transposed(
-                lambda some, x: self._of_heads(some, x, weights),
-                heads,
-                points,
-                weights,
-                adjoint,
-            )
-        if neurons is None:
-            return self._held(changes, weights), Parameters(of_heads)
-        change, of_neurons = _transposed(
-            self._of_neurons, neurons, points, weights, adjoint
-        )
-        found = Parameters(of_heads, of_neurons)
-        return self._held(changes + change, weights), found
+        count = len(weights)
+        tokens, moving = points[:count], points[count if self.is_frozen else 0 :]
+        if self.is_frozen and is_explicit:
+            tokens = jax.lax.stop_gradient(tokens)
+        moved = self._of_heads(parameters.heads, moving, tokens, weights, is_explicit)
+        if parameters.neurons is not None:
+            moved = moved + self._of_neurons(parameters.neurons, moving)
+        return jnp.pad(moved, [(len(points) - len(moving), 0), (0, 0)])
 
-    def _held(self, changes, weights):
-        """Return changes that leave a frozen context where it is."""
-        return changes.at[: len(weights)].set(0) if self.is_frozen else changes
-
-    def _of_heads(self, heads: Heads, points, weights) -> Float[Array, "r d"]:
-        if self.kind is Softmax:
-            return self._in_turns(
-                lambda some: (velocity(some, self.beta, points, weights), ()),
-                heads,
-                points,
-                weights,
-            )[0]
-        cloud = TokenCloud(points[: len(weights)], weights)
+    def _of_heads(self, heads: Heads, points, tokens, weights, is_explicit: bool):
+        """Return the mean over heads, as many at once as fit."""
+        dense = explicit_velocity if is_explicit else velocity
 
         def of_head(head: Heads):
             query, key, value, bias = head
             gamma = self.kind(query, key, value, beta=self.beta, value_bias=bias)
-            return gamma(cloud, points)
+            return gamma(TokenCloud(tokens, weights), points)
 
-        return jax.vmap(of_head)(heads).mean(axis=0)
+        def of_some(heads: Heads):
+            if self.kind is Softmax:
+                return dense(heads, self.beta, points, tokens, weights)
+            return jax.vmap(of_head)(heads).mean(axis=0)
+
+        size = max(1, MOST_PAIRS // max(1, len(points) * len(tokens)))
+        if len(heads.query) <= size:
+            return of_some(heads)
+
+        def alone(head: Heads):
+            return of_some(jax.tree.map(lambda leaf: leaf[None], head))
+
+        return jax.lax.map(alone, heads, batch_size=size).mean(axis=0)
 
     def _of_neurons(self, neurons: Neurons, points) -> Float[Array, "r d"]:
         hidden = matmul(points, neurons.weights_in.T) + neurons.bias_in[None]
         return matmul(self.activation(hidden), neurons.weights_out) / hidden.shape[1]
-
-    def _in_turns(self, function: Callable, heads: Heads, points, weights):
-        """Apply a function that averages over heads, to as many at once as fit."""
-        count, pairs = len(heads.query), len(points) * len(weights)
-        if count * pairs <= MOST_PAIRS:
-            return function(heads)
-
-        def alone(head: Heads):
-            mean, rest = function(jax.tree.map(lambda leaf: leaf[None], head))
-            return mean, jax.tree.map(lambda leaf: leaf[0], rest)
-
-        size = max(1, MOST_PAIRS // pairs)
-        means, rest = jax.lax.map(alone, heads, batch_size=size)
-        return means.mean(axis=0), rest
-
-
-def _transposed(function: Callable, particles, points, weights, adjoint):
-    """Transpose a mean over particles by automatic differentiation."""
-    count = jax.tree.leaves(particles)[0].shape[0]
-    masses = jnp.append(weights, jnp.ones(len(points) - len(weights), weights.dtype))
-    _, pull = jax.vjp(function, particles, points)
-    of_particles, of_points = pull(masses[:, None] * adjoint)
-    present = masses > 0
-    safe = jnp.where(present, masses, 1)
-    changes = jnp.where(present[:, None], of_points / safe[:, None], 0)
-    return changes, jax.tree.map(lambda leaf: count * leaf, of_particles)

@@ -9,12 +9,12 @@ import jax.random as jr
 from jaxtyping import Array, Float, PyTree
 
 from meanformer import measures
-from meanformer.errors import InvalidInput, Unsupported, as_integer, as_key
+from meanformer.errors import Unsupported, as_integer, as_key
 from meanformer.measures import TokenCloud
 from meanformer.training.data import Dataset, Loss, squared_error
 from meanformer.training.gradients import check_fits, risk
 from meanformer.training.layer import Parameters
-from meanformer.training.transformer import MeanFieldTransformer
+from meanformer.training.transformer import MeanFieldTransformer, check_transformer
 from meanformer.typing import Key
 
 
@@ -135,10 +135,7 @@ def on_grid(
 
 def check_held(name: str, model: MeanFieldTransformer) -> None:
     """Raise unless this is a transformer that holds its heads between depths."""
-    if not isinstance(model, MeanFieldTransformer):
-        raise InvalidInput(
-            f"{name} is a {type(model).__name__}; it must be a MeanFieldTransformer."
-        )
+    check_transformer(name, model)
     if model.interpolate:
         raise Unsupported(
             f"{name} interpolates its heads between depths, and this needs heads that "

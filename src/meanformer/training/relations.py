@@ -7,7 +7,7 @@ one line are compared as one query.
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import equinox as eqx
@@ -17,6 +17,7 @@ from jaxtyping import Float, Int
 from meanformer.errors import check
 from meanformer.measures import AbstractMeasure, Gaussian, TokenCloud, UniformBox
 from meanformer.measures.operations import group_labels
+from meanformer.numerics.row_spaces import null_rows, spanned
 
 MOST_TOKENS = 4096  # of a convolution that is looked at
 ZERO = -1  # the group of queries that are zero
@@ -362,39 +363,8 @@ def _null_clues(kind: str, table, places, asked: Asked) -> Iterator[Clue]:
         yield kind, row
 
 
-def null_rows(table: np.ndarray, tolerance: float) -> np.ndarray:
-    """Return rows that span the null space, reduced."""
-    _, sizes, rows = np.linalg.svd(table, full_matrices=True)
-    rank = np.sum(sizes > tolerance * sizes.max(initial=0)) if sizes.size else 0
-    return reduced(rows[rank:])
-
-
-def reduced(rows: np.ndarray) -> np.ndarray:
-    """Return the reduced echelon form of independent rows, from the last column on."""
-    rows, done = rows.copy(), 0
-    for column in range(rows.shape[1])[::-1]:
-        below = np.abs(rows[done:, column])
-        if below.max(initial=0) > 1e-7:
-            rows[[done, done + below.argmax()]] = rows[[done + below.argmax(), done]]
-            rows[done] /= rows[done, column]
-            others = np.arange(len(rows)) != done
-            rows[others] -= np.outer(rows[others, column], rows[done])
-            done += 1
-    return np.where(np.abs(rows) > 1e-9, rows, 0)
-
-
-def spanned(rows: Iterable[np.ndarray], count: int) -> np.ndarray:
-    """Return orthonormal rows, of so many entries, with the same span."""
-    units = [row / np.linalg.norm(row) for row in rows]
-    _, sizes, basis = np.linalg.svd(np.reshape(units, (-1, count)), full_matrices=False)
-    return basis[sizes > 1e-6]
-
-
 def _is_new(kept: list[np.ndarray], row: np.ndarray) -> bool:
-    """Keep the part of a row that is independent of those kept before, if any is."""
-    basis, rest = np.reshape(kept, (-1, len(row))), row / np.linalg.norm(row)
-    for _ in range(2):
-        rest = rest - (basis @ rest) @ basis
-    size = np.linalg.norm(rest)
-    kept += [rest / size] if size > 1e-6 else []
-    return bool(size > 1e-6)
+    """Keep a row if it is independent of those kept before."""
+    is_new = len(spanned([*kept, row], len(row))) > len(kept)
+    kept += [row] if is_new else []
+    return is_new

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Float, Int, PyTree, UInt8
 
 from meanformer.errors import InvalidInput
 from meanformer.flows.trajectories.abstract import AbstractTrajectory
@@ -15,6 +15,16 @@ from meanformer.training.transformer import MeanFieldTransformer
 
 HEAD_AXES = ("depth", "layer", "head")
 NEURON_AXES = ("depth", "layer", "neuron")
+MEASURED = {
+    "dissipated": ("depth",),
+    "lengths": ("depth",),
+    "risks": ("depth",),
+    "squared_norms": ("depth",),
+    "profiles": ("depth", "layer"),
+    "accepted_steps": ("depth",),
+    "rejected_steps": ("depth",),
+    "notes": ("depth", "byte"),
+}
 
 
 class TrainingRun(AbstractTrajectory):
@@ -29,12 +39,10 @@ class TrainingRun(AbstractTrajectory):
         risks: the risk.
         squared_norms: $|\nabla R|^2$, in mean-field units.
         profiles: the mean square of the gradient at each depth of heads.
-        status: how the training ended.
         accepted_steps: steps taken up to each saved time.
         rejected_steps: steps tried and refused.
-        memory: what an optimiser remembers; or `None`.
-        last_risks: the risk that the last step saw; or `None`.
-        rises: how often it rose, one time after another; or `None`.
+        notes: what descent goes on from beside the particles, as bytes; or `None`.
+        status: how the training ended.
         start: the transformer at the start; `None` for a run read from a file.
     """
 
@@ -47,16 +55,7 @@ class TrainingRun(AbstractTrajectory):
         "weights_in": (*NEURON_AXES, "coordinate"),
         "bias_in": NEURON_AXES,
         "weights_out": (*NEURON_AXES, "coordinate"),
-        "dissipated": ("depth",),
-        "length": ("depth",),
-        "risk": ("depth",),
-        "squared_norm": ("depth",),
-        "profile": ("depth", "layer"),
-        "accepted_steps": ("depth",),
-        "rejected_steps": ("depth",),
-        "memory": ("depth", "entry"),
-        "last_risk": ("depth",),
-        "rises": ("depth",),
+        **MEASURED,
     }
     UNMOVED: ClassVar[tuple[str, ...]] = ("start",)
     CLOCK: ClassVar[str] = "time"
@@ -68,12 +67,10 @@ class TrainingRun(AbstractTrajectory):
     risks: Float[Array, " t"]
     squared_norms: Float[Array, " t"]
     profiles: Float[Array, "t l"]
-    status: PyTree
     accepted_steps: Int[Array, " t"]
     rejected_steps: Int[Array, " t"]
-    memory: Float[Array, "t e"] | None = None
-    last_risks: Float[Array, " t"] | None = None
-    rises: Int[Array, " t"] | None = None
+    notes: UInt8[Array, "t e"] | None
+    status: PyTree
     start: MeanFieldTransformer | None = None
 
     @property
@@ -125,25 +122,12 @@ class TrainingRun(AbstractTrajectory):
 
     def columns(self) -> dict[str, Any]:
         """Return the arrays by their names in files."""
-        query, key, value, bias = self.parameters.heads
-        neurons = self.parameters.neurons
+        heads, neurons = self.parameters.heads, self.parameters.neurons
         return {
             "depth": self.depths,
-            "query": query,
-            "key": key,
-            "value": value,
-            "value_bias": bias,
+            **heads._asdict(),
             **({} if neurons is None else vars(neurons)),
-            "dissipated": self.dissipated,
-            "length": self.lengths,
-            "risk": self.risks,
-            "squared_norm": self.squared_norms,
-            "profile": self.profiles,
-            "accepted_steps": self.accepted_steps,
-            "rejected_steps": self.rejected_steps,
-            "memory": self.memory,
-            "last_risk": self.last_risks,
-            "rises": self.rises,
+            **{name: getattr(self, name) for name in MEASURED},
         }
 
     @classmethod
@@ -153,18 +137,6 @@ class TrainingRun(AbstractTrajectory):
         names = ("weights_in", "bias_in", "weights_out")
         has_neurons = names[0] in columns
         neurons = Neurons(*(columns[name] for name in names)) if has_neurons else None
-        return cls(
-            columns["depth"],
-            Parameters(heads, neurons),
-            columns["dissipated"],
-            columns["length"],
-            columns["risk"],
-            columns["squared_norm"],
-            columns["profile"],
-            status,
-            columns["accepted_steps"],
-            columns["rejected_steps"],
-            columns.get("memory"),
-            columns.get("last_risk"),
-            columns.get("rises"),
-        )
+        measured: dict[str, Any] = {name: columns.get(name) for name in MEASURED}
+        particles = Parameters(heads, neurons)
+        return cls(columns["depth"], particles, status=status, **measured)

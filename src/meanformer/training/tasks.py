@@ -23,7 +23,7 @@ from meanformer.errors import (
 from meanformer.measures import TokenCloud
 from meanformer.numerics.arrays import matmul
 from meanformer.training.data import Dataset, End
-from meanformer.training.gradients import check_fits
+from meanformer.training.gradients import outputs
 from meanformer.training.transformer import MeanFieldTransformer
 from meanformer.typing import ArrayLike, Key
 
@@ -158,31 +158,67 @@ def teacher_student(
         queries: at least one for each context.
     """
     data = Dataset(contexts, queries)
-    check_fits(model, data)
-    return data.with_targets(_ends(model, data))
+    return data.with_targets(outputs(model, data))
 
 
-@eqx.filter_jit
-def _ends(model: MeanFieldTransformer, data: Dataset) -> Float[Array, "N m d"]:
-    def of_one(tokens, weights, queries):
-        return model(TokenCloud(tokens, weights), queries)
+def next_token(
+    count: int, examples: int, dimension: int, *, key: Key
+) -> tuple[Dataset, float]:
+    r"""Draw sequences $x_{t+1} = Wx_t$ to be continued, each with a $W$ of its own.
 
-    return jax.vmap(of_one)(data.tokens, data.weights, data.queries)
+    The first token is normal and $W$ a uniformly random orthogonal matrix. A context
+    holds the pairs $(x_t, x_{t+1})$ for $t < n$, and the query is $(x_n, 0)$.
+
+    The best prediction of $Wx_n$ is least squares of least norm: $W$ on the part of
+    $x_n$ in the span of the $x_t$; the rest is as likely to go one way as the other.
+    Each token more leaves of it $\tfrac{d-n-1}{d-n}$ on average, so that the least risk
+    $\mathbb E|\hat y - Wx_n|^2$ is $d - n$, and zero from $n = d$ on. Zero has the
+    risk $d$.
+
+    Args:
+        count: how many contexts.
+        examples: how many pairs $n$ in each.
+        dimension: the dimension $d$ of the $x_t$; tokens have twice as many.
+        key: a random key.
+
+    Returns:
+        The contexts with targets $x_{n+1}$, for `prediction_error`; and the least risk.
+    """
+    given = {"count": count, "examples": examples, "dimension": dimension}
+    for name, number in given.items():
+        as_integer(name, number, least=1)
+
+    def of_one(key):
+        key_turn, key_start = jr.split(key)
+        turn = jr.orthogonal(key_turn, dimension)
+
+        def step(x, _):
+            return matmul(turn, x), x
+
+        start = jr.normal(key_start, (dimension,))
+        return jax.lax.scan(step, start, length=examples + 2)[1]
+
+    paths = jax.vmap(of_one)(jr.split(as_key(key), count))
+    pairs = jnp.concatenate([paths[:, :-1], paths[:, 1:]], axis=2)
+    queries = pairs[:, -1].at[:, dimension:].set(0)
+    data = Dataset(pairs[:, :-1], queries, paths[:, -1])
+    return data, float(max(dimension - examples, 0))
 
 
-def prediction_error(end: End, target: Float[Array, ""]) -> Float[Array, ""]:
+def prediction_error(end: End, target: Float[Array, "..."]) -> Float[Array, ""]:
     r"""Return the squared error of a prediction.
 
     Layers leave in the place of a label the label less the prediction. A query comes
-    without a label, so that minus its last coordinate is the prediction.
+    without a label, so that minus its last coordinates are the prediction.
     """
-    return (end.queries[0, -1] + target) ** 2
+    return jnp.sum((end.queries[0, -target.size :] + target.ravel()) ** 2)
 
 
 def regression_layers(
     matrix: ArrayLike,
     *,
     steps: int = 1,
+    labels: int = 1,
     kind: Callable[..., AbstractAttention] = Linear,
     beta: float = 1.0,
 ) -> MeanFieldTransformer:
@@ -198,15 +234,18 @@ def regression_layers(
     Args:
         matrix: the matrix $P$.
         steps: how many layers.
+        labels: how many coordinates a label has.
         kind: the attention.
         beta: the inverse temperature.
     """
     matrix = as_finite_array("matrix", matrix, (None, None))
     size, count = len(matrix), as_integer("steps", steps, least=1)
     check_shape("matrix", matrix, (size, size))
-    points = jnp.eye(size, size + 1, dtype=matrix.dtype)
+    both = size + as_integer("labels", labels, least=1)
+    points = jnp.eye(size, both, dtype=matrix.dtype)
     # The network divides the step of each layer by their number.
-    value = jnp.zeros((size + 1, size + 1), matrix.dtype).at[-1, -1].set(-count)
+    entries = jnp.where(jnp.arange(both) < size, 0, -count)
+    value = jnp.diag(entries.astype(matrix.dtype))
     query, key, value = (
         jnp.tile(one, (count, 1, 1, 1))
         for one in (points, matmul(matrix, points), value)
@@ -230,63 +269,3 @@ def effective_matrix(model: MeanFieldTransformer) -> Float[Array, "d d"]:
     of_points = outputs[:, -1, None, None] * scores[:, :-1, :-1].mT
     of_labels = scores[:, -1, :-1, None] * outputs[:, None, :-1]
     return -beta * (of_points + of_labels).mean(axis=0)
-
-
-@partial(jax.jit, static_argnames="steps")
-def _descended(data: Dataset, matrix, steps: int) -> Float[Array, " N"]:
-    def of_one(tokens, weights, queries):
-        points, labels = tokens[:, :-1], tokens[:, -1]
-
-        def step(slope, _):
-            errors = weights * (matmul(points, slope) - labels)
-            return slope - matmul(matrix, matmul(errors, points)), None
-
-        zero = jnp.zeros_like(queries[0, :-1])
-        return queries[0, :-1] @ jax.lax.scan(step, zero, length=steps)[0]
-
-    return jax.vmap(of_one)(data.tokens, data.weights, data.queries)
-
-
-def gradient_descent(
-    data: Dataset, matrix: ArrayLike, *, steps: int = 1
-) -> Float[Array, " N"]:
-    r"""Return what gradient descent on each context predicts for its query.
-
-    $$w \leftarrow w - P\,\tfrac1n\sum_i(\langle w, x_i\rangle - y_i)\,x_i$$
-
-    Args:
-        data: contexts of examples with a label of one coordinate.
-        matrix: the matrix $P$.
-        steps: how many steps from zero.
-    """
-    size = data.dimension - 1
-    matrix = as_finite_array("matrix", matrix, (size, size), data.tokens.dtype)
-    return _descended(data, matrix, as_integer("steps", steps, least=0))
-
-
-def ridge(data: Dataset, penalty: float = 0.0) -> Float[Array, " N"]:
-    r"""Return what ridge regression on each context predicts for its query.
-
-    It minimises $\sum_i(\langle w, x_i\rangle - y_i)^2 + \lambda|w|^2$, and without a
-    penalty has the least norm among all that minimise. With $\lambda = \sigma^2$ no
-    prediction has a smaller risk.
-
-    Args:
-        data: contexts of examples with a label of one coordinate, all of weight $1/n$.
-        penalty: the number $\lambda$.
-    """
-    penalty = as_number("penalty", penalty, "a number, zero or more", least=0)
-    return _ridged(data, penalty)
-
-
-@jax.jit
-def _ridged(data: Dataset, penalty) -> Float[Array, " N"]:
-    size = data.dimension - 1
-
-    def of_one(tokens, queries):
-        shrink = penalty**0.5 * jnp.eye(size, dtype=tokens.dtype)
-        points = jnp.concatenate([tokens[:, :-1], shrink])
-        labels = jnp.pad(tokens[:, -1], (0, size))
-        return queries[0, :-1] @ jnp.linalg.lstsq(points, labels)[0]
-
-    return jax.vmap(of_one)(data.tokens, data.queries)

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ from jaxtyping import Array, Float
 from meanformer.errors import (
     ConflictingTargets,
     InvalidInput,
+    as_doubles,
     as_key,
     as_number,
     check,
@@ -22,7 +24,6 @@ from meanformer.flows import (
     AbstractRecorder,
     Adaptive,
     FixedStep,
-    State,
     Status,
     StepBudget,
     drive,
@@ -31,20 +32,8 @@ from meanformer.flows.inputs import Options, check_tolerances, saved_depths
 from meanformer.flows.solvers import AbstractIntegrator
 from meanformer.flows.status import AbstractStop
 from meanformer.training.data import Dataset, Loss, squared_error
-from meanformer.training.descent import (
-    Descent,
-    GradientDescent,
-    GradientFlow,
-    Moving,
-    Problem,
-)
-from meanformer.training.gradients import (
-    AbstractEngine,
-    Stored,
-    check_fits,
-    checked_decay,
-    checked_loss,
-)
+from meanformer.training.descent import Descent, GradientDescent, GradientFlow
+from meanformer.training.gradients import AbstractEngine, Problem
 from meanformer.training.runs import TrainingRun
 from meanformer.training.transformer import MeanFieldTransformer
 from meanformer.typing import ArrayLike, Key
@@ -86,7 +75,8 @@ def train(
         time: how long, in mean-field time.
         solver: `Adaptive()` (the default), `FixedStep(h)` of classical Runge-Kutta, or
             `GradientDescent(step)`, also in batches or with an optimiser of optax.
-        save: how many equally spaced times to save, or the times themselves.
+        save: how many equally spaced times to save, or the times themselves; descent
+            saves where a step ends next to them.
         rtol: relative tolerance of adaptive steps.
         atol: absolute tolerance of adaptive steps.
         loss: takes the `End` of one context and its target.
@@ -104,50 +94,44 @@ def train(
         risk three times in turn it is `diverging`, and the run ends where the saved
         risk was least.
     """
-    check_fits(model, data)
-    dtype = data.tokens.dtype
+    problem, dtype = Problem(model, data, loss, decay, engine), data.tokens.dtype
     time = as_number("time", time, "a positive number", above=0, below=math.inf)
-    check(
-        engine is None or isinstance(engine, AbstractEngine),
-        f"engine is {engine!r}; it must be an engine, such as Stored().",
-    )
     solver = Adaptive() if solver is None else solver
-    is_batched = isinstance(solver, GradientDescent) and solver.batch is not None
-    check(
-        is_batched == (key is not None),
-        "batches need key=jax.random.key(seed)."
-        if is_batched
-        else "key is for batches, GradientDescent(step, batch=…); leave it out.",
-    )
-    if isinstance(solver, GradientDescent) and solver.batch is not None:
-        check(
-            solver.batch <= len(data),
-            f"batch is {solver.batch}; there are {len(data)} contexts.",
-        )
     check_tolerances(rtol, atol)
     times = saved_depths(time, save, dtype, None)
-    strength = checked_decay(decay, data)
-    _warn_of_conflicts(data, checked_loss(loss))
     factors = _checked_speeds(speeds)
-    problem = Problem(model, data, loss, strength, engine or Stored(), factors)
+    _warn_of_conflicts(data, loss)
     options = Options(time, save, solver, rtol, atol, stop)
     if isinstance(solver, GradientDescent):
-        settings = options.settings(FixedStep(solver.step), dtype)
-        times = times_of_steps(times, solver.step, is_list=not isinstance(save, int))
+        times = times_of_steps(times, solver.step)
         # An array: one program serves all steps.
         rule = dataclasses.replace(solver, step=jnp.asarray(solver.step, dtype))
-        steps = Descent(problem, rule, settings, as_key(key) if is_batched else None)
-        first = State.first(times[0], steps.first())
-        return _before_rises(drive(steps, first, times, progress, store))
+        settings = options.settings(FixedStep(solver.step), dtype)
+        batches = _checked_key(key, solver, len(data))
+        steps = Descent(problem, factors, rule, settings, batches)
+        return _before_rises(
+            drive(steps, steps.first(times[0]), times, progress, store)
+        )
     if not isinstance(solver, Adaptive | FixedStep):
         raise InvalidInput(
             f"solver is {solver!r}; it must be Adaptive(…), FixedStep(h), or "
             "GradientDescent(step)."
         )
-    zero = jnp.zeros((), dtype)
-    flow = GradientFlow(problem, options.settings(solver, dtype))
-    first = State.first(times[0], Moving(model.parameters, zero, zero))
-    return drive(flow, first, times, progress, store)
+    _checked_key(key, None, len(data))
+    flow = GradientFlow(problem, factors, options.settings(solver, dtype))
+    return drive(flow, flow.first(times[0]), times, progress, store)
+
+
+def _checked_key(key: Any, rule: GradientDescent | None, count: int) -> Key | None:
+    """Return the key of the batches, or raise if there is none, or one too many."""
+    batch = None if rule is None else rule.batch
+    if batch is None:
+        told = "key is for batches, GradientDescent(step, batch=…); leave it out."
+        check(key is None, told)
+        return None
+    check(batch <= count, f"batch is {batch}; there are {count} contexts.")
+    check(key is not None, "batches need key=jax.random.key(seed).")
+    return as_key(key)
 
 
 def _before_rises(run: TrainingRun) -> TrainingRun:
@@ -164,17 +148,13 @@ def _before_rises(run: TrainingRun) -> TrainingRun:
 
 
 def _checked_speeds(speeds: Sequence[float]) -> tuple[float, float]:
+    """Return the two factors, or raise."""
+    factors = as_doubles("speeds", speeds)
     check(
-        isinstance(speeds, Sequence)
-        and not isinstance(speeds, str)
-        and len(speeds) == 2,
-        f"speeds is {speeds!r}; it must be two numbers, of scores and of values.",
+        factors.shape == (2,) and bool(((factors >= 0) & (factors < np.inf)).all()),
+        f"speeds is {speeds!r}; it must be two numbers >= 0, of scores and of values.",
     )
-    scores, values = (
-        as_number("speeds", one, "a number >= 0", least=0, below=math.inf)
-        for one in speeds
-    )
-    return scores, values
+    return float(factors[0]), float(factors[1])
 
 
 def _warn_of_conflicts(data: Dataset, loss: Loss) -> None:
@@ -190,23 +170,12 @@ def _warn_of_conflicts(data: Dataset, loss: Loss) -> None:
         )
 
 
-def times_of_steps(
-    times: Float[Array, " t"], step: float, *, is_list: bool
-) -> Float[Array, " t"]:
-    """Return the saved times as multiples of the step, or raise if they are none.
-
-    Args:
-        times: the times asked for.
-        step: the step.
-        is_list: whether they were given one by one; equally spaced ones are moved.
-    """
+def times_of_steps(times: Float[Array, " t"], step: float) -> Float[Array, " t"]:
+    """Return the ends of steps next to the saved times; the last time must be one."""
     counts = (times - times[0]) / step
     whole = jnp.round(counts)
-    given = whole if is_list else whole[jnp.array([0, -1])]
-    asked = counts if is_list else counts[jnp.array([0, -1])]
-    is_whole = jnp.abs(asked - given) <= 1e-6 * jnp.maximum(asked, 1)
     check(
-        bool(is_whole.all()) and bool(whole[-1] >= 1),
+        bool(abs(counts[-1] - whole[-1]) <= 1e-6 * whole[-1]) and bool(whole[-1] >= 1),
         f"the time is {float(times[-1])}, the step {step}; times must be multiples of "
         "the step.",
     )

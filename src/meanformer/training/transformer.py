@@ -1,5 +1,6 @@
 """The mean-field transformer: heads averaged at every depth, in a depth of one."""
 
+import math
 from collections.abc import Callable
 
 import diffrax
@@ -20,13 +21,11 @@ from meanformer.attention.softmax import Softmax
 from meanformer.attention.stacking import Stacked
 from meanformer.errors import (
     InvalidInput,
-    as_float_array,
+    as_finite_array,
     as_integer,
     as_key,
     check,
     check_choice,
-    check_finite,
-    check_shape,
     is_concrete,
 )
 from meanformer.flows import Adaptive, FixedStep, Flow, Schedule, Trajectory, solve
@@ -101,16 +100,22 @@ class MeanFieldTransformer(AbstractInContextMap):
         kind: Callable[..., AbstractAttention] = Softmax,
         activation: Callable[[Array], Array] = jnp.tanh,
     ):
-        query = _checked("query", query, (None, None, None, None))
+        query = as_finite_array("query", query, (None, None, None, None))
+        check(
+            query.size > 0,
+            f"query has shape {query.shape}; layers, heads and dimensions are at least "
+            "1.",
+        )
         layers, heads, _, size = query.shape
-        key = _checked("key", key, query.shape)
-        value = _checked("value", value, (layers, heads, size, size))
+        key = as_finite_array("key", key, query.shape)
+        value = as_finite_array("value", value, (layers, heads, size, size))
         if value_bias is not None:
-            value_bias = _checked("value_bias", value_bias, (layers, heads, size))
+            shape = layers, heads, size
+            value_bias = as_finite_array("value_bias", value_bias, shape)
         if neurons is not None:
             neurons = _checked_neurons(neurons, layers, size)
         check_choice("context", context, ("moving", "frozen"))
-        beta = _checked("beta", beta, ()).astype(query.dtype)
+        beta = as_finite_array("beta", beta, (), query.dtype)
         if is_concrete(beta):
             check(bool(beta >= 0), f"beta is {float(beta)}; it must not be negative.")
         check_function("kind", kind)
@@ -166,23 +171,20 @@ class MeanFieldTransformer(AbstractInContextMap):
             f"heads is {heads}; antithetic heads come in pairs.",
         )
         rank = dimension if key_dimension is None else key_dimension
-        drawn = heads // 2 if style == "antithetic" else heads
         depth = 1 if style == "every layer" else layers
+        drawn = heads // 2 if style == "antithetic" else heads
         keys = jr.split(as_key(key), 6)
-        shapes = [(rank, dimension), (rank, dimension), (dimension, dimension)]
-        matrices = [
-            jr.normal(one, (depth, drawn, *shape))
-            for one, shape in zip(keys, shapes, strict=False)
-        ]
-        query, key_matrix, value = matrices
+        query, key_matrix, value = (
+            jr.normal(one, (depth, drawn, rows, dimension))
+            for one, rows in zip(keys[:3], (rank, rank, dimension), strict=True)
+        )
         value = (0.0 if style == "zero values" else scale) * value
         if style == "antithetic":
             query, key_matrix = (jnp.tile(a, (1, 2, 1, 1)) for a in (query, key_matrix))
             value = jnp.concatenate([value, -value], axis=1)
-        if style == "every layer":
-            query, key_matrix, value = (
-                jnp.tile(a, (layers, 1, 1, 1)) for a in (query, key_matrix, value)
-            )
+        query, key_matrix, value = (
+            jnp.repeat(a, layers // depth, axis=0) for a in (query, key_matrix, value)
+        )
         if neurons:
             options["neurons"] = Neurons(
                 jr.normal(keys[3], (layers, neurons, dimension)),
@@ -220,6 +222,42 @@ class MeanFieldTransformer(AbstractInContextMap):
         """Return the same transformer with other heads and neurons."""
         return eqx.tree_at(lambda model: model.parameters, self, parameters)
 
+    def particles_of_steps(
+        self, parameters: Parameters
+    ) -> tuple[Parameters, Parameters | None]:
+        """Return the particles at the start and, if they change, the end of steps."""
+        if not self.interpolate:
+            return parameters, None
+        first = jax.tree.map(lambda leaf: leaf[:-1], parameters)
+        return first, jax.tree.map(lambda leaf: leaf[1:], parameters)
+
+    def in_units(self, derivatives: Parameters, power: float = 1.0) -> Parameters:
+        r"""Return derivatives in single particles in mean-field units.
+
+        Args:
+            derivatives: the derivatives.
+            power: that of the factors $M/\Delta_l$ to multiply with.
+        """
+
+        def of_leaf(leaf):
+            shares = self.shares.reshape(-1, *[1] * (leaf.ndim - 1))
+            return leaf * (leaf.shape[1] / shares) ** power
+
+        return jax.tree.map(of_leaf, derivatives)
+
+    def profile(self, first: Parameters, second: Parameters) -> Float[Array, " l"]:
+        """Return the mean over particles of the products of changes, at each depth."""
+
+        def of_leaf(a, b):
+            return jnp.sum(a * b, axis=tuple(range(1, a.ndim))) / a.shape[1]
+
+        leaves = jax.tree.leaves(jax.tree.map(of_leaf, first, second))
+        return jnp.sum(jnp.stack(leaves), axis=0)
+
+    def product(self, first: Parameters, second: Parameters) -> Float[Array, ""]:
+        """Return the inner product of changes: its profile, integrated over depth."""
+        return self.profile(first, second) @ self.shares
+
     def flow(self, context: TokenCloud | None = None) -> Flow:
         """Return the flow of tokens and queries, made of ordinary maps.
 
@@ -242,13 +280,10 @@ class MeanFieldTransformer(AbstractInContextMap):
         """
         rtol, atol = self.tolerances
         is_adaptive = isinstance(self.method, Adaptive)
-        given = dict(
-            depth=(self.depths[0], self.depths[-1]),
-            save=self.depths,
-            solver=self.method if is_adaptive else FixedStep(1.0, self.method),
-            rtol=rtol,
-            atol=atol,
-        )
+        # One step for each layer, however long it is.
+        steps = self.method if is_adaptive else FixedStep(math.inf, self.method)
+        ends = self.depths[0], self.depths[-1]
+        given = dict(depth=ends, save=self.depths, solver=steps, rtol=rtol, atol=atol)
         x = checked_queries(self, mu, x)
         if self.layer.is_frozen:
             return solve(self.flow(mu), TokenCloud(x), **given)
@@ -317,6 +352,13 @@ class MeanFieldTransformer(AbstractInContextMap):
         return Sum((attention, perceptron))
 
 
+def check_transformer(name: str, value: object) -> None:
+    """Raise unless the value is a mean-field transformer."""
+    what = type(value).__name__
+    is_one = isinstance(value, MeanFieldTransformer)
+    check(is_one, f"{name} is a {what}; it must be a MeanFieldTransformer.")
+
+
 class _InContext(AbstractInContextMap):
     """A map whose context is always the same."""
 
@@ -328,25 +370,14 @@ class _InContext(AbstractInContextMap):
         return self.gamma(self.context, x)
 
 
-def _checked(name: str, value: ArrayLike, shape: tuple[int | None, ...]) -> Array:
-    array = as_float_array(name, value)
-    check_shape(name, array, shape)
-    check(
-        array.ndim == 0 or 0 not in array.shape,
-        f"{name} has shape {array.shape}; layers, heads and dimensions are at least 1.",
-    )
-    check_finite(name, array)
-    return array
-
-
 def _checked_neurons(neurons: Neurons, layers: int, size: int) -> Neurons:
     if not isinstance(neurons, Neurons):
         raise InvalidInput(f"neurons is {neurons!r}; it must be Neurons(…).")
-    weights = _checked("weights_in", neurons.weights_in, (layers, None, size))
-    bias = _checked("bias_in", neurons.bias_in, weights.shape[:2])
-    return Neurons(
-        weights, bias, _checked("weights_out", neurons.weights_out, weights.shape)
-    )
+    weights = as_finite_array("weights_in", neurons.weights_in, (layers, None, size))
+    check(weights.size > 0, "weights_in has no rows; leave neurons out.")
+    bias = as_finite_array("bias_in", neurons.bias_in, weights.shape[:2])
+    outer = as_finite_array("weights_out", neurons.weights_out, weights.shape)
+    return Neurons(weights, bias, outer)
 
 
 def _checked_method(method) -> Method:
@@ -365,10 +396,8 @@ def _depths(depths: ArrayLike | None, layers: int, interpolate: bool) -> Array:
     check(count > 1, "layers is 1; at least two can be interpolated.")
     if depths is None:
         return jnp.linspace(0, 1, count)
-    array = _checked("depths", depths, (count,))
+    array = as_finite_array("depths", depths, (count,))
     if is_concrete(array):
-        check(
-            bool((np.diff(array) > 0).all()),
-            f"depths is {np.asarray(array)}; it must increase strictly.",
-        )
+        is_right = bool((np.diff(array) > 0).all())
+        check(is_right, f"depths is {np.asarray(array)}; it must increase strictly.")
     return array

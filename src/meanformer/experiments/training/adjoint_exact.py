@@ -18,6 +18,7 @@ import numpy as np
 import meanformer as mf
 import meanformer.experiments as lab
 from meanformer import training
+from meanformer.experiments.helpers.engines import Continuous
 from meanformer.plotting import draw_rate, mark_sizes, style
 
 
@@ -102,7 +103,7 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
     )
 
 
-INEXACT = (training.Reversible(corrections=0), training.Continuous())
+INEXACT = (training.Reversible(corrections=0), Continuous())
 EXACT = (training.Stored(), training.Checkpointed(), training.Reversible())
 TABULATED = (1.6808851103560536, 3.245003493284794)
 REVERSE, EQUATION = "layers run backward", "adjoint equation"

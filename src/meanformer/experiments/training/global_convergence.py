@@ -89,9 +89,7 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
     residual = np.asarray(training.outputs(flowed.model, data) - data.targets).ravel()
     rates = np.asarray(judged.smallest) / len(data)
     risks = np.asarray(flowed.risks)
-    lazy = np.asarray(
-        training.lazy_risks(kernels[0], -offsets.ravel(), times, len(data))
-    )
+    lazy = lazy_risks(np.asarray(kernels[0]), -offsets.ravel(), times, len(data))
     envelope = risks[0] * np.exp(-2 * rates.min() * times)
     measured = np.log(risks[-2] / risks[-1]) / (times[-1] - times[-2])
     squared = residual @ np.asarray(kernels[1]) @ residual / len(data) ** 2
@@ -112,6 +110,13 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
         pictures=[draw_risk(times, risks, envelope, lazy, judged)],
         notes=[f"The certificate says: {judged}"],
     )
+
+
+def lazy_risks(kernel, residuals, times, count: int) -> np.ndarray:
+    r"""The risk along the flow if the kernel stayed: $|e^{-Kt/N}r|^2/(2N)$."""
+    values, vectors = np.linalg.eigh(kernel)
+    decays = np.exp(-2 * np.multiply.outer(times, values) / count)
+    return decays @ (vectors.T @ residuals) ** 2 / (2 * count)
 
 
 def draw_risk(times, risks, envelope, lazy, judged) -> lab.Picture:

@@ -20,6 +20,7 @@ import numpy as np
 import meanformer as mf
 import meanformer.experiments as lab
 from meanformer import training
+from meanformer.experiments.helpers.regression import gradient_descent, ridge
 from meanformer.plotting import draw_curves, mark_values, style
 from meanformer.training import tasks
 
@@ -161,12 +162,12 @@ def risks_of(data, task) -> dict[str, float]:
     squares = (predicted - np.asarray(data.targets)) ** 2
     spread, few = squares.std() / np.sqrt(len(squares)), data.some(slice(0, 1000))
     step = task.optimal_step * np.eye(DIMENSION)
-    three = tasks.gradient_descent(few, step, steps=3) - few.targets
+    three = gradient_descent(few, step, steps=3) - few.targets
     return {
         "error": abs(squares.mean() - float(task.optimal_risk)) / spread,
         "one step": squares.mean(),
         "three steps": float(jnp.mean(three**2)),
-        "least squares": float(jnp.mean((tasks.ridge(few) - few.targets) ** 2)),
+        "least squares": float(jnp.mean((ridge(few) - few.targets) ** 2)),
     }
 
 
@@ -179,7 +180,7 @@ def exact_layers(data) -> np.ndarray:
     pairs = [(tasks.regression_layers(identity, kind=mf.Softmax, beta=BETA), smooth)]
     for count in (4, 1):
         model = tasks.regression_layers(identity / 2, steps=count)
-        steps = tasks.gradient_descent(data, identity / 2, steps=count)
+        steps = gradient_descent(data, identity / 2, steps=count)
         pairs.insert(0, (model, steps))
     risks = [training.risk(m, data, loss=tasks.prediction_error) for m, _ in pairs]
     return np.array([risks, [np.mean((p - targets) ** 2) for _, p in pairs]]).T
