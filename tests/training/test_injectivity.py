@@ -18,7 +18,7 @@ from meanformer.experiments.training.injectivity_catalogue import (
 )
 from meanformer.measures import Gaussian, Mixture, TokenCloud
 from meanformer.training.data import Dataset
-from meanformer.training.heads import Heads
+from meanformer.attention.averaged_heads import Heads
 from meanformer.training.injectivity import (
     dependence,
     injectivity_report,

@@ -4,12 +4,7 @@ import numpy as np
 import pytest
 
 from meanformer.measures import Gaussian, TokenCloud, UniformBall, UniformBox
-from meanformer.numerics.row_spaces import null_rows, spanned
-from meanformer.training.relations import (
-    find_relations,
-    lines_of,
-    prepared,
-)
+from meanformer.training.relations import find_relations, prepared
 
 X, Y = np.array([1.0, 0.5]), np.array([-0.4, 1.0])
 RNG = np.random.default_rng(5)
@@ -153,20 +148,3 @@ def test_the_tolerance_decides_what_is_the_same():
 def test_other_masses_are_other_measures():
     uneven = TokenCloud(TOKENS, np.array([0.4, 0.2, 0.2, 0.2]))
     assert names([TokenCloud(TOKENS), uneven]) == []
-
-
-def test_lines_join_opposite_queries_with_opposite_factors():
-    queries = np.array([X, -2 * X, Y, 0 * X, X + 1e-14])
-    groups, factors = lines_of(queries)
-    assert groups[0] == groups[1] == groups[4] != groups[2]
-    assert groups[3] == -1
-    np.testing.assert_allclose(factors[:2] / factors[0], (1, -2))
-
-
-def test_null_rows_span_the_null_space():
-    table = RNG.standard_normal((2, 5))
-    rows = null_rows(table, 1e-9)
-    assert rows.shape == (3, 5)
-    np.testing.assert_allclose(table @ rows.T, 0, atol=1e-12)
-    basis = spanned(rows, 5)
-    np.testing.assert_allclose(basis @ basis.T, np.eye(3), atol=1e-12)

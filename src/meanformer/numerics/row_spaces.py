@@ -34,3 +34,13 @@ def spanned(rows: Iterable[np.ndarray], count: int) -> Float[np.ndarray, "r n"]:
     units = [row / np.linalg.norm(row) for row in rows]
     _, sizes, basis = np.linalg.svd(np.reshape(units, (-1, count)), full_matrices=False)
     return basis[sizes > 1e-6]
+
+
+def small_integers(row: Float[np.ndarray, " N"]) -> tuple[int, ...] | None:
+    """Return the row as small integers, if it is one up to a factor."""
+    row = row / np.abs(row[np.abs(row) > 1e-7]).min()
+    for multiple in range(1, 13):
+        near = np.round(multiple * row)
+        if np.abs(multiple * row - near).max() < 1e-6:
+            return tuple(int(one) for one in near)
+    return None

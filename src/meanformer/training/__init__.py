@@ -21,7 +21,7 @@ from meanformer.training.gradients import Stored as Stored
 from meanformer.training.gradients import gradient as gradient
 from meanformer.training.gradients import outputs as outputs
 from meanformer.training.gradients import risk as risk
-from meanformer.training.heads import Heads as Heads
+from meanformer.attention.averaged_heads import Heads as Heads
 from meanformer.training.injectivity import Dependence as Dependence
 from meanformer.training.injectivity import InjectivityReport as InjectivityReport
 from meanformer.training.injectivity import dependence as dependence

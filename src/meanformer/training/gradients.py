@@ -28,9 +28,9 @@ from meanformer.flows import Adaptive
 from meanformer.measures import TokenCloud
 from meanformer.numerics.arrays import padded
 from meanformer.training.data import Dataset, Loss, squared_error
-from meanformer.training.heads import Heads
+from meanformer.attention.averaged_heads import Heads
 from meanformer.training.layer import Parameters
-from meanformer.training.sweeps import Step, Sweep
+from meanformer.flows.sweeps import Step, Sweep
 from meanformer.training.transformer import MeanFieldTransformer, check_transformer
 
 

@@ -18,11 +18,12 @@ from scipy.special import logsumexp, softmax
 
 from meanformer.errors import as_doubles, as_integer, as_number, check, check_choice
 from meanformer.measures import AbstractMeasure, Gaussian, Mixture
+from meanformer.measures.comparison import ZERO
 from meanformer.measures.mixture import check_measures
-from meanformer.numerics.row_spaces import reduced, spanned
+from meanformer.numerics.row_spaces import reduced, small_integers, spanned
 from meanformer.training import relations as related
 from meanformer.training.data import Dataset
-from meanformer.training.relations import ZERO, Asked, Relation
+from meanformer.training.relations import Asked, Relation
 from meanformer.typing import ArrayLike
 
 # Below the first, functions are dependent; between the two nobody knows.
@@ -160,7 +161,7 @@ def injectivity_report(
         tuple(tuple(asked.members(line)) for line in asked.lines),
         tuple(asked.members(ZERO)),
         rows,
-        tuple(map(_integers, reduced(rows))),
+        tuple(map(small_integers, reduced(rows))),
         tuple(relations),
         _floor(rows, residuals),
         _floor(kept, residuals),
@@ -315,11 +316,11 @@ def _block(asked: Asked, line: int, places, is_cubic: bool) -> np.ndarray:
 
 def _centred_transform(asked: Asked, k: int, u, is_cubic: bool) -> np.ndarray:
     """Return the log-Laplace transform of a centred context, or its cubic part."""
-    measure, tokens = asked.measures[k], asked.tokens[k]
+    measure, atoms = asked.measures[k], asked.atoms[k]
     if asked.is_dirac(k) or (is_cubic and isinstance(measure, Gaussian)):
         return np.zeros(len(u))
-    if tokens is not None:
-        scores = u @ tokens.T + np.log(asked.masses[k])
+    if atoms is not None:
+        scores = u @ atoms.points.T + np.log(atoms.masses)
         values = np.asarray(logsumexp(scores, axis=1))
     else:
         values = np.asarray(measure.log_laplace(jnp.asarray(u))) - u @ asked.means[k]
@@ -331,12 +332,12 @@ def _centred_transform(asked: Asked, k: int, u, is_cubic: bool) -> np.ndarray:
 
 def _tilted(asked: Asked, k: int, u) -> np.ndarray:
     """Return the tilted mean of a centred context."""
-    tokens = asked.tokens[k]
-    if tokens is None:
+    atoms = asked.atoms[k]
+    if atoms is None:
         seen = asked.measures[k].tilted_mean(jnp.asarray(u))
         return np.asarray(seen) - asked.means[k]
-    shares = softmax(u @ tokens.T + np.log(asked.masses[k]), axis=1)
-    return np.asarray(shares) @ tokens
+    shares = softmax(u @ atoms.points.T + np.log(atoms.masses), axis=1)
+    return np.asarray(shares) @ atoms.points
 
 
 def _floor(rows: np.ndarray, residuals: np.ndarray | None) -> float | None:
@@ -344,13 +345,3 @@ def _floor(rows: np.ndarray, residuals: np.ndarray | None) -> float | None:
     if residuals is None:
         return None
     return float(np.sum((rows @ residuals) ** 2) / (2 * len(residuals)))
-
-
-def _integers(row: Float[np.ndarray, " N"]) -> tuple[int, ...] | None:
-    """Return the row as small integers, if it is one up to a factor."""
-    row = row / np.abs(row[np.abs(row) > 1e-7]).min()
-    for multiple in range(1, 13):
-        near = np.round(multiple * row)
-        if np.abs(multiple * row - near).max() < 1e-6:
-            return tuple(int(one) for one in near)
-    return None

@@ -16,7 +16,7 @@ from meanformer.measures.cloud import tilt
 from meanformer.numerics.arrays import matmul
 from meanformer.training.data import Dataset
 from meanformer.training.gradients import check_fits, outputs
-from meanformer.training.heads import Heads
+from meanformer.attention.averaged_heads import Heads
 from meanformer.training.layer import Parameters
 from meanformer.training.transformer import MeanFieldTransformer
 

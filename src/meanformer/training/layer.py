@@ -8,10 +8,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from meanformer.attention.abstract import AbstractAttention
+from meanformer.attention.averaged_heads import Heads, explicit_velocity, velocity
 from meanformer.attention.softmax import Softmax
+from meanformer.flows.sweeps import AbstractLayer
 from meanformer.measures import TokenCloud
 from meanformer.numerics.arrays import matmul
-from meanformer.training.heads import Heads, explicit_velocity, velocity
 
 # Pairs of a point and a token, over all heads, beyond which heads take turns.
 MOST_PAIRS = 2**24
@@ -38,7 +39,7 @@ class Parameters(eqx.Module):
     neurons: Neurons | None = None
 
 
-class Layer(eqx.Module):
+class Layer(AbstractLayer):
     """What does not change with depth: kinds of heads and neurons, temperature.
 
     Attributes:
@@ -61,14 +62,10 @@ class Layer(eqx.Module):
         *,
         is_explicit: bool = False,
     ) -> Float[Array, "r d"]:
-        """Return the velocity of tokens, which come first, and queries.
+        """Return the mean over heads, and that over neurons if there are any.
 
-        Args:
-            parameters: heads and neurons.
-            points: tokens and queries.
-            weights: the masses of the tokens.
-            is_explicit: use the explicit adjoint of softmax heads, which takes a frozen
-                context for constant.
+        The explicit derivative is that of softmax heads; it takes a frozen context for
+        constant.
         """
         count = len(weights)
         tokens, moving = points[:count], points[count if self.is_frozen else 0 :]

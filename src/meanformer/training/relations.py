@@ -16,11 +16,15 @@ from jaxtyping import Float, Int
 
 from meanformer.errors import check
 from meanformer.measures import AbstractMeasure, Gaussian, TokenCloud, UniformBox
+from meanformer.measures.comparison import (
+    ZERO,
+    Atoms,
+    is_convolution,
+    lines_through_zero,
+)
 from meanformer.measures.operations import group_labels
 from meanformer.numerics.row_spaces import null_rows, spanned
 
-MOST_TOKENS = 4096  # of a convolution that is looked at
-ZERO = -1  # the group of queries that are zero
 # A kind, and a row under which centred contexts cancel, whatever their means do.
 Clue = tuple[str, np.ndarray]
 
@@ -80,8 +84,8 @@ PERSISTING = ("equal measures", "parity", "Diracs", "symmetric context, query ze
 class Asked(NamedTuple):
     r"""Contexts, each with its query $x^k = \alpha_k\xi_g$, prepared for comparison.
 
-    Queries that are zero are in the group -1, with factor 1. Tokens are centred, and
-    those that have met are merged; other measures have none. Radii are root mean
+    Queries that are zero are in the group -1, with factor 1. Atoms are the tokens,
+    centred, those that have met as one; other measures have none. Radii are root mean
     squares, and slacks distances up to which tokens are the same.
     """
 
@@ -90,14 +94,13 @@ class Asked(NamedTuple):
     groups: Int[np.ndarray, " N"]
     factors: Float[np.ndarray, " N"]
     means: Float[np.ndarray, "N d"]
-    tokens: tuple[np.ndarray | None, ...]
-    masses: tuple[np.ndarray | None, ...]
+    atoms: tuple[Atoms | None, ...]
     radii: Float[np.ndarray, " N"]
     slacks: Float[np.ndarray, " N"]
 
     def is_dirac(self, k: int) -> bool:
         """Return whether a context is a single token."""
-        return self.tokens[k] is not None and bool(self.radii[k] == 0)
+        return self.atoms[k] is not None and bool(self.radii[k] == 0)
 
     @property
     def lines(self) -> list[int]:
@@ -114,13 +117,13 @@ def prepared(
 ) -> Asked:
     """Centre contexts, merge tokens, and group queries by lines."""
     parts = [_centred(one, tolerance) for one in measures]
-    means, tokens, masses, radii, slacks = zip(*parts, strict=True)
-    rest = np.stack(means), tokens, masses, np.array(radii), np.array(slacks)
-    return Asked(measures, queries, *lines_of(queries), *rest)
+    means, atoms, radii, slacks = zip(*parts, strict=True)
+    rest = np.stack(means), atoms, np.array(radii), np.array(slacks)
+    return Asked(measures, queries, *lines_through_zero(queries), *rest)
 
 
 def _centred(measure: AbstractMeasure, tolerance: float):
-    """Return mean, centred tokens, masses, radius and slack of a context."""
+    """Return mean, centred atoms, radius and slack of a context."""
     if not isinstance(measure, TokenCloud):
         mean, spread = np.asarray(measure.mean()), np.asarray(measure.covariance())
         check(
@@ -129,32 +132,17 @@ def _centred(measure: AbstractMeasure, tolerance: float):
             'dependence; call jax.config.update("jax_enable_x64", True) first.',
         )
         radius = np.sqrt(np.trace(spread))
-        return mean, None, None, radius, tolerance * radius
+        return mean, None, radius, tolerance * radius
     masses = np.asarray(measure.weights, np.float64)
     points = np.asarray(measure.points, np.float64)[masses > 0]
     masses = masses[masses > 0] / masses.sum()
     rounding = 64 * np.finfo(measure.points.dtype).eps * np.abs(points).max()
     mean = masses @ points
-    radius = np.sqrt(masses @ np.sum((points - mean) ** 2, axis=1))
-    slack = tolerance * radius + rounding
-    tokens, masses = merged(points - mean, masses, slack)
-    if len(tokens) == 1:
-        return mean, np.zeros_like(tokens), masses, 0.0, slack
-    return mean, tokens, masses, radius, slack
-
-
-def lines_of(queries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Number the lines through zero that queries are on, with coordinates on them."""
-    norms = np.linalg.norm(queries, axis=1)
-    groups, factors = np.full(len(queries), ZERO), np.ones(len(queries))
-    there = norms > 1e-12 * norms.max(initial=0)
-    if there.any():
-        units = queries[there] / norms[there, None]
-        both = group_labels(np.concatenate([units, -units]), None, 1e-9)
-        ahead, behind = np.split(both, 2)
-        groups[there] = np.minimum(ahead, behind)
-        factors[there] = np.where(ahead < behind, 1, -1) * norms[there]
-    return groups, factors
+    radius = Atoms(points - mean, masses, 0).radius
+    atoms = Atoms(points - mean, masses, tolerance * radius + rounding).joined
+    if len(atoms.points) == 1:
+        atoms, radius = atoms.scaled(0)._replace(slack=atoms.slack), 0.0
+    return mean, atoms, radius, atoms.slack
 
 
 def find_relations(asked: Asked, *, bias: bool = False) -> list[Relation]:
@@ -206,8 +194,8 @@ def _named(asked: Asked, kinds: set[str], row: np.ndarray) -> Relation:
 
 
 def _is_even(asked: Asked, k: int) -> bool:
-    tokens, masses, slack = asked.tokens[k], asked.masses[k], asked.slacks[k]
-    return tokens is not None and _same(tokens, masses, -tokens, masses, slack)
+    atoms = asked.atoms[k]
+    return atoms is not None and atoms.is_same(atoms.scaled(-1))
 
 
 def _clues(asked: Asked) -> Iterator[Clue]:
@@ -244,30 +232,14 @@ def _classes(asked: Asked, line: int) -> list[list[int]]:
     return classes
 
 
-def _scaled(asked: Asked, k: int):
-    """Return tokens, masses, radius and slack of a cloud times its query's factor."""
-    factor = asked.factors[k]
-    sizes = abs(factor) * asked.radii[k], abs(factor) * asked.slacks[k]
-    return factor * asked.tokens[k], asked.masses[k], *sizes
-
-
 def _is_same(asked: Asked, i: int, j: int) -> bool:
-    if asked.tokens[i] is None or asked.tokens[j] is None:
-        is_asked = np.isclose(asked.factors[i], asked.factors[j], rtol=1e-9)
+    factors, (one, other) = asked.factors[[i, j]], (asked.atoms[i], asked.atoms[j])
+    if one is None or other is None:
+        is_asked = np.isclose(*factors, rtol=1e-9)
         return bool(is_asked and eqx.tree_equal(asked.measures[i], asked.measures[j]))
-    (a, v, r, e), (b, w, s, f) = _scaled(asked, i), _scaled(asked, j)
-    return bool(abs(r - s) <= 4 * max(e, f)) and _same(a, v, b, w, 2 * max(e, f))
-
-
-def _same(a, v, b, w, slack: float) -> bool:
-    """Whether two lists of separate tokens with masses are one list in any order."""
-    if len(a) != len(b):
-        return False
-    distances = np.linalg.norm(a[:, None] - b[None], axis=2)
-    nearest = distances.argmin(axis=1)
-    is_onto = len(set(nearest)) == len(a)
-    moved = np.abs(v - w[nearest]).max() * np.abs(a).max()
-    return bool(is_onto and max(distances.min(axis=1).max(), moved) <= slack)
+    one, other = one.scaled(factors[0]), other.scaled(factors[1])
+    gap = abs(np.diff(np.abs(factors) * asked.radii[[i, j]]))
+    return bool(gap <= 4 * max(one.slack, other.slack)) and one.is_same(other, 2)
 
 
 def _pairs(asked: Asked, classes, eye) -> tuple[list[Clue], list[Clue]]:
@@ -294,37 +266,21 @@ def _pairs(asked: Asked, classes, eye) -> tuple[list[Clue], list[Clue]]:
 
 def _convolutions(asked: Asked, places: list[int], eye) -> Iterator[Clue]:
     """Find clouds on a line that are convolutions of one, two or more others."""
-    wide = [k for k in places if asked.tokens[k] is not None and asked.radii[k] > 0]
-    parts, rows = {k: _scaled(asked, k) for k in wide}, asked.factors[:, None] * eye
-    squares = np.array([parts[k][2] ** 2 for k in wide])
+    rows, parts, squares = asked.factors[:, None] * eye, {}, {}
+    for k in places:
+        if asked.atoms[k] is not None and asked.radii[k] > 0:
+            parts[k] = asked.atoms[k].scaled(asked.factors[k])
+            squares[k] = (asked.factors[k] * asked.radii[k]) ** 2
+    wide, sizes = list(parts), np.array(list(squares.values()))
     pairs = itertools.combinations_with_replacement(wide, 2)
     powers = ((k,) * power for k in wide for power in (3, 4))
     for recipe in itertools.chain(pairs, powers):
-        total = sum(parts[k][2] ** 2 for k in recipe)
-        for target in np.flatnonzero(np.abs(squares - total) <= 1e-5 * total):
+        total = sum(squares[k] for k in recipe)
+        for target in np.flatnonzero(np.abs(sizes - total) <= 1e-5 * total):
             k = wide[target]
-            if _is_convolution([parts[j] for j in recipe], parts[k]):
+            if is_convolution([parts[j] for j in recipe], parts[k]):
                 kind = "convolution" if len(set(recipe)) > 1 else "convolution power"
                 yield kind, rows[list(recipe)].sum(axis=0) - rows[k]
-
-
-def _is_convolution(factors, whole) -> bool:
-    tokens, masses, _, slack = whole
-    points, weights = np.zeros((1, tokens.shape[1])), np.ones(1)
-    for one, shares, _, more in factors:
-        if len(points) * len(one) > MOST_TOKENS:
-            return False
-        points = (points[:, None] + one[None]).reshape(-1, tokens.shape[1])
-        weights, slack = np.outer(weights, shares).ravel(), slack + more
-    points, weights = merged(points, weights, slack)
-    return _same(points, weights, tokens, masses, 4 * slack)
-
-
-def merged(points, weights, slack: float) -> tuple[np.ndarray, np.ndarray]:
-    """Join points that are the same, and their masses."""
-    labels = group_labels(points, None, slack)
-    first = np.unique(labels, return_index=True)[1]
-    return points[first], np.bincount(labels, weights)
 
 
 def _boxes(asked: Asked, line: int) -> Iterator[Clue]:

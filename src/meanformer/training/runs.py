@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int, PyTree, UInt8
 
 from meanformer.errors import InvalidInput
 from meanformer.flows.trajectories.abstract import AbstractTrajectory
-from meanformer.training.heads import Heads
+from meanformer.attention.averaged_heads import Heads
 from meanformer.training.layer import Neurons, Parameters
 from meanformer.training.transformer import MeanFieldTransformer
 

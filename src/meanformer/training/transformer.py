@@ -31,7 +31,7 @@ from meanformer.errors import (
 from meanformer.flows import Adaptive, FixedStep, Flow, Schedule, Trajectory, solve
 from meanformer.measures import AbstractContext, TokenCloud
 from meanformer.measures.cloud import check_cloud
-from meanformer.training.heads import Heads
+from meanformer.attention.averaged_heads import Heads
 from meanformer.training.layer import Layer, Neurons, Parameters
 from meanformer.typing import ArrayLike, Key
 

@@ -4,15 +4,14 @@ Steps go back by the transpose of their derivative, stage by stage, so that the 
 is that of the network that is run, not of an equation close to it.
 """
 
+import abc
 from typing import Any, NamedTuple, cast
 
 import diffrax
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
-
-from meanformer.training.layer import Layer, Parameters
+from jaxtyping import Array, Float, PyTree
 
 Method = diffrax.Euler | diffrax.AbstractERK
 Numbers = tuple[float, ...]
@@ -31,14 +30,14 @@ def tableau_of(method: Method) -> tuple[tuple[Numbers, ...], Numbers, Numbers]:
 
 
 class Step(NamedTuple):
-    """A step: its length, the particles at its start, those at its end or `None`."""
+    """A step: its length, the parameters at its start, those at its end or `None`."""
 
     size: Float[Array, ""]
-    first: Parameters
-    last: Parameters | None
+    first: PyTree
+    last: PyTree | None
 
-    def at(self, place: float) -> Parameters:
-        """Return the particles at a place in the step, from 0 to 1."""
+    def at(self, place: float) -> PyTree:
+        """Return the parameters at a place in the step, from 0 to 1."""
         if self.last is None:
             return self.first
 
@@ -46,6 +45,28 @@ class Step(NamedTuple):
             return (1 - place) * first + place * last
 
         return jax.tree.map(blend, self.first, self.last)
+
+
+class AbstractLayer(eqx.Module):
+    """Base class of what moves tokens and queries at every depth."""
+
+    @abc.abstractmethod
+    def velocity(
+        self,
+        parameters: PyTree,
+        points: Float[Array, "r d"],
+        weights: Float[Array, " n"],
+        *,
+        is_explicit: bool = False,
+    ) -> Float[Array, "r d"]:
+        """Return the velocity of tokens, which come first, and queries.
+
+        Args:
+            parameters: those of one depth.
+            points: tokens and queries.
+            weights: the masses of the tokens.
+            is_explicit: use a derivative that is written out, where there is one.
+        """
 
 
 class Sweep(eqx.Module):
@@ -58,7 +79,7 @@ class Sweep(eqx.Module):
         method: the method.
     """
 
-    layer: Layer
+    layer: AbstractLayer
     steps: Step
     weights: Float[Array, "N n"]
     method: Method
@@ -106,8 +127,8 @@ class Sweep(eqx.Module):
 
     def back(
         self, step: Step, points: Float[Array, "N r d"], adjoint: Float[Array, "N r d"]
-    ) -> tuple[Float[Array, "N r d"], tuple[Parameters, Parameters | None]]:
-        """Return the adjoint before a step, and what particles at both ends have of it.
+    ) -> tuple[Float[Array, "N r d"], tuple[PyTree, PyTree | None]]:
+        """Return the adjoint before a step, and what parameters at both ends have of it.
 
         Args:
             step: the step.
@@ -115,8 +136,8 @@ class Sweep(eqx.Module):
             adjoint: the adjoint after it.
         """
 
-        def moved(particles, points):
-            return self.moved(Step(step.size, *particles), points, is_explicit=True)
+        def moved(parameters, points):
+            return self.moved(Step(step.size, *parameters), points, is_explicit=True)
 
         _, pull = jax.vjp(moved, (step.first, step.last), points)
         found, before = pull(adjoint)
@@ -125,7 +146,7 @@ class Sweep(eqx.Module):
     def back_all(
         self, states: Float[Array, "s N r d"], adjoint: Float[Array, "N r d"]
     ) -> tuple[Float[Array, "s N r d"], Any]:
-        """Return the adjoint at all depths, and what each step leaves to particles."""
+        """Return the adjoint at all depths, and what each step leaves to parameters."""
 
         def one(adjoint, given):
             before, found = self.back(*given, adjoint)
