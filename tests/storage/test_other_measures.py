@@ -124,7 +124,7 @@ def test_a_run_of_another_measure_is_refused(kind, tmp_path):
     storage.simulate(config, tmp_path / "run")
     flow = mf.Flow(mf.identity_attention("softmax", 2, 1.0))
     cloud = mf.TokenCloud([[1.0, 0.0], [0.0, 1.0]])
-    with pytest.raises(mf.errors.InvalidInput, match="holds a run with other"):
+    with pytest.raises(mf.errors.InvalidInput, match="holds a run that differs in"):
         mf.solve(flow, cloud, 1.0, store=RunStore(tmp_path / "run"))
 
 

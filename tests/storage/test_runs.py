@@ -170,7 +170,7 @@ OTHERS = {
 @pytest.mark.parametrize("part", OTHERS)
 def test_points_of_one_run_are_never_given_out_as_those_of_another(tmp_path, part):
     solve_into(tmp_path)
-    with pytest.raises(mf.InvalidInput, match=f"a run with other .*{part}"):
+    with pytest.raises(mf.InvalidInput, match=f"a run that differs in .*{part}"):
         solve_into(tmp_path, **OTHERS[part])
 
 
@@ -185,14 +185,14 @@ def test_a_run_is_known_by_the_number_of_its_devices_not_by_their_names(tmp_path
     path = solve_into(tmp_path, cloud=on(devices[:2]))
     np.testing.assert_allclose(path.points, solve_into(tmp_path / "one").points)
     assert len(solve_into(tmp_path, cloud=on(devices[2:]))) == 6
-    with pytest.raises(mf.InvalidInput, match="a run with other tokens"):
+    with pytest.raises(mf.InvalidInput, match="a run that differs in tokens"):
         solve_into(tmp_path, cloud=on(devices))
 
 
 def test_a_run_with_noise_is_refused_another_key(tmp_path):
     noisy = mf.Flow(reference_attention(), noise=0.3)
     solve_into(tmp_path, flow=noisy, key=jr.key(7))
-    with pytest.raises(mf.InvalidInput, match="a run with other key"):
+    with pytest.raises(mf.InvalidInput, match="a run that differs in key"):
         solve_into(tmp_path, flow=noisy, key=jr.key(8))
 
 
@@ -202,7 +202,7 @@ def test_a_function_is_known_by_its_name_and_what_it_encloses(tmp_path):
 
     solve_into(tmp_path, flow=cooling(1.0))
     assert len(solve_into(tmp_path, flow=cooling(1.0))) == 6
-    with pytest.raises(mf.InvalidInput, match="a run with other flow"):
+    with pytest.raises(mf.InvalidInput, match="a run that differs in flow"):
         solve_into(tmp_path, flow=cooling(2.0))
 
 
@@ -427,7 +427,7 @@ def test_an_edited_record_is_refused_rather_than_mixed(config, tmp_path):
     unsealed = json.loads(record.read_text())
     del unsealed["crc32"]
     record.write_text(json.dumps(unsealed))
-    with pytest.raises(mf.InvalidInput, match="a run with other flow"):
+    with pytest.raises(mf.InvalidInput, match="a run that differs in flow"):
         storage.resume(folder)
 
 

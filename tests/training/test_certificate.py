@@ -3,6 +3,7 @@ import dataclasses
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
+import optax
 import pytest
 
 from meanformer import training
@@ -98,3 +99,32 @@ def test_conflicting_targets_fail_before_the_flow_stands():
     found = training.certificate(run, data)
     assert found.verdict == "failed"
     assert sorted(found.culprits) == [0, 1]
+
+
+def test_harmless_offsets_of_dependent_data_do_not_fail():
+    beside = jnp.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
+    run, data = run_on(dependent_contexts(), 0.05 * beside, 800.0)
+    assert run.risks[-1] < 1e-12
+    found = training.certificate(run, data)
+    assert found.verdict == "observed"
+
+
+def test_wiggles_of_a_flow_at_its_tolerance_are_no_failure(independent):
+    _, data = independent
+    model = training.MeanFieldTransformer.draw(1, 16, 2, key=jr.key(0))
+    run = training.train(model, data, 4000.0, save=9)
+    assert training.certificate(run, data).verdict == "certified"
+
+
+def test_other_steps_than_those_of_the_flow_are_not_certified(independent):
+    run, data = independent
+    rule = training.GradientDescent(0.25, optimiser=optax.adam(1e-3))
+    moved = training.train(run.start, data, 5.0, solver=rule, save=11)
+    assert training.certificate(moved, data).verdict != "certified"
+
+
+def test_a_short_run_far_from_its_targets_is_not_certified(independent):
+    run, data = independent
+    far = data.with_targets(data.targets + jnp.eye(3, 2)[:, None])
+    short = training.train(run.start, far, 1e-3, save=2)
+    assert training.certificate(short, far).verdict == "observed"

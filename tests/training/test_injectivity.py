@@ -341,3 +341,47 @@ def test_queries_of_other_sizes_on_a_line_make_no_dependence(small):
     queries = np.array([[small]] * 4 + [[1.0]])
     report = injectivity_report(clouds, queries)
     assert report.verdict != "dependent"
+
+
+def test_a_gaussian_and_a_mixture_of_it_are_the_same():
+    one = Gaussian(np.array([0.5, -0.2]), np.array([[1.0, 0.3], [0.3, 0.5]]))
+    for same in (Mixture([1.0], [one]), Mixture([0.5, 0.5], [one, one])):
+        report = injectivity_report([same, one], X)
+        assert report.verdict == "dependent"
+        np.testing.assert_allclose(np.abs(report.null_vectors), np.sqrt(0.5), rtol=1e-9)
+
+
+def test_gaussians_are_as_dependent_as_mixtures_of_one():
+    roots = RNG.standard_normal((6, 2, 2))
+    given = [Gaussian(root[0], root @ root.T + np.eye(2)) for root in roots]
+    wrapped = [Mixture([1.0], [one]) for one in given]
+    for measures in (given, wrapped):
+        assert injectivity_report(measures, X).verdict == "dependent"
+
+
+def test_parity_does_not_persist_with_value_biases():
+    one, two = random_clouds(2)
+    contexts = [one, mirrored(one), two, mirrored(two)]
+    queries = np.array([X, -X, Y, -Y])
+    plain = injectivity_report(contexts, queries)
+    assert [one.persists for one in plain.relations] == [True, True]
+    biased = injectivity_report(contexts, queries, bias=True)
+    assert [one.persists for one in biased.relations] == [False]
+
+
+def test_mirrored_contexts_with_queries_zero_are_related_at_every_depth():
+    one = random_clouds(1)[0]
+    report = injectivity_report([one, mirrored(one)], np.zeros(2))
+    (relation,) = report.relations
+    assert relation.name == "parity"
+    assert relation.persists
+
+
+def test_queries_that_nearly_agree_are_not_called_independent():
+    cloud = random_clouds(1)[0]
+    report = injectivity_report([cloud, cloud], np.array([X, X + 1e-7 * Y]))
+    assert report.verdict == "undecided"
+
+
+def mirrored(cloud):
+    return TokenCloud(-cloud.points, cloud.weights)

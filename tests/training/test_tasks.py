@@ -230,3 +230,34 @@ def test_a_head_of_zeros_asks_for_the_mean(key):
 def test_bad_input_is_told(call, message):
     with pytest.raises(mf.errors.InvalidInput, match=message):
         call(key=jr.key(0))
+
+
+def test_a_sequence_goes_on_by_its_own_matrix(key):
+    data, _ = tasks.next_token(6, 5, 3, key=key)
+    tokens, queries, targets = data.tokens, data.queries[:, 0], data.targets[:, 0]
+    steps = [np.linalg.lstsq(one[:, :3], one[:, 3:])[0] for one in tokens]
+    for step, query, target in zip(steps, queries, targets, strict=True):
+        np.testing.assert_allclose(step @ step.T, np.eye(3), atol=1e-10)
+        np.testing.assert_allclose(query[:3] @ step, target, atol=1e-10)
+        np.testing.assert_allclose(query[3:], 0)
+
+
+@pytest.mark.parametrize("examples", [1, 2, 3])
+def test_the_least_risk_of_a_next_token_is_that_of_least_squares(key, examples):
+    data, least = tasks.next_token(4000, examples, 3, key=key)
+    assert least == 3 - examples
+    tokens, queries = np.asarray(data.tokens), np.asarray(data.queries[:, 0, :3])
+    steps = np.linalg.pinv(tokens[:, :, :3], rcond=1e-10) @ tokens[:, :, 3:]
+    found = np.einsum("kd,kde->ke", queries, steps) - np.asarray(data.targets[:, 0])
+    losses = np.sum(found**2, axis=1)
+    spread = losses.std() / np.sqrt(len(losses))
+    assert abs(losses.mean() - least) <= 4 * spread + 1e-9
+
+
+def test_many_layers_of_linear_attention_continue_a_sequence(key):
+    data, _ = tasks.next_token(8, 4, 2, key=key)
+    layers = tasks.regression_layers(0.2 * np.eye(2), steps=400, labels=2)
+    found = -training.outputs(layers, data)[:, 0, 2:]
+    expected = np.asarray(data.targets[:, 0])
+    gaps = np.linalg.norm(found - expected, axis=1)
+    assert np.median(gaps) < 1e-3

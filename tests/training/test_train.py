@@ -7,6 +7,7 @@ import pytest
 
 import meanformer as mf
 from meanformer import flows, storage, training
+from meanformer.flows import FixedStep, Status
 from meanformer.training import GradientDescent
 from training_problems import dependent_contexts, random_problem
 
@@ -242,3 +243,53 @@ def test_equal_contexts_with_unequal_targets_are_told_before_training(key):
     rule = GradientDescent(0.1)
     with pytest.warns(mf.errors.ConflictingTargets, match="below 0.166667"):
         training.train(model, data, 0.1, solver=rule, save=2)
+
+
+@pytest.mark.parametrize("optimiser", [optax.sgd(60.0), optax.adam(1e3)])
+def test_an_optimiser_that_blows_up_ends_with_good_heads(problem, optimiser):
+    model, data = problem
+    rule = GradientDescent(1.0, optimiser=optimiser)
+    with pytest.warns(mf.errors.StoppedEarly, match="take a smaller step"):
+        run = training.train(model, data, 60.0, solver=rule, save=4)
+    assert run.status == Status.diverging
+    assert run.risks[-1] <= run.risks[0]
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(run.parameters))
+
+
+def test_a_flow_of_too_long_steps_ends_with_good_heads(problem):
+    model, data = problem
+    with pytest.warns(mf.errors.StoppedEarly):
+        run = training.train(model, data, 1e4, solver=FixedStep(50.0), save=3)
+    assert run.risks[-1] <= run.risks[0]
+
+
+def test_a_loss_that_is_no_number_is_told(problem):
+    model, data = problem
+    with pytest.raises(mf.errors.Overflow, match="the loss is not"):
+        training.train(
+            model,
+            data,
+            1.0,
+            solver=GradientDescent(0.5),
+            loss=lambda end, target: jnp.log(-jnp.abs(end.queries[0, 0])),
+        )
+
+
+def test_the_words_of_a_run_are_those_of_time(problem):
+    model, data = problem
+    run = training.train(model, data, 0.1, solver=GradientDescent(0.1), save=2)
+    assert run.message == "At time 0.1 the time asked for was reached."
+    with pytest.raises(mf.InvalidInput, match="index is 7; there are 2 saved times"):
+        run.at(7)
+
+
+def test_split_tokens_and_signs_of_zero_hide_no_conflict(key):
+    points = jnp.array([[0.0, 1.0], [2.0, -1.0]])
+    split = mf.TokenCloud(
+        jnp.array([[2.0, -1.0], [-0.0, 1.0], [2.0, -1.0]]), jnp.array([0.25, 0.5, 0.25])
+    )
+    queries, targets = jnp.ones((2, 1, 2)), jnp.array([[[1.0, 0.0]], [[0.0, 1.0]]])
+    data = training.Dataset([mf.TokenCloud(points), split], queries, targets)
+    np.testing.assert_allclose(data.conflict_floor(), 1 / 4, rtol=1e-12)
+    twice = training.Dataset([points], jnp.ones((1, 2, 2)), targets.reshape(1, 2, 2))
+    np.testing.assert_allclose(twice.conflict_floor(), 1 / 2, rtol=1e-12)

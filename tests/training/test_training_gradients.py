@@ -333,13 +333,13 @@ def test_mistakes_are_told(key, untyped):
     heun, _ = random_problem(key, method=diffrax.Heun())
     with pytest.raises(mf.Unsupported, match=r"Continuous\(\) is for Euler steps"):
         training.gradient(heun, data, engine=Continuous())
-    with pytest.raises(mf.InvalidInput, match="a target has shape None"):
+    with pytest.raises(mf.InvalidInput, match="data has no targets"):
         training.risk(model, training.Dataset(data.contexts, data.queries))
 
 
 def test_layers_that_cannot_be_run_backward_are_told(key):
     model, data = random_problem(key, scale=10.0)
-    with pytest.raises(Exception, match="does not find the points before a layer"):
+    with pytest.raises(mf.errors.Overflow, match=r"fails for layers that move points"):
         training.gradient(model, data, engine=Reversible())
 
 
@@ -380,3 +380,51 @@ def test_layers_and_losses_are_checked(key, untyped):
         training.risk(model, data, decay=-1.0)
     with pytest.raises(mf.InvalidInput, match="segments"):
         Checkpointed(0)
+
+
+def test_heads_of_another_shape_are_told(key, untyped):
+    model, data = random_problem(key)
+    variation = training.FirstVariation(model, data)
+    heads = jax.tree.map(lambda leaf: leaf[0], model.parameters.heads)
+    variation.excess(np.int64(0), heads)
+    for wrong in (model.parameters.heads, jax.tree.map(lambda a: a[0], heads), 3):
+        with pytest.raises(mf.InvalidInput, match="those of layer 0 are"):
+            variation.excess(0, wrong)
+        with pytest.raises(mf.InvalidInput, match="those of layer 0 are"):
+            training.head_kernel(wrong, data)
+    with pytest.raises(mf.InvalidInput, match="layer is 9; the last one is"):
+        variation.excess(9, heads)
+
+
+def test_the_first_variation_of_a_penalty_is_half_the_square(key):
+    model, data = random_problem(key, layers=2)
+    plain = training.FirstVariation(model, data)
+    penalised = training.FirstVariation(model, data, decay=0.3)
+    fresh = training.Heads(*jr.normal(key, (3, 1, 2, 2)))
+    size = sum(np.sum(np.square(leaf)) for leaf in fresh[:3])
+    found = penalised(0, fresh) - plain(0, fresh)
+    np.testing.assert_allclose(found, 0.15 * size, rtol=1e-10)
+
+
+def test_tokens_of_unequal_contexts_may_have_targets(key):
+    points = [jr.normal(key, (count, 2)) for count in (2, 4)]
+    targets = [one + 1 for one in points]
+    data = training.Dataset(points, targets=targets)
+    still = training.MeanFieldTransformer(*np.zeros((3, 1, 1, 2, 2)), kind=mf.Linear)
+    np.testing.assert_allclose(training.risk(still, data), 1.0, rtol=1e-12)
+
+
+def test_a_data_set_without_tokens_or_with_positions_is_refused(untyped):
+    with pytest.raises(mf.InvalidInput, match="tokens are missing"):
+        training.Dataset(np.zeros((2, 0, 2)))
+    with pytest.raises(mf.InvalidInput, match="contexts is a int"):
+        training.Dataset(3)
+    placed = mf.TokenCloud(np.ones((2, 2)), positions=np.array([0.0, 1.0]))
+    with pytest.raises(mf.InvalidInput, match="contexts have positions"):
+        training.Dataset([placed])
+
+
+def test_what_is_no_attention_is_no_kind():
+    heads = np.ones((3, 1, 1, 2, 2))
+    with pytest.raises(mf.InvalidInput, match="kind returns a tuple"):
+        training.MeanFieldTransformer(*heads, kind=lambda *args, **rest: args)

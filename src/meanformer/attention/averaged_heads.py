@@ -21,6 +21,33 @@ class Heads(NamedTuple):
     value: Float[Array, "h d d"]
     value_bias: Float[Array, "h d"] | None = None
 
+    def balanced(self) -> "Heads":
+        r"""Return heads that act alike with queries and keys of the same size.
+
+        A head acts through $A = K^\top Q = U S W^\top$ alone; here
+        $Q = S^{1/2}W^\top$ and $K = S^{1/2}U^\top$, so that $QQ^\top = KK^\top = S$;
+        no other $Q$ and $K$ of this product have a smaller norm. What is left is an
+        orthogonal matrix on the left of both. It is fixed by the order of singular
+        values and by signs (the largest entry of each row of $Q$ is positive), but for
+        values that are equal: close to these, close heads may become distant.
+
+        Returns:
+            The heads, with as many rows as before; those beyond the dimension are zero.
+            Cost: a singular value decomposition for each head.
+        """
+        left, sizes, right = jnp.linalg.svd(matmul(self.key.mT, self.query))
+        rows, size = self.query.shape[-2:]
+        rank = min(rows, size)
+        roots = jnp.sqrt(sizes[..., :rank, None])
+        query, key = roots * right[..., :rank, :], roots * left.mT[..., :rank, :]
+        largest = jnp.argmax(jnp.abs(query), axis=-1, keepdims=True)
+        signs = jnp.where(jnp.take_along_axis(query, largest, axis=-1) < 0, -1, 1)
+        missing = [(0, 0)] * (query.ndim - 2) + [(0, rows - rank), (0, 0)]
+        query, key = (
+            jnp.pad(signs.astype(side.dtype) * side, missing) for side in (query, key)
+        )
+        return self._replace(query=query, key=key)
+
 
 def velocity(
     heads: Heads,

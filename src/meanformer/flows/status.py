@@ -58,10 +58,7 @@ class Status(eqx.Enumeration):
         "the density fell below zero by more than rounding, so that its modes do not "
         "suffice; raise most_modes of the solver Spectral, or lower atol"
     )
-    diverging = (
-        "the risk rose from step to step, and the heads from before it did were kept; "
-        "take a smaller step"
-    )
+    diverging = "the risk rose from step to step; take a smaller step"
 
 
 # The order is that of the codes in files: append only.

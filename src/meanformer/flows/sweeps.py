@@ -94,13 +94,20 @@ class Sweep(eqx.Module):
         _, later = jax.lax.scan(one, points, self.steps)
         return jnp.concatenate([points[None], later])
 
-    def end(self, points: Float[Array, "N r d"]) -> Float[Array, "N r d"]:
-        """Return the points after the last step."""
+    def end(
+        self, points: Float[Array, "N r d"], *, again: bool = False
+    ) -> Float[Array, "N r d"]:
+        """Return the points after the last step.
+
+        Args:
+            points: the points before all steps.
+            again: compute each step again where derivatives are taken backward.
+        """
 
         def one(points, step: Step):
             return self.moved(step, points), None
 
-        return jax.lax.scan(one, points, self.steps)[0]
+        return jax.lax.scan(jax.checkpoint(one) if again else one, points, self.steps)[0]
 
     def moved(
         self, step: Step, points: Float[Array, "N r d"], *, is_explicit: bool = False

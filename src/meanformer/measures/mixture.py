@@ -105,7 +105,8 @@ def check_measures(name: str, measures: Sequence[AbstractMeasure]) -> None:
     for measure in measures:
         if not isinstance(measure, AbstractMeasure):
             raise InvalidInput(
-                f"{name} holds a {type(measure).__name__}; it must hold measures."
+                f"{name} holds a {type(measure).__name__}; it must hold measures, such "
+                "as TokenCloud(points)."
             )
     dimensions = [measure.dimension for measure in measures]
     check(

@@ -150,7 +150,7 @@ class RunStore(flows.AbstractRecorder):
         other = [name for name in now | then if now.get(name) != then.get(name)]
         check(
             not other,
-            f"{self.path} holds a run with other {', '.join(other)}; ask for the same, "
+            f"{self.path} holds a run that differs in {', '.join(other)}; ask for the same, "
             "or choose another folder.",
         )
 

@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 
 from meanformer.errors import as_finite_array, as_float_array, check
 from meanformer.measures import TokenCloud
+from meanformer.measures.comparison import Atoms
 from meanformer.measures.operations import batch
 from meanformer.typing import ArrayLike
 
@@ -43,7 +44,7 @@ class Dataset(eqx.Module):
         queries: of shape (N, d), or (N, m, d) for several; none if the loss looks at
             the tokens alone.
         targets: what the loss compares with, one for each context: by default points
-            of the shape of the queries, or of the tokens if there are no queries.
+            of the shape of the queries, or one for each token if there are none.
     """
 
     tokens: Float[Array, "N n d"]
@@ -107,32 +108,38 @@ class Dataset(eqx.Module):
 
     def some(self, indices: Any) -> "Dataset":
         """Return some of the triples."""
-        return jax.tree.map(lambda leaf: leaf[indices], self)
+        chosen = indices if isinstance(indices, slice) else jnp.asarray(indices)
+        return jax.tree.map(lambda leaf: leaf[chosen], self)
 
     def conflict_floor(self) -> float:
         r"""Return the risk that equal contexts with unequal targets leave at least.
 
         $$\frac1{2N}\sum_k|y^k - \bar y^k|^2,$$
-        with $\bar y^k$ the mean target of the contexts that are equal to context $k$,
-        in any order of tokens, with an equal query. `injectivity_report` finds those
-        that are equal up to rounding, and other relations.
+        with $\bar y^k$ the mean target of equal queries in contexts that are equal to
+        context $k$, in any order of tokens, split or not. `injectivity_report` finds
+        those that are equal up to rounding, and other relations.
         """
-        classes: dict[bytes, list[int]] = {}
-        for index, cloud in enumerate(self.contexts):
-            rows = np.column_stack([cloud.points, cloud.weights])
-            rows = rows[np.lexsort(rows.T)]
-            name = rows.tobytes() + np.asarray(self.queries[index]).tobytes()
-            classes.setdefault(name, []).append(index)
-        targets = np.asarray(self.targets, np.float64).reshape(len(self), -1)
-        spread = sum(
-            np.sum((targets[same] - targets[same].mean(axis=0)) ** 2)
-            for same in classes.values()
-        )
+        shape = self.queries.shape
+        check(np.shape(self.targets) == shape, f"targets must have the shape {shape}.")
+        classes: dict[bytes, list] = {}
+        for cloud, *pairs in zip(self.contexts, self.queries, self.targets, strict=True):
+            atoms = Atoms(np.asarray(cloud.points), np.asarray(cloud.weights), 0).joined
+            rows = np.column_stack(atoms[:2])
+            # Zero has no sign.
+            context = (rows[np.lexsort(rows.T)] + 0.0).tobytes()
+            for query, target in zip(*map(np.asarray, pairs), strict=True):
+                name = context + (query + 0.0).tobytes()
+                classes.setdefault(name, []).append(np.float64(target))
+        spread = sum(len(same) * np.var(same, axis=0).sum() for same in classes.values())
         return float(spread) / (2 * len(self))
 
     def _checked_targets(self, targets: Any) -> Any:
         if targets is None:
             return None
+        is_list = isinstance(targets, list | tuple) and self.queries.shape[1] == 0
+        if is_list and len({np.shape(one) for one in targets}) > 1:
+            # One for each token, padded as the tokens are.
+            targets = _stacked(targets)[0]
         array = jnp.asarray(targets)
         check(
             array.ndim > 0 and len(array) == len(self.tokens),
@@ -148,13 +155,20 @@ class Dataset(eqx.Module):
 
 def _stacked(contexts) -> tuple[Float[Array, "N n d"], Float[Array, "N n"]]:
     """Return tokens and weights of contexts, padded to the same size."""
+    is_list = isinstance(contexts, Sequence | np.ndarray | jax.Array)
+    check(is_list, f"contexts is a {type(contexts).__name__}; it must be a list.")
     check(len(contexts) > 0, "contexts is empty; at least one is needed.")
     if isinstance(contexts, np.ndarray | jax.Array):
         tokens = as_finite_array("contexts", contexts, (None, None, None))
+        check(tokens.size > 0, f"contexts has shape {tokens.shape}; tokens are missing.")
         return tokens, jnp.full(tokens.shape[:2], 1 / tokens.shape[1], tokens.dtype)
     clouds = [
         one if isinstance(one, TokenCloud) else TokenCloud(one) for one in contexts
     ]
+    check(
+        all(one.positions is None for one in clouds),
+        "contexts have positions, which training does not know; leave them out.",
+    )
     stacked = batch(clouds)
     # What absent tokens have must not overflow.
     present = (stacked.weights > 0)[:, :, None]
@@ -174,9 +188,9 @@ def squared_error(end: End, target: Float[Array, "..."]) -> Float[Array, ""]:
 
 
 def _check_target(target, points) -> None:
+    check(target is not None, "data has no targets; squared_error needs some.")
     check(
-        target is not None and target.shape == points.shape,
-        f"a target has shape {None if target is None else target.shape}; squared_error "
-        f"compares it with points of shape {points.shape}. For another dimension give "
-        "a loss that reads out first.",
+        target.shape == points.shape,
+        f"a target has shape {target.shape}; squared_error compares it with points of "
+        f"shape {points.shape}. For another dimension give a loss that reads out first.",
     )

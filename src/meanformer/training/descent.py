@@ -28,14 +28,16 @@ from meanformer.training.layer import Parameters
 from meanformer.training.runs import TrainingRun
 from meanformer.typing import Key
 
-# Rises of the risk, one after another, after which steps are too large.
+# Rises of the risk, one after another, after which plain steps are too large; and how
+# many times the first risk, or one if that is more, is too much for all.
 MOST_RISES = 3
+EXPLODED = 1e6
 # Roundings by which a risk that stays may rise.
 ROUNDINGS = 64
 
 
-class Moving(NamedTuple):
-    """Particles, the risk that they have given up, and the way that they went."""
+class Unknowns(NamedTuple):
+    """Unknowns of training: particles, risk they gave up, length of their path."""
 
     parameters: Parameters
     dissipated: Float[Array, ""]
@@ -73,7 +75,7 @@ class AbstractTraining(AbstractDynamics):
         query, key = (of_scores * leaf for leaf in changes.heads[:2])
         return Parameters(scaled.heads._replace(query=query, key=key), scaled.neurons)
 
-    def snapshot(self, time: Float[Array, ""], moving: Moving) -> Snapshot:
+    def snapshot(self, time: Float[Array, ""], moving: Unknowns) -> Snapshot:
         """Return what stop conditions may look at: the heads as a measure."""
         model = self.problem.model
         leaves = jax.tree.leaves(moving.parameters)
@@ -93,14 +95,15 @@ class AbstractTraining(AbstractDynamics):
         return {
             "transformer": self.problem.model,
             "data": self.problem.data,
-            "loss": (self.problem.loss, self.problem.decay),
+            "loss": self.problem.loss,
+            "decay": self.problem.decay,
             "speeds": self.speeds,
         }
 
     def first(self, time: Float[Array, ""]) -> State:
         """Return the state at the start."""
         zero = jnp.zeros((), time.dtype)
-        moving = Moving(self.problem.model.parameters, zero, zero)
+        moving = Unknowns(self.problem.model.parameters, zero, zero)
         return State.first(time, moving, self.notes())
 
     def rates(self, state: State) -> tuple[Array, Array, Array]:
@@ -123,7 +126,7 @@ class AbstractTraining(AbstractDynamics):
 
     def resumed(self, run: TrainingRun) -> State:
         """Return the state at the last saved time."""
-        moving = Moving(run.parameters, run.dissipated, run.lengths)
+        moving = Unknowns(run.parameters, run.dissipated, run.lengths)
         state = State.at_end_of(run, moving)
         if run.notes is None:
             return state
@@ -145,13 +148,15 @@ class GradientFlow(AbstractIntegrated, AbstractTraining):
     def notes(self) -> None:
         """Return nothing."""
 
-    def field(self, time: Float[Array, ""], moving: Moving) -> Moving:
+    def field(self, time: Float[Array, ""], moving: Unknowns) -> Unknowns:
         """Return how particles move, and what they give up on their way."""
         product = self.problem.model.product
-        found = self.gradient(moving.parameters).parameters
-        moved = self.scaled(found)
-        given_up, speed = product(found, moved), jnp.sqrt(product(moved, moved))
-        return Moving(jax.tree.map(jnp.negative, moved), given_up, speed)
+        found = self.gradient(moving.parameters)
+        moved = self.scaled(found.parameters)
+        # A risk that is no number is noticed, though it may have a gradient.
+        given_up = product(found.parameters, moved) + 0 * found.risk
+        speed = jnp.sqrt(product(moved, moved))
+        return Unknowns(jax.tree.map(jnp.negative, moved), given_up, speed)
 
     def stretch(self, state: State, end: Float[Array, ""], mode):
         """Return what to integrate between two saved times."""
@@ -209,9 +214,10 @@ class GradientDescent(eqx.Module):
 
 
 class Notes(NamedTuple):
-    """The optimiser's memory, the last risk, and how often it rose in turn."""
+    """The optimiser's memory, the first and last risk, and how often it rose in turn."""
 
     memory: PyTree
+    first: Float[Array, ""]
     risk: Float[Array, ""]
     rises: Int[Array, ""]
 
@@ -235,7 +241,7 @@ class Descent(AbstractTraining):
         """Return a new memory, and no risk yet."""
         memory = self.rule.memory(self.problem.model.parameters)
         risk = jnp.full((), jnp.inf, self.problem.data.tokens.dtype)
-        return Notes(memory, risk, jnp.zeros((), jnp.result_type(int)))
+        return Notes(memory, risk, risk, jnp.zeros((), jnp.result_type(int)))
 
     def advance(self, state: State, target: Float[Array, ""]) -> State:
         """Make the steps up to the target, unless it has stopped already."""
@@ -269,7 +275,7 @@ class Descent(AbstractTraining):
 
     def _moved(self, state: State, time: Float[Array, ""]) -> State:
         """Return the state after one step."""
-        moving, (memory, risk, rises) = state.moving, state.record
+        moving, (memory, first, risk, rises) = state.moving, state.record
         indices = None
         if self.rule.batch is not None:
             key = jr.fold_in(self.key, state.accepted_steps)
@@ -280,37 +286,38 @@ class Descent(AbstractTraining):
             self.scaled(found.parameters), memory, moving.parameters
         )
         product = self.problem.model.product
-        given_up = product(found.parameters, change)
+        given_up = product(found.parameters, change) + 0 * found.risk
         length = jnp.sqrt(product(change, change))
         rounding = ROUNDINGS * jnp.finfo(risk.dtype).eps
         slack = rounding * (risk + jnp.abs(moving.dissipated))
+        rises = jnp.where(found.risk > risk + slack, rises + 1, 0)
+        first = jnp.where(jnp.isinf(first), found.risk, first)
         return dataclasses.replace(
             state,
             depth=time,
-            moving=Moving(
+            moving=Unknowns(
                 jax.tree.map(jnp.add, moving.parameters, change),
                 moving.dissipated - given_up,
                 moving.length + length,
             ),
             accepted_steps=state.accepted_steps + 1,
             stretch=state.stretch + 1,
-            record=Notes(
-                memory, found.risk, jnp.where(found.risk > risk + slack, rises + 1, 0)
-            ),
+            record=Notes(memory, first, found.risk, rises),
         )
 
     def _checked(self, state: State, good: State) -> State:
         """End the state where a condition is met; go back where it diverges."""
-        status, rises = state.status, state.record.rises
+        status, (_, first, risk, rises) = state.status, state.record
         snapshot = self.snapshot(state.depth, state.moving)
         for stop in self.settings.stops:
             is_met = stop(snapshot) & (status == Status.reached)
             status = Status.where(is_met, stop.status, status)
         state = dataclasses.replace(state, status=status)
+        is_too_large = risk > EXPLODED * jnp.maximum(first, 1)
         # Other steps may rise on their way.
-        if self.rule.batch is not None or self.rule.optimiser is not None:
-            return state
+        if self.rule.batch is None and self.rule.optimiser is None:
+            is_too_large |= rises >= MOST_RISES
         has_escaped = (status == Status.escaped) | (status == Status.not_finite)
-        too_often = (status == Status.reached) & (rises >= MOST_RISES)
+        is_rising = (status == Status.reached) & is_too_large
         ended = dataclasses.replace(good, status=Status.diverging)
-        return choose(too_often | (has_escaped & (rises > 0)), ended, state)
+        return choose(is_rising | (has_escaped & (rises > 0)), ended, state)

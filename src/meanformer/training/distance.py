@@ -17,7 +17,7 @@ from meanformer.measures import (
     conditional_wasserstein,
     transport_plan,
 )
-from meanformer.numerics.arrays import matmul, safe_root
+from meanformer.numerics.arrays import safe_root
 from meanformer.training.data import Dataset
 from meanformer.training.gradients import check_fits, ends_of
 from meanformer.training.layer import Parameters
@@ -141,19 +141,10 @@ def common_grid(
 def balanced(model: MeanFieldTransformer) -> MeanFieldTransformer:
     r"""Return the same function with every head in the balanced gauge.
 
-    A head acts through $A = K^\top Q = U S W^\top$ alone; here
-    $Q = S^{1/2}W^\top$ and $K = S^{1/2}U^\top$, so that $QQ^\top = KK^\top = S$, which
-    gradient flows keep; no other $Q$ and $K$ of this product have a smaller norm. What
-    is left is an orthogonal matrix on the left of both. It is fixed by the order of
-    singular values and by signs (the largest entry of each row of $Q$ is positive), but
-    for values that are equal: close to these, close heads may become distant.
+    There $QQ^\top = KK^\top$, which gradient flows keep; see `Heads.balanced`.
 
     Args:
-        model: a transformer whose attention sees $Q$ and $K$ through $A$ alone.
-
-    Returns:
-        The transformer, with as many rows of $Q$ and $K$ as before; those beyond the
-        dimension are zero. Cost: a singular value decomposition for each head.
+        model: a transformer whose attention sees $Q$ and $K$ through $K^\top Q$ alone.
     """
     heads, kind = model.parameters.heads, model.layer.kind
     if kind not in OF_PRODUCTS:
@@ -162,18 +153,8 @@ def balanced(model: MeanFieldTransformer) -> MeanFieldTransformer:
             f"kind is {getattr(kind, '__name__', kind)}; the balanced gauge is for "
             f"attentions that see queries and keys through their product: {names}."
         )
-    left, sizes, right = jnp.linalg.svd(matmul(heads.key.mT, heads.query))
-    rank = min(heads.query.shape[2:])
-    roots = jnp.sqrt(sizes[..., :rank, None])
-    query, key = roots * right[..., :rank, :], roots * left.mT[..., :rank, :]
-    largest = jnp.argmax(jnp.abs(query), axis=-1, keepdims=True)
-    signs = jnp.where(jnp.take_along_axis(query, largest, axis=-1) < 0, -1, 1)
-    missing = [(0, 0), (0, 0), (0, heads.query.shape[2] - rank), (0, 0)]
-    query, key = (
-        jnp.pad(signs.astype(side.dtype) * side, missing) for side in (query, key)
-    )
-    changed = heads._replace(query=query, key=key)
-    return model.with_parameters(Parameters(changed, model.parameters.neurons))
+    changed = Parameters(heads.balanced(), model.parameters.neurons)
+    return model.with_parameters(changed)
 
 
 @eqx.filter_jit

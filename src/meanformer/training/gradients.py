@@ -155,10 +155,16 @@ class Reversible(AbstractEngine):
     Args:
         corrections: the most corrections of each layer.
         tolerance: the relative distance below which they end.
+
+    Where the points are not found there is no gradient: `gradient` says so.
     """
 
     corrections: int = eqx.field(static=True, default=50)
     tolerance: float = eqx.field(static=True, default=1e-15)
+
+    def __check_init__(self):
+        as_integer("corrections", self.corrections, least=0)
+        as_number("tolerance", self.tolerance, "a number >= 0", least=0)
 
     def pull(self, sweep, points, terminal):
         """Keep the end alone; find the points before each layer on the way back."""
@@ -196,12 +202,8 @@ class Reversible(AbstractEngine):
 
         first = (start, jnp.full_like(size, jnp.inf), 0)
         found, error, _ = jax.lax.while_loop(is_far, correct, first)
-        return eqx.error_if(
-            found,
-            ~(error <= LOST * jnp.finfo(size.dtype).eps * size),
-            "Reversible() does not find the points before a layer that moves them too "
-            "far; take Stored() or Checkpointed(), or more layers.",
-        )
+        is_found = error <= LOST * jnp.finfo(size.dtype).eps * size
+        return jnp.where(is_found, found, jnp.nan)
 
 
 class Automatic(AbstractEngine):
@@ -216,14 +218,10 @@ class Automatic(AbstractEngine):
     def pull(self, sweep, points, terminal):
         """Differentiate the loop over layers."""
 
-        def one(points, step):
-            return sweep.moved(step, points), None
-
-        body = jax.checkpoint(one) if self.is_rematerialised else one
-
         def risk(particles):
             steps = Step(sweep.steps.size, *particles)
-            return terminal(jax.lax.scan(body, points, steps)[0])
+            moved = eqx.tree_at(lambda one: one.steps, sweep, steps)
+            return terminal(moved.end(points, again=self.is_rematerialised))
 
         value, found = jax.value_and_grad(risk)((sweep.steps.first, sweep.steps.last))
         return value, found, None
@@ -248,7 +246,7 @@ def risk(
         decay: the factor $\lambda$ of the penalty.
     """
     found = Problem(model, data, loss, decay).risk()
-    _check_known("risk", found)
+    check_finite("risk", found)
     return found
 
 
@@ -256,7 +254,7 @@ def outputs(model: MeanFieldTransformer, data: Dataset) -> Float[Array, "N m d"]
     """Return where a transformer carries the queries of all contexts, at once."""
     check_fits(model, data)
     found = ends_of(model, data)[:, data.tokens.shape[1] :]
-    _check_known("output", found)
+    check_finite("output", found)
     return found
 
 
@@ -292,16 +290,19 @@ def gradient(
         tokens, L layers of M heads, $O(NLMn^2d)$ time and $O(NLnd + NMn^2)$ memory.
     """
     found = Problem(model, data, loss, decay, engine).gradient()
-    _check_known("gradient", found.squared_norm)
+    told = "gradient"
+    if isinstance(engine, Reversible):
+        told += " by Reversible(), which fails for layers that move points too far,"
+    check_finite(told, found.squared_norm)
     return found
 
 
-def _check_known(what: str, values: Array) -> None:
+def check_finite(what: str, values: Array) -> None:
     """Raise if values are known not to be finite."""
     if is_concrete(values) and not np.isfinite(values).all():
         raise Overflow(
-            f"the {what} is not finite: tokens have blown up on their way; lower beta, "
-            "rescale the tokens, or take smaller values."
+            f"the {what} is not finite: the loss is not, or tokens have blown up on "
+            "their way; look at the loss, lower beta, or rescale the tokens or values."
         )
 
 
@@ -442,6 +443,18 @@ def check_fits(model: MeanFieldTransformer, data: Dataset) -> None:
     )
 
 
+def check_heads(heads: Heads, dimension: int) -> None:
+    """Raise unless these are heads side by side."""
+    is_right = isinstance(heads, Heads) and all(
+        jnp.ndim(leaf) == 3 and leaf.shape[2] == dimension for leaf in heads[:3]
+    )
+    check(
+        is_right,
+        f"heads must be Heads with matrices of shape (h, k, {dimension}); those of layer "
+        "0 are jax.tree.map(lambda leaf: leaf[0], model.parameters.heads).",
+    )
+
+
 class FirstVariation(eqx.Module):
     r"""The first variation of the risk: what a new head at some depth would change.
 
@@ -450,20 +463,25 @@ class FirstVariation(eqx.Module):
       + \int\langle q^k, \Gamma_\theta[\mu^k]\rangle\,\mathrm d\mu^k\Bigr).$$
 
     A little mass of $\nu_s$ moved from its heads to $\theta$ lowers the risk if the
-    value at $\theta$ is below the mean over the heads (`excess` is negative).
+    value at $\theta$ is below the mean over the heads: a share $\varepsilon$ in layer
+    $l$ changes it by $\varepsilon\Delta_l$ times `excess`, to first order. The value is
+    linear in $V$, so that a search for the best head needs a bound on $V$.
 
     Args:
         model: the transformer; its method is Euler.
         data: contexts, queries and targets.
         loss: as for `risk`.
+        decay: as for `risk`; the first variation of the penalty is
+            $\tfrac\lambda2|\theta|^2$.
     """
 
     model: MeanFieldTransformer
+    decay: float
     weights: Float[Array, "N n"]
     points: Float[Array, "l N r d"]
     adjoint: Float[Array, "l N r d"]
 
-    def __init__(self, model, data, *, loss: Loss = squared_error):
+    def __init__(self, model, data, *, loss: Loss = squared_error, decay: float = 0.0):
         fields = gradient(model, data, loss=loss).fields
         if fields is None or not isinstance(model.method, Euler) or model.interpolate:
             raise Unsupported(
@@ -472,23 +490,23 @@ class FirstVariation(eqx.Module):
             )
         masses = data.weights[None, :, :, None]
         both = jnp.concatenate([masses * fields.tokens, fields.queries], axis=2)
-        self.model, self.weights = model, data.weights
+        self.model, self.decay, self.weights = model, decay, data.weights
         self.points, self.adjoint = fields.points[:-1], both[1:] / len(data)
 
     def __call__(self, layer: int, heads: Heads) -> Float[Array, " h"]:
         """Return its values at heads, side by side along a leading axis."""
-        last = self.model.layers - 1
-        check(
-            isinstance(layer, int) and 0 <= layer <= last,
-            f"layer is {layer}; it must be an integer from 0 to {last}.",
-        )
+        layer, last = as_integer("layer", layer, least=0), self.model.layers - 1
+        check(layer <= last, f"layer is {layer}; the last one is {last}.")
+
+        check_heads(heads, self.model.input_dimension)
 
         def of_head(head: Heads):
             alone = Parameters(jax.tree.map(lambda leaf: leaf[None], head))
             moved = jax.vmap(self.model.layer.velocity, in_axes=(None, 0, 0))(
                 alone, self.points[layer], self.weights
             )
-            return jnp.sum(self.adjoint[layer] * moved)
+            size = sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(head))
+            return jnp.sum(self.adjoint[layer] * moved) + self.decay * size / 2
 
         return jax.lax.map(of_head, heads)
 

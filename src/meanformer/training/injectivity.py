@@ -1,4 +1,4 @@
-r"""Can contexts, queries and targets be fitted? An answer before any training.
+r"""Tell before any training whether one layer can fit given data.
 
 One layer of heads moves the query $x^k$ by $\int V m_\theta[\mu^k](x^k)\,\mathrm
 d\nu(\theta)$, with $m_\theta[\mu](x) = \nabla\Lambda_\mu(\beta Ax)$. It can send all
@@ -28,6 +28,8 @@ from meanformer.typing import ArrayLike
 
 # Below the first, functions are dependent; between the two nobody knows.
 DEPENDENT, UNDECIDED = 1e-11, 1e-6
+# An eigenvalue of the kernel with no larger share of the largest may be zero.
+SINGULAR = 1e-13
 # A function with no larger share beside affine functions is affine.
 AFFINE = 1e-12
 RADII = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
@@ -70,7 +72,8 @@ class InjectivityReport(eqx.Module):
         eigenvalue: the smallest one of `value_kernel` for normal heads at $\beta = 1$.
         slow_time: $N/(2\lambda_{\min})$, in which the slowest part of the risk falls by
             a factor e.
-        tolerance: up to which tokens are the same, relative to the radius.
+        tolerance: up to which tokens are the same, relative to the radius; it is not
+            below the precision of the tokens.
     """
 
     verdict: str
@@ -99,15 +102,15 @@ class InjectivityReport(eqx.Module):
             rows = [row for row in self.integers if row is not None]
             text.append(f"- Not all relations have names; rows of integers: {rows}.")
         if self.statistic > DEPENDENT:
-            slow = f"takes a time of about {self.slow_time:.3g} with normal heads"
-            text.append(f"The slowest part {slow}.")
+            slow = f"a time of about {self.slow_time:.3g} with normal heads"
+            text.append(f"The slowest part takes {slow}.")
         if self.verdict == "dependent" and self.floor is not None:
             deep = f", that of more layers not below {self.deep_floor:.6g}"
             deep = deep if self.deep_floor else ""
             text.append(
                 f"The risk of one layer cannot fall below {self.floor:.6g}{deep}."
             )
-        text.append(f"Tokens are the same up to {self.tolerance:g} of the radius.")
+        text.append(f"Tokens are the same up to {self.tolerance:.2g} of the radius.")
         return "\n".join(text)
 
 
@@ -154,7 +157,10 @@ def injectivity_report(
     rows = spanned([*(one.row(count) for one in relations), *rows], count)
     verdict = "dependent" if len(rows) else verdict
     kept = spanned([one.row(count) for one in relations if one.persists], count)
-    smallest = np.linalg.eigvalsh(value_kernel(data, queries, bias=bias))[0]
+    eigenvalues = np.linalg.eigvalsh(_values(asked, None, bias))
+    smallest, largest = eigenvalues[[0, -1]]
+    if verdict == "independent" and smallest <= SINGULAR * largest:
+        verdict = "undecided"
     return InjectivityReport(
         verdict,
         statistic,
@@ -167,7 +173,7 @@ def injectivity_report(
         _floor(kept, residuals),
         float(smallest),
         float(count / (2 * smallest)) if smallest > 0 else np.inf,
-        tolerance,
+        asked.tolerance,
     )
 
 
@@ -209,10 +215,14 @@ def value_kernel(
             256 heads with normal queries and keys, always the same.
         bias: see there.
     """
-    asked, _ = _asked(data, queries, 0.0)
-    size = asked.queries.shape[1]
+    return _values(_asked(data, queries, 0.0)[0], scores, bias)
+
+
+def _values(asked: Asked, scores: ArrayLike | None, bias: bool) -> np.ndarray:
+    count, size = asked.queries.shape
     if scores is None:
-        pairs = np.random.default_rng(0).standard_normal((2, 256, size, size))
+        shape = 2, max(256, 2 * count), size, size
+        pairs = np.random.default_rng(0).standard_normal(shape)
         scores = pairs[0] @ pairs[1]
     tilts = np.einsum("hde,ke->khd", as_doubles("scores", scores), asked.queries)
     seen = [mean + _tilted(asked, k, tilts[k]) for k, mean in enumerate(asked.means)]
@@ -303,8 +313,8 @@ def _block(asked: Asked, line: int, places, is_cubic: bool) -> np.ndarray:
     columns = []
     for k, factor in zip(members, factors, strict=True):
         values = _centred_transform(asked, k, factor * places / scale, is_cubic)
-        column = weights[:, 0] * values / factor
-        whole = np.linalg.norm(column)
+        column = weights[:, 0] * values[0] / factor
+        whole = np.linalg.norm(weights[:, 0] * values[1] / factor)
         for _ in range(2):
             column = column - basis @ (basis.T @ column)
         columns.append(column * (np.linalg.norm(column) > AFFINE * whole))
@@ -314,20 +324,20 @@ def _block(asked: Asked, line: int, places, is_cubic: bool) -> np.ndarray:
     return block
 
 
-def _centred_transform(asked: Asked, k: int, u, is_cubic: bool) -> np.ndarray:
-    """Return the log-Laplace transform of a centred context, or its cubic part."""
+def _centred_transform(asked: Asked, k: int, u, is_cubic: bool):
+    """Return the transform of a centred context, or its cubic part; and the whole."""
     measure, atoms = asked.measures[k], asked.atoms[k]
     if asked.is_dirac(k) or (is_cubic and isinstance(measure, Gaussian)):
-        return np.zeros(len(u))
+        return np.zeros((2, len(u)))
     if atoms is not None:
         scores = u @ atoms.points.T + np.log(atoms.masses)
         values = np.asarray(logsumexp(scores, axis=1))
     else:
         values = np.asarray(measure.log_laplace(jnp.asarray(u))) - u @ asked.means[k]
     if not is_cubic:
-        return values
+        return values, values
     spread = np.asarray(measure.covariance(), np.float64)
-    return values - np.sum((u @ spread) * u, axis=1) / 2
+    return values - np.sum((u @ spread) * u, axis=1) / 2, values
 
 
 def _tilted(asked: Asked, k: int, u) -> np.ndarray:

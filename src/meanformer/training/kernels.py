@@ -15,7 +15,7 @@ from meanformer.measures import TokenCloud
 from meanformer.measures.cloud import tilt
 from meanformer.numerics.arrays import matmul
 from meanformer.training.data import Dataset
-from meanformer.training.gradients import check_fits, outputs
+from meanformer.training.gradients import check_fits, check_heads, outputs
 from meanformer.attention.averaged_heads import Heads
 from meanformer.training.layer import Parameters
 from meanformer.training.transformer import MeanFieldTransformer
@@ -157,6 +157,7 @@ def head_kernel(
         block: as for `tangent_kernel`.
     """
     check_choice("block", block, BLOCKS)
+    check_heads(heads, data.dimension)
     check(
         data.queries.shape[1] == 1,
         f"data has {data.queries.shape[1]} queries for each context; one is needed.",

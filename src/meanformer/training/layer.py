@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from meanformer.attention.abstract import AbstractAttention
+from meanformer.attention.abstract import AbstractAttention, AbstractInContextMap
 from meanformer.attention.averaged_heads import Heads, explicit_velocity, velocity
+from meanformer.attention.pointwise import Perceptron
 from meanformer.attention.softmax import Softmax
 from meanformer.flows.sweeps import AbstractLayer
 from meanformer.measures import TokenCloud
-from meanformer.numerics.arrays import matmul
 
 # Pairs of a point and a token, over all heads, beyond which heads take turns.
 MOST_PAIRS = 2**24
@@ -73,7 +73,7 @@ class Layer(AbstractLayer):
             tokens = jax.lax.stop_gradient(tokens)
         moved = self._of_heads(parameters.heads, moving, tokens, weights, is_explicit)
         if parameters.neurons is not None:
-            moved = moved + self._of_neurons(parameters.neurons, moving)
+            moved = moved + self.perceptron(parameters.neurons).apply(moving)
         return jnp.pad(moved, [(len(points) - len(moving), 0), (0, 0)])
 
     def _of_heads(self, heads: Heads, points, tokens, weights, is_explicit: bool):
@@ -81,9 +81,7 @@ class Layer(AbstractLayer):
         dense = explicit_velocity if is_explicit else velocity
 
         def of_head(head: Heads):
-            query, key, value, bias = head
-            gamma = self.kind(query, key, value, beta=self.beta, value_bias=bias)
-            return gamma(TokenCloud(tokens, weights), points)
+            return self.attention(head)(TokenCloud(tokens, weights), points)
 
         def of_some(heads: Heads):
             if self.kind is Softmax:
@@ -99,6 +97,13 @@ class Layer(AbstractLayer):
 
         return jax.lax.map(alone, heads, batch_size=size).mean(axis=0)
 
-    def _of_neurons(self, neurons: Neurons, points) -> Float[Array, "r d"]:
-        hidden = matmul(points, neurons.weights_in.T) + neurons.bias_in[None]
-        return matmul(self.activation(hidden), neurons.weights_out) / hidden.shape[1]
+    def attention(self, head: Heads) -> AbstractInContextMap:
+        """Return one head as an ordinary map."""
+        query, key, value, bias = head
+        return self.kind(query, key, value, beta=self.beta, value_bias=bias)
+
+    def perceptron(self, neurons: Neurons) -> Perceptron:
+        """Return the mean over the neurons of one depth as an ordinary map."""
+        inner, bias = neurons.weights_in, neurons.bias_in
+        outer = neurons.weights_out.T / len(bias)
+        return Perceptron(inner, bias, outer, activation=self.activation)

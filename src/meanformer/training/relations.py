@@ -37,16 +37,13 @@ class Relation:
         name: the kind of relation.
         indices: the contexts in it.
         coefficients: their coefficients $c_k$.
+        persists: whether it holds for attention of every depth, not for one layer only.
     """
 
     name: str
     indices: tuple[int, ...]
     coefficients: tuple[float, ...]
-
-    @property
-    def persists(self) -> bool:
-        """Whether it holds for attention of every depth, not for one layer only."""
-        return self.name in PERSISTING
+    persists: bool
 
     def row(self, count: int) -> Float[np.ndarray, " N"]:
         """Return the coefficients of all contexts, of which there are so many."""
@@ -78,7 +75,9 @@ WHY = {
     "zero queries": "a query zero sees the mean alone, and the means are dependent",
     "combination": "relations of several kinds add up",
 }
-PERSISTING = ("equal measures", "parity", "Diracs", "symmetric context, query zero")
+# Those that hold at every depth; without value biases, which move the origin.
+PERSISTING = ("equal measures", "Diracs")
+UNBIASED = ("parity", "symmetric context, query zero")
 
 
 class Asked(NamedTuple):
@@ -97,6 +96,12 @@ class Asked(NamedTuple):
     atoms: tuple[Atoms | None, ...]
     radii: Float[np.ndarray, " N"]
     slacks: Float[np.ndarray, " N"]
+
+    @property
+    def tolerance(self) -> float:
+        """The largest slack of tokens, as a share of their radius."""
+        wide = self.radii > 0
+        return float((self.slacks[wide] / self.radii[wide]).max(initial=0))
 
     def is_dirac(self, k: int) -> bool:
         """Return whether a context is a single token."""
@@ -152,7 +157,7 @@ def find_relations(asked: Asked, *, bias: bool = False) -> list[Relation]:
         if not _cancels(asked, row, bias):
             rest.append((kind, row))
         elif _is_new(kept, row):
-            relations.append(_named(asked, {kind}, row))
+            relations.append(_named(asked, {kind}, row, bias))
     if not rest:
         return relations
     table = np.stack([row for _, row in rest])
@@ -162,7 +167,7 @@ def find_relations(asked: Asked, *, bias: bool = False) -> list[Relation]:
         row = parts @ table
         if _cancels(asked, row, bias) and _is_new(kept, row):
             kinds = {rest[i][0] for i in np.flatnonzero(np.abs(parts) > 1e-7)}
-            relations.append(_named(asked, kinds, row))
+            relations.append(_named(asked, kinds, row, bias))
     return relations
 
 
@@ -174,7 +179,7 @@ def _cancels(asked: Asked, row: np.ndarray, bias: bool) -> bool:
     return bool(is_free and np.abs(row @ asked.means).max() <= limit)
 
 
-def _named(asked: Asked, kinds: set[str], row: np.ndarray) -> Relation:
+def _named(asked: Asked, kinds: set[str], row: np.ndarray, bias: bool) -> Relation:
     """Give a relation its name."""
     row = row / np.abs(row).max()
     indices = np.flatnonzero(np.abs(row) > 1e-8)
@@ -188,14 +193,18 @@ def _named(asked: Asked, kinds: set[str], row: np.ndarray) -> Relation:
         shares = np.sort(np.abs(row / asked.factors[indices]))
         if np.allclose(shares / shares[0], [1, 1, 2]):
             name = "translates in arithmetic progression"
-    if case == ("zero queries", 1, 1) and _is_even(asked, int(indices[0])):
+    if case == ("zero queries", 1, 1) and _are_mirrored(asked, *indices, *indices):
         name = "symmetric context, query zero"
-    return Relation(name, tuple(map(int, indices)), tuple(map(float, row)))
+    persists = name in PERSISTING or (name in UNBIASED and not bias)
+    return Relation(name, tuple(map(int, indices)), tuple(map(float, row)), persists)
 
 
-def _is_even(asked: Asked, k: int) -> bool:
-    atoms = asked.atoms[k]
-    return atoms is not None and atoms.is_same(atoms.scaled(-1))
+def _are_mirrored(asked: Asked, i: int, j: int) -> bool:
+    one, other = asked.atoms[i], asked.atoms[j]
+    if one is None or other is None:
+        return False
+    gap = np.abs(asked.means[i] + asked.means[j]).max()
+    return gap <= one.slack + other.slack and one.is_same(other.scaled(-1), 2)
 
 
 def _clues(asked: Asked) -> Iterator[Clue]:
@@ -206,6 +215,9 @@ def _clues(asked: Asked) -> Iterator[Clue]:
     pairs = {line: _pairs(asked, classes[line], eye) for line in lines}
     for equal, _ in pairs.values():
         yield from equal
+    for i, j in itertools.combinations(asked.members(ZERO), 2):
+        if _are_mirrored(asked, i, j):
+            yield "parity", eye[i] + eye[j]
     for k, row in enumerate(eye):
         if asked.is_dirac(k):
             yield "Diracs", row

@@ -1,4 +1,4 @@
-"""What training leaves behind: heads along training time, and what was measured."""
+"""Trajectories of training: heads along training time, and what was measured."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PyTree, UInt8
 
-from meanformer.errors import InvalidInput
+from meanformer.errors import InvalidInput, check
 from meanformer.flows.trajectories.abstract import AbstractTrajectory
 from meanformer.attention.averaged_heads import Heads
 from meanformer.training.layer import Neurons, Parameters
@@ -59,6 +59,17 @@ class TrainingRun(AbstractTrajectory):
     }
     UNMOVED: ClassVar[tuple[str, ...]] = ("start",)
     CLOCK: ClassVar[str] = "time"
+    TOLD: ClassVar[Mapping[str, str]] = {
+        "reached": "the time asked for was reached",
+        "steady": "the heads came to rest before the time asked for",
+        "step_budget": "the step budget between two saved times was used up; raise it, "
+        "loosen rtol, save more often, or take GradientDescent(step)",
+        "not_finite": "the risk or its gradient was not finite, so that the last "
+        "finite heads were kept; look at the loss, or take smaller steps",
+        "diverging": "the risk rose from step to step, and the heads from before it "
+        "did were kept; take a smaller step: close to a minimum those below "
+        "2 N / spectrum(model, data).largest are stable",
+    }
 
     depths: Float[Array, " t"]
     parameters: Parameters
@@ -99,14 +110,18 @@ class TrainingRun(AbstractTrajectory):
 
     def particles(self, index: int) -> Parameters:
         """Return heads and neurons at a saved time, by its index."""
+        check(
+            -len(self) <= index < len(self),
+            f"index is {index}; there are {len(self)} saved times.",
+        )
         return jax.tree.map(lambda leaf: leaf[index], self.parameters)
 
     @property
     def energy_defects(self) -> Float[Array, " t"]:
         r"""What the risk lost beyond $\int|\nabla R|^2\,\mathrm dt$.
 
-        Zero along the exact flow without speeds of its own; of first order in the step
-        for gradient descent.
+        Zero along the exact flow, and of first order in the step for gradient descent.
+        It says nothing of batches and optimisers.
         """
         return self.risks[0] - self.risks - self.dissipated
 

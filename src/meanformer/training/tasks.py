@@ -49,6 +49,9 @@ class LinearRegression(eqx.Module):
     covariance: Float[Array, "d d"]
     noise: float
 
+    def __check_init__(self):
+        as_integer("examples", self.examples, least=1)
+
     @property
     def preconditioner(self) -> Float[Array, "d d"]:
         r"""The best matrix, $P = C^{-1}\Sigma$."""
@@ -206,7 +209,7 @@ def next_token(
 
 
 def prediction_error(end: End, target: Float[Array, "..."]) -> Float[Array, ""]:
-    r"""Return the squared error of a prediction.
+    r"""Return the squared error of a prediction, $|\hat y - y|^2$; it is not halved.
 
     Layers leave in the place of a label the label less the prediction. A query comes
     without a label, so that minus its last coordinates are the prediction.
@@ -263,6 +266,10 @@ def effective_matrix(model: MeanFieldTransformer) -> Float[Array, "d d"]:
         model: the layer, for tokens with a label of one coordinate.
     """
     check(model.layers == 1, f"model has {model.layers} layers; one can be a step.")
+    check(
+        model.layer.kind is Linear,
+        f"model has heads of the kind {model.layer.kind}; they must be Linear.",
+    )
     heads, beta = model.parameters.heads, model.layer.beta
     scores = matmul(heads.key[0].mT, heads.query[0])
     outputs = heads.value[0, :, -1]

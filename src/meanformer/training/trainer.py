@@ -24,16 +24,15 @@ from meanformer.flows import (
     AbstractRecorder,
     Adaptive,
     FixedStep,
-    Status,
     StepBudget,
     drive,
 )
 from meanformer.flows.inputs import Options, check_tolerances, saved_depths
 from meanformer.flows.solvers import AbstractIntegrator
-from meanformer.flows.status import AbstractStop
+from meanformer.flows.status import AbstractStop, status_name
 from meanformer.training.data import Dataset, Loss, squared_error
 from meanformer.training.descent import Descent, GradientDescent, GradientFlow
-from meanformer.training.gradients import AbstractEngine, Problem
+from meanformer.training.gradients import AbstractEngine, Problem, check_finite
 from meanformer.training.runs import TrainingRun
 from meanformer.training.transformer import MeanFieldTransformer
 from meanformer.typing import ArrayLike, Key
@@ -90,9 +89,10 @@ def train(
             one that is there already is continued, to identical numbers.
 
     Returns:
-        The run. Its `status` says how it ended. Where steps of plain descent raise the
-        risk three times in turn it is `diverging`, and the run ends where the saved
-        risk was least.
+        The run. Its `status` says how it ended. It is `diverging` where steps of plain
+        descent raise the risk three times in turn, or others raise it a millionfold;
+        then the run ends where the risk began to rise. Equal contexts with unequal
+        targets are told by the warning `errors.ConflictingTargets`.
     """
     problem, dtype = Problem(model, data, loss, decay, engine), data.tokens.dtype
     time = as_number("time", time, "a positive number", above=0, below=math.inf)
@@ -109,9 +109,7 @@ def train(
         settings = options.settings(FixedStep(solver.step), dtype)
         batches = _checked_key(key, solver, len(data))
         steps = Descent(problem, factors, rule, settings, batches)
-        return _before_rises(
-            drive(steps, steps.first(times[0]), times, progress, store)
-        )
+        return _sound(drive(steps, steps.first(times[0]), times, progress, store))
     if not isinstance(solver, Adaptive | FixedStep):
         raise InvalidInput(
             f"solver is {solver!r}; it must be Adaptive(…), FixedStep(h), or "
@@ -119,7 +117,7 @@ def train(
         )
     _checked_key(key, None, len(data))
     flow = GradientFlow(problem, factors, options.settings(solver, dtype))
-    return drive(flow, flow.first(times[0]), times, progress, store)
+    return _sound(drive(flow, flow.first(times[0]), times, progress, store))
 
 
 def _checked_key(key: Any, rule: GradientDescent | None, count: int) -> Key | None:
@@ -134,11 +132,15 @@ def _checked_key(key: Any, rule: GradientDescent | None, count: int) -> Key | No
     return as_key(key)
 
 
-def _before_rises(run: TrainingRun) -> TrainingRun:
-    """Return a run that diverged up to the saved time with the least risk."""
-    if not bool(run.status == Status.diverging):
+def _sound(run: TrainingRun) -> TrainingRun:
+    """Cut a run off where its risk is least, if it diverged, or ceases to be finite."""
+    check_finite("risk at the start", run.risks[0])
+    end = int(np.isfinite(run.risks).argmin()) or len(run)
+    has_blown_up = status_name(run.status) in ("diverging", "not_finite", "escaped")
+    if has_blown_up and not run.risks[-1] <= run.risks[0]:
+        end = int(np.argmin(run.risks[:end])) + 1
+    if end == len(run):
         return run
-    end = int(np.argmin(run.risks)) + 1
     kept = {
         name: jax.tree.map(lambda leaf: leaf[:end], value)
         for name, value in run.along_depth().items()
@@ -159,7 +161,8 @@ def _checked_speeds(speeds: Sequence[float]) -> tuple[float, float]:
 
 def _warn_of_conflicts(data: Dataset, loss: Loss) -> None:
     """Warn where equal contexts have unequal targets, with the risk that they leave."""
-    if loss is not squared_error or len(data.queries[0]) == 0 or data.targets is None:
+    shape = data.queries.shape
+    if loss is not squared_error or 0 in shape or np.shape(data.targets) != shape:
         return
     floor = data.conflict_floor()
     if floor > 0:

@@ -11,7 +11,7 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float
 
-from meanformer.attention import AbstractInContextMap, MultiHead, Perceptron, Sum
+from meanformer.attention import AbstractInContextMap, MultiHead, Sum
 from meanformer.attention.abstract import (
     AbstractAttention,
     check_function,
@@ -120,8 +120,15 @@ class MeanFieldTransformer(AbstractInContextMap):
             check(bool(beta >= 0), f"beta is {float(beta)}; it must not be negative.")
         check_function("kind", kind)
         check_function("activation", activation)
-        self.parameters = Parameters(Heads(query, key, value, value_bias), neurons)
+        heads = Heads(query, key, value, value_bias)
+        self.parameters = Parameters(heads, neurons)
         self.layer = Layer(beta, kind, activation, context == "frozen")
+        one = self.layer.attention(jax.tree.map(lambda leaf: leaf[0, 0], heads))
+        check(
+            isinstance(one, AbstractInContextMap),
+            f"kind returns a {type(one).__name__}; it must return an attention, such "
+            "as Softmax and Linear do.",
+        )
         self.depths = _depths(depths, layers, interpolate).astype(query.dtype)
         self.interpolate = interpolate
         self.method = _checked_method(method)
@@ -160,6 +167,8 @@ class MeanFieldTransformer(AbstractInContextMap):
             options: those of the class.
         """
         counts = {"layers": layers, "heads": heads, "dimension": dimension}
+        if key_dimension is not None:
+            counts["key_dimension"] = key_dimension
         for name, given in counts.items():
             as_integer(name, given, least=1)
         as_integer("neurons", neurons, least=0)
@@ -325,31 +334,17 @@ class MeanFieldTransformer(AbstractInContextMap):
         )
 
     def _map(self, parameters: Parameters) -> AbstractInContextMap:
-        """Return the heads of one layer as an ordinary map."""
+        """Return the particles of one layer as an ordinary map."""
         query, key, value, bias = parameters.heads
         count = len(query)
         over = Heads(query, key, value / count, None if bias is None else bias / count)
-
-        def of_head(head: Heads):
-            query, key, value, bias = head
-            return self.layer.kind(
-                query, key, value, beta=self.layer.beta, value_bias=bias
-            )
-
-        heads = jax.vmap(of_head)(over)
+        heads = jax.vmap(self.layer.attention)(over)
         one = MultiHead((jax.tree.map(lambda leaf: leaf[0], heads),))
         kept = Stacked((heads,), tuple((0, row) for row in range(count)))
         attention = eqx.tree_at(lambda gamma: gamma.heads, one, kept)
-        neurons = parameters.neurons
-        if neurons is None:
+        if parameters.neurons is None:
             return attention
-        perceptron = Perceptron(
-            neurons.weights_in,
-            neurons.bias_in,
-            neurons.weights_out.T / len(neurons.bias_in),
-            activation=self.layer.activation,
-        )
-        return Sum((attention, perceptron))
+        return Sum((attention, self.layer.perceptron(parameters.neurons)))
 
 
 def check_transformer(name: str, value: object) -> None:

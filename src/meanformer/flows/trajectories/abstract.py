@@ -36,6 +36,7 @@ class AbstractTrajectory(eqx.Module):
         AXES: the axes of the arrays in files, by their names there.
         UNMOVED: the fields that are not arrays along depth.
         CLOCK: what depth is called where it is something else, such as a time.
+        TOLD: texts of statuses, by their names, where they are other than usual.
     """
 
     depths: eqx.AbstractVar[Float[Array, " t"]]
@@ -43,6 +44,7 @@ class AbstractTrajectory(eqx.Module):
     AXES: eqx.AbstractClassVar[Mapping[str, tuple[str, ...]]]
     UNMOVED: eqx.AbstractClassVar[tuple[str, ...]]
     CLOCK: ClassVar[str] = "depth"
+    TOLD: ClassVar[Mapping[str, str]] = {}
 
     def __len__(self) -> int:
         return self.depths.shape[0]
@@ -51,7 +53,8 @@ class AbstractTrajectory(eqx.Module):
     def message(self) -> str:
         """One sentence on how the solve ended."""
         end = f"{self.CLOCK} {float(self.depths[-1]):.6g}"
-        return f"At {end} {Status[self.status]}."
+        text = self.TOLD.get(status_name(self.status), Status[self.status])
+        return f"At {end} {text}."
 
     @property
     def caption(self) -> str:
@@ -133,7 +136,8 @@ def cut_off(trajectory: Any) -> Any:
     short = eqx.tree_at(lambda t: t.status, short, status)
     asked_for = (Status.reached, Status.steady, Status.condition_met)
     if not any(bool(status == good) for good in asked_for):
-        calls = IN_PYTHON.get(status_name(status))
+        name = status_name(status)
+        calls = None if name in short.TOLD else IN_PYTHON.get(name)
         also = f" In Python: {calls}." if calls else ""
         warn(short.message + also, StoppedEarly)
     return short
