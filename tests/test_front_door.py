@@ -55,6 +55,11 @@ def test_a_name_that_moved_to_its_room_still_works_and_says_where_it_is():
             assert name not in dir(mf)
 
 
-def test_a_snapshot_is_found_by_its_old_name_with_a_warning():
-    with pytest.warns(DeprecationWarning, match="flows.Moment is now flows.Snapshot"):
-        assert mf.flows.Moment is mf.flows.Snapshot
+@pytest.mark.parametrize(
+    ("room", "old", "new"),
+    [("flows", "Moment", "Snapshot"), ("gaussian", "Outcome", "Classification")],
+)
+def test_a_renamed_class_is_found_by_its_old_name_with_a_warning(room, old, new):
+    home = getattr(mf, room)
+    with pytest.warns(DeprecationWarning, match=f"{room}.{old} is now {room}.{new}"):
+        assert getattr(home, old) is getattr(home, new)

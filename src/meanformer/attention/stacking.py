@@ -56,7 +56,7 @@ class Stacked(eqx.Module):
             return branches[0](row)
         return jax.lax.switch(jnp.asarray(kinds)[index], branches, row)
 
-    def together(self, indices: Sequence[int]) -> AbstractInContextMap:
+    def stacked_at(self, indices: Sequence[int]) -> AbstractInContextMap:
         """Return some maps of one kind as one, with a leading axis."""
         kind = self.places[indices[0]][0]
         return _row(self.kinds[kind], np.array([self.places[i][1] for i in indices]))
@@ -215,7 +215,7 @@ def _repetition(layers: Stacked, start: int, end: int):
     period = max(periods, key=lambda p: p * repeats(p), default=0)
     length = period * repeats(period) if period else 1
     units = tuple(
-        layers.together(range(start + slot, start + length, period))
+        layers.stacked_at(range(start + slot, start + length, period))
         for slot in range(period)
     )
     return units, length
@@ -271,10 +271,10 @@ def _kind(tree: PyTree) -> Hashable | None:
 
 
 def _stack(maps: Sequence[AbstractInContextMap]) -> AbstractInContextMap:
-    def together(*leaves):
+    def stack_leaves(*leaves):
         return jnp.stack(leaves) if eqx.is_array(leaves[0]) else leaves[0]
 
-    return jax.tree.map(together, *maps)
+    return jax.tree.map(stack_leaves, *maps)
 
 
 def _row(maps: PyTree, index) -> Any:

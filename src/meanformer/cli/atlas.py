@@ -64,7 +64,7 @@ def _explore(
 
 
 class Outlook:
-    """How much of the work is done and how long the rest may take."""
+    """Progress of an atlas: the share done, and the expected time for the rest."""
 
     def __init__(self, experiments: Sequence[Any], profile: Any, jobs: int):
         from meanformer.experiments.framework.workers import estimate

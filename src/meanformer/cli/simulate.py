@@ -1,6 +1,7 @@
 """`meanformer simulate`, `resume`, `extend`: runs of one's own, restartable."""
 
 import shlex
+import warnings
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -64,8 +65,6 @@ def _carry_out(folder: Path, work: Any, *, is_new: bool = False) -> None:
 @signals.apart
 def _computed(folder: Path, work: Any, update: Any, is_new: bool) -> str:
     """Carry out the work; return how it ended."""
-    import warnings
-
     from meanformer import storage
     from meanformer.errors import StoppedEarly
     from meanformer.experiments.framework import environment

@@ -1,6 +1,7 @@
-"""What commands show: claims one per line, and progress on standard error."""
+"""Output of the commands: claims one per line, and progress on standard error."""
 
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -93,9 +94,7 @@ def progress_bar(description: str) -> Iterator[Any]:
 
 
 def solve_progress(update: Any) -> Any:
-    """What a solve reports to: a bar of ours, with an estimate of the time left."""
-    import time
-
+    """Return progress for `solve`, which moves our bar and estimates the time left."""
     from meanformer.flows import AbstractProgress
 
     class Bar(AbstractProgress):

@@ -1,4 +1,4 @@
-"""What a solve is given: checked, and brought into one form."""
+"""Checks of the arguments of `solve`, and the settings made from them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -36,7 +36,7 @@ ROUNDINGS = 128
 
 
 class Settings(eqx.Module):
-    """How a solve is carried out.
+    """Settings of a solve: solver, tolerances and conditions that end it.
 
     Attributes:
         integrator: how steps are taken.

@@ -77,7 +77,7 @@ class SplitStep(diffrax.AbstractSolver):
 
 
 class Lawson(diffrax.AbstractSolver):
-    r"""Another explicit solver, with a known decay of every unknown taken out exactly.
+    r"""An explicit solver for unknowns with known decay rates, integrated exactly.
 
     For $\dot y = N(t, y) - \lambda y$ with $\lambda \ge 0$ each step solves for
     $z = e^{\lambda(t - t_0)}y$, $\dot z = e^{\lambda(t-t_0)}N$: what decays fast limits

@@ -18,7 +18,7 @@ ROUNDINGS = 32
 
 
 class AbstractIntegrator(eqx.Module):
-    """A method together with its choice of steps."""
+    """Base class of solvers: a method together with its choice of steps."""
 
     @abc.abstractmethod
     def method_for(self, is_noisy: bool) -> diffrax.AbstractSolver:
@@ -57,7 +57,7 @@ class AbstractIntegrator(eqx.Module):
 
 
 class StepSettings(eqx.Module):
-    """What an adaptive choice of steps goes by."""
+    """Tolerances, smallest step, norm and jumps, for an adaptive choice of steps."""
 
     rtol: float | Float[Array, ""]
     atol: float | Float[Array, ""]
@@ -67,7 +67,7 @@ class StepSettings(eqx.Module):
 
 
 class AbstractWrappedController(diffrax.AbstractAdaptiveStepSizeController):
-    """A controller that leaves decisions to another one, and changes a part of them."""
+    """Base class of step controllers that wrap another one and change a part of it."""
 
     controller: eqx.AbstractVar[diffrax.AbstractAdaptiveStepSizeController]
 
@@ -174,7 +174,7 @@ def gap_error(
 
 
 class AbstractAdaptive(AbstractIntegrator):
-    """Steps whose error is kept below the tolerances."""
+    """Base class of solvers that keep the error of each step below the tolerances."""
 
     method: eqx.AbstractVar[diffrax.AbstractSolver]
 
@@ -270,7 +270,7 @@ class Switching(AbstractAdaptive):
 
 
 class AbstractEqualSteps(AbstractIntegrator):
-    """Equal steps, as many between two saved depths as keep each at most `step`."""
+    """Base class of solvers with equal steps between two saved depths."""
 
     step: eqx.AbstractVar[float]
 
@@ -385,7 +385,7 @@ class LongDepth(AbstractAdaptive):
 
 
 class Spectral(eqx.Module):
-    """How the flow of a density is solved: how many modes, and which steps.
+    """The solver of flows of densities: the number of modes, and the steps.
 
     Modes are doubled when the last third of the coefficients exceeds the absolute
     tolerance of the solve, up to `most_modes`; then the solve goes on until it exceeds

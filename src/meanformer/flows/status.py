@@ -107,7 +107,7 @@ def status_from(code: int) -> PyTree:
 
 
 class Snapshot(NamedTuple):
-    """What a stop condition may look at; what is not looked at is not computed.
+    """A moment of a flow for stop conditions, with radius and speed on demand.
 
     Attributes:
         depth: the depth.

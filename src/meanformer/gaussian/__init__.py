@@ -1,8 +1,10 @@
 """Gaussian token measures: exact flows, blow-up, rank, energies, the conjecture."""
 
+from meanformer.errors import warn as _warn
+
 from .blow_up import BlowUp as BlowUp
 from .blow_up import blowup_time as blowup_time
-from .conjecture.classify import Outcome as Outcome
+from .conjecture.classify import Classification as Classification
 from .conjecture.classify import classify as classify
 from .conjecture.ensembles import KNOWN_CASES as KNOWN_CASES
 from .conjecture.ensembles import AbstractEnsemble as AbstractEnsemble
@@ -25,8 +27,8 @@ from .energies import entropic_reward as entropic_reward
 from .energies import gradient_structure as gradient_structure
 from .explicit import explicit_solution as explicit_solution
 from .exponents import LongRun as LongRun
-from .long_run import growth_along as growth_along
-from .long_run import limit_of as limit_of
+from .long_depth import growth_along as growth_along
+from .long_depth import limit_of as limit_of
 from .particles import Comparison as Comparison
 from .particles import compare_with_particles as compare_with_particles
 from .particles import matched_tokens as matched_tokens
@@ -37,3 +39,11 @@ from .velocity import ClosureResidual as ClosureResidual
 from .velocity import affine_velocity as affine_velocity
 from .velocity import centred as centred
 from .velocity import closure_residual as closure_residual
+
+
+def __getattr__(name: str):
+    if name == "Outcome":
+        message = "gaussian.Outcome is now gaussian.Classification; use that name."
+        _warn(message, DeprecationWarning)
+        return Classification
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

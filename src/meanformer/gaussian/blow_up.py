@@ -9,7 +9,7 @@ import numpy as np
 from meanformer.attention import L2, AbstractAttention, AbstractInContextMap
 from meanformer.errors import InvalidInput, as_number
 from meanformer.flows import LongDepth, Status
-from meanformer.gaussian import explicit, long_run, velocity
+from meanformer.gaussian import explicit, long_depth, velocity
 from meanformer.gaussian.exponents import BLEW_UP, REACHED
 from meanformer.gaussian.velocity import Parts, rounding_of, score_of, values_of
 from meanformer.gaussian.velocity import spectral_norm as norm
@@ -89,7 +89,7 @@ def blowup_time(
     known = proved(gamma, mu)
     if known.certainty != OPEN:
         return known
-    return _integrated(*long_run.in_double(gamma, mu), horizon, rtol, known)
+    return _integrated(*long_depth.in_double(gamma, mu), horizon, rtol, known)
 
 
 def proved(gamma: AbstractInContextMap, mu: Gaussian) -> BlowUp:
@@ -214,11 +214,11 @@ def _exact(head: AbstractAttention, mu: Gaussian, lower: float | None) -> BlowUp
 def _integrated(gamma, mu: Gaussian, horizon: float, rtol: float, known: BlowUp):
     """Follow the covariance as far as asked for; locate a blow-up more closely."""
     found = dataclasses.replace(known, certainty="not seen")
-    if long_run.mean_matters(gamma, mu):
+    if long_depth.mean_matters(gamma, mu):
         end = horizon
     else:
-        units = max(horizon / long_run.first_time(gamma, mu), SHORTEST)
-        run = long_run.limit_of(gamma, mu, depth=units)
+        units = max(horizon / long_depth.first_time(gamma, mu), SHORTEST)
+        run = long_depth.limit_of(gamma, mu, depth=units)
         end = float(run.depths[-1])
         if run.ending != BLEW_UP or end > horizon:
             reached = min(end, horizon)
@@ -231,7 +231,7 @@ def _integrated(gamma, mu: Gaussian, horizon: float, rtol: float, known: BlowUp)
     path = velocity.quiet_solve(gamma, mu, 2 * end, save=2, **options)
     if bool(path.status == Status.blow_up_suspected):
         end = float(path.depths[-1])
-    elif long_run.mean_matters(gamma, mu):
+    elif long_depth.mean_matters(gamma, mu):
         reason = f"the integration ended: {path.message}"
         return dataclasses.replace(found, reason=reason)
     reason = "the integration ran into it"

@@ -100,7 +100,7 @@ def orthonormal(
 
 
 class Balance:
-    """Attraction against noise for densities with an axis, at a number of nodes."""
+    """The discretised equation of stationary densities with an axis of symmetry."""
 
     def __init__(self, model: Attraction, count: int):
         self.model = model

@@ -243,10 +243,10 @@ class Branch:
         gone = there.logarithm - here.logarithm
         return self.product(here, gone, there.log_coupling - here.log_coupling)
 
-    def locate(
+    def find_zero(
         self, here: Place, step: float, function: Callable[[Place], float]
     ) -> Place:
-        """Return where a function changes its sign on a stretch."""
+        """Return the place on a stretch of the branch where a function is zero."""
         from scipy.optimize import brentq
 
         places: dict[float, Place] = {}
@@ -275,7 +275,7 @@ class _BranchRecord:
             if len(self.places) == 1:
                 self.places.append(here)
             if there.log_coupling >= self.bound:
-                there = self.branch.locate(
+                there = self.branch.find_zero(
                     here, step, lambda place: place.log_coupling - self.bound
                 )
                 step = self.branch.distance(here, there)
@@ -292,11 +292,11 @@ class _BranchRecord:
         """Return folds and equal free energies on a stretch, in order."""
         found = []
         if here.across * there.across < 0:
-            self.folds.append(self.branch.locate(here, step, lambda p: p.across))
+            self.folds.append(self.branch.find_zero(here, step, lambda p: p.across))
             found.append(self.folds[-1])
         is_free = not self.balance.model.is_softmax and self.maxwell is None
         if is_free and self._excess(here) > 0 >= self._excess(there):
-            self.maxwell = self.branch.locate(here, step, self._excess)
+            self.maxwell = self.branch.find_zero(here, step, self._excess)
             found.append(self.maxwell)
         return sorted(found, key=lambda place: self.branch.distance(here, place))
 

@@ -1,4 +1,4 @@
-"""What attention asks of its context, and what every token measure can be asked."""
+"""Base classes of contexts, which attention sees, and of token measures."""
 
 import abc
 from collections.abc import Callable

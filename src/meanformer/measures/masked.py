@@ -1,4 +1,4 @@
-"""What each query sees of a cloud through a mask: a stretch of its sorted tokens."""
+"""Masked clouds: each query sees a stretch of the sorted tokens."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""What to look at: energies, gradient structure, convergence, distances."""
+"""Observables of clouds and flows: energies, clusters, limits, modes, times."""
 
 from .clusters.counting import ClusterProfile as ClusterProfile
 from .clusters.counting import Clusters as Clusters

@@ -225,7 +225,7 @@ def draw_saddles(saddles: Any, axes: Any) -> Any:
 
 
 def _label(step: Any) -> str:
-    """What there is to say about the critical point of a plateau."""
+    """The label of a plateau, which describes its critical point."""
     if step.point is None:
         return "no saddle"
     if step.index == 0:

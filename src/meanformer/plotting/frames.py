@@ -203,7 +203,7 @@ class CircleFrames(AbstractFrames):
 
 
 def usual_frames(paths: TokenPaths) -> AbstractFrames:
-    """What suits tokens of this dimension, on the unit sphere or not."""
+    """Return the frames for tokens of this dimension, on the unit sphere or not."""
     kinds = {2: (PlaneFrames, CircleFrames), 3: (SpaceFrames, SphereFrames)}
     check(
         paths.dimension in kinds,

@@ -5,6 +5,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from subprocess import CalledProcessError
 from typing import Any
 
 import numpy as np
@@ -221,8 +222,6 @@ def _photograph(figure: Any) -> np.ndarray:
 
 
 def _write_mp4(film: Film, path: Path, progress: AbstractProgress) -> None:
-    from subprocess import CalledProcessError
-
     with tempfile.TemporaryDirectory() as folder:
         whole = Path(folder) / "movie.mp4"
         try:

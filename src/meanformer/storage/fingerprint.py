@@ -1,4 +1,4 @@
-"""What tells one run from another: a short hash of each thing that a solve was asked.
+"""Fingerprints of runs: a short hash of each thing that a solve was asked.
 
 Only what was asked counts, not the versions that answer: an object is described by the
 name of its class and by those of its fields that differ from their defaults, an array

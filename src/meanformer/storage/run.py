@@ -11,6 +11,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from filelock import FileLock, Timeout
 from jaxtyping import Array, Float, PyTree
 
 from meanformer import flows
@@ -119,8 +120,6 @@ class RunStore(flows.AbstractRecorder):
 
     def _acquire(self) -> None:
         """Lock the folder; the system lets go of it however this process ends."""
-        from filelock import FileLock, Timeout
-
         lock = FileLock(self.path / LOCK, thread_local=False)
         try:
             self.path.mkdir(parents=True, exist_ok=True)

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from meanformer.gaussian import KNOWN_CASES, Ensemble, Outcome, classify
+from meanformer.gaussian import KNOWN_CASES, Classification, Ensemble, classify
 from meanformer.gaussian.conjecture.explorer import is_confirmed
 
 REST, CYCLE, DECAY = (
@@ -13,10 +13,10 @@ REST, CYCLE, DECAY = (
 )
 # What is known of the first two without a computation, for a trace of 1.6.
 KNOWN = {
-    REST: Outcome(
+    REST: Classification(
         "converges", "", 0.0, 2, 2, 0.8 * np.eye(2), np.full(2, 0.8), np.zeros(2)
     ),
-    CYCLE: Outcome(
+    CYCLE: Classification(
         "periodic",
         "",
         10.0,

@@ -85,7 +85,7 @@ def _plain_cell(cell: Any) -> str | int | float:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What a run returns: one finding per claim, and what there is to look at."""
+    """The result of a run: one finding per claim, and figures, tables and movies."""
 
     findings: Sequence[Finding]
     pictures: Sequence[Picture] = ()

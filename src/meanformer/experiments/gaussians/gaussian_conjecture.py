@@ -220,7 +220,7 @@ def decay_findings(parameters: Parameters):
 
 
 def class_of(draw: mf.gaussian.Draw) -> str:
-    """What became of a draw, in a few words; an exception in its own."""
+    """The class of a draw, in a few words; exceptions have their own words."""
     plain = draw.kind if draw.rank is None else f"limit of rank {draw.rank}"
     return draw.exception or plain
 

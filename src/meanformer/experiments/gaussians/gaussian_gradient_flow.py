@@ -196,7 +196,7 @@ def plan_energy(sizes: np.ndarray) -> Any:
 
 
 def climbing_velocity(row: Row) -> np.ndarray:
-    """What the metric makes of the gradient of the energy, by differences."""
+    """The velocity that climbs the energy in the metric, by differences."""
     step, gradient = 1e-3, np.zeros((2, 2))
     for place in np.ndindex(2, 2):
         unit = np.zeros((2, 2))

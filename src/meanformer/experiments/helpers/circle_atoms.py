@@ -31,7 +31,7 @@ def search_of(
 
 
 def pull(gap, beta: float):
-    """What a token feels of another one ahead of it."""
+    """The pull of a token on another one, behind it by this angle."""
     return np.exp(beta * np.cos(gap)) * np.sin(gap)
 
 
@@ -41,7 +41,7 @@ def turned(angles, target) -> np.ndarray:
 
 
 def full_index(point: CriticalPoint) -> int:
-    """The index among two tokens: a joined pair may also part."""
+    """The number of growing directions of two tokens, which may part if joined."""
     splits = point.cloud.count == 1 and float(point.splitting[0]) > 0
     return int(point.index or 0) + int(splits)
 

@@ -1,4 +1,4 @@
-"""A way to the gradient that is there to be compared with."""
+"""A gradient engine with a known error, to compare the exact ones with."""
 
 import diffrax
 import jax

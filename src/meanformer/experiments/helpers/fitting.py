@@ -1,4 +1,4 @@
-"""Data sets that a layer of heads can fit, and some that it cannot; how fits go."""
+"""Data sets for experiments on fitting, and gradient descent on them."""
 
 from typing import Any, NamedTuple
 
@@ -32,7 +32,7 @@ def independent_contexts() -> list[np.ndarray]:
 
 
 def offset_by(model, contexts, queries, offsets) -> training.Dataset:
-    """A data set whose targets are where a network ends, moved by offsets."""
+    """A data set whose targets are the outputs of a network plus offsets."""
     data = training.Dataset(contexts, queries)
     ends = np.asarray(training.outputs(model, data))[:, 0]
     return data.with_targets(ends + np.asarray(offsets))
@@ -51,7 +51,7 @@ def network(layers: int, heads: int, seed: int, **options):
 
 
 class Variant(NamedTuple):
-    """Contexts, queries, and how far targets are from where networks of a kind end."""
+    """Contexts, queries, and offsets of the targets from the outputs of a network."""
 
     contexts: list[np.ndarray]
     queries: list[np.ndarray]
@@ -61,7 +61,7 @@ class Variant(NamedTuple):
 
     @property
     def report(self) -> training.InjectivityReport:
-        """What is known before training."""
+        """The report on the data, which needs no training."""
         # What no layer can move it cannot move at the start: residuals are offsets.
         targets = np.asarray(self.queries) + self.offsets
         data = training.Dataset(self.contexts, self.queries, targets)
@@ -76,7 +76,7 @@ class Variant(NamedTuple):
 
 
 class Fit(NamedTuple):
-    """Gradient descents on a variant from several starts, and what was foretold.
+    """Gradient descents on a variant from several starts, and their prediction.
 
     Attributes:
         nullity: how many eigenvalues of the tangent kernel are to be zero.

@@ -40,12 +40,8 @@ DEPTHS = np.unique(np.r_[0:12:49j, np.geomspace(0.3, 1e4, 140), 50, 51, 1e4, 2e4
 class Parameters:
     """Sizes of the networks."""
 
-    dimension: int = lab.setting(
-        64, full=512, help="dimension of the random weights", at_least=16
-    )
-    tokens: int = lab.setting(
-        16, full=64, help="tokens under random weights", at_least=4
-    )
+    dimension: int = lab.setting(64, full=512, help="dimension of tokens", at_least=16)
+    tokens: int = lab.setting(16, full=64, help="number of tokens", at_least=4)
     layers: int = lab.setting(48, full=64, help="layers of random weights", at_least=24)
     networks: int = lab.setting(16, full=20, help="random networks", at_least=4)
     seed: int = lab.setting(0, help="seed of weights and tokens", at_least=0)

@@ -1,1 +1,1 @@
-"""What is integrated through depth, and the loop that does it."""
+"""The dynamics of tokens, Gaussians and densities, and the loop through depth."""

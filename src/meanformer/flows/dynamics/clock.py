@@ -39,7 +39,7 @@ SMALLEST_STEP = 1e-12
 
 
 class InClock(NamedTuple):
-    """What is integrated: tokens, logarithm of depth in its unit, arc length."""
+    """The unknowns in the clock: tokens, logarithm of depth in its unit, arc length."""
 
     points: Float[Array, "n d"]
     log_depth: Float[Array, ""]
@@ -157,7 +157,7 @@ def check_long_depth(flow: Flow, has_probes: bool) -> None:
     check_resting(flow.velocity.gamma)
 
 
-class LongPhase(eqx.Module):
+class LongDepthUntilMeeting(eqx.Module):
     """A phase of `LongDepth()`: a flow with fixed atoms, until two of them meet.
 
     Attributes:

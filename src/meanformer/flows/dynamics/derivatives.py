@@ -1,4 +1,4 @@
-"""Derivatives of a solve, in both modes; and solves that have none, and say so.
+"""Derivatives of a solve, forward and backward; errors for solves without any.
 
 Diffrax has one loop over steps that can be differentiated backward and another that can
 be differentiated forward. Here each derivative is computed through the loop that it
@@ -58,7 +58,7 @@ BOTH = Mode(diffrax.DirectAdjoint(), "bounded")
 
 
 def in_both_modes(advance: Callable[..., Result], *arguments: PyTree) -> Result:
-    """Return `advance(*arguments, mode)`, to be differentiated in any way.
+    """Return `advance(*arguments, mode)` with forward and backward derivatives.
 
     Without derivatives, and for gradients, it is what it is in the mode `BACKWARD`.
     A forward derivative costs a solve of its own beside that of the value.
@@ -85,7 +85,7 @@ def in_both_modes(advance: Callable[..., Result], *arguments: PyTree) -> Result:
 
 
 def _opened(run: Callable, leaves: Leaves) -> tuple[Callable, Leaves, ClosedJaxpr]:
-    """Return a function without what it encloses, that, and its program for a value.
+    """Return a function with its closure turned into arguments, these, and its jaxpr.
 
     A function of depth may enclose what somebody differentiates in: such numbers become
     leaves. They are to be had only now, so that all modes are traced, not one.

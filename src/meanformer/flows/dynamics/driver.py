@@ -1,4 +1,4 @@
-"""What moves through depth, and how it is driven from one saved depth to the next.
+"""Base class of dynamics, and the loop that advances their state through depth.
 
 All that changes is a `State`, all that stays the same is an `AbstractDynamics`.
 """
@@ -71,7 +71,7 @@ class State(eqx.Module):
 
 
 class AbstractDynamics(eqx.Module):
-    """Base class of what moves through depth.
+    """Base class of dynamics: how a state moves through depth, and what is saved.
 
     It holds all that stays the same; what changes is a `State`.
     """
@@ -209,7 +209,7 @@ def _visit_each(
 
 
 def _refining(dynamics, state: State, target: Float[Array, ""], refine) -> State:
-    """Advance; again from where it came to, as often as a finer state may go on."""
+    """Advance; whenever a finer state is needed, go on with that."""
     while True:
         state = _advance(dynamics, state, target)
         finer = None if refine is None else refine(state)

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int
 
 
 class Bracket(eqx.Module):
-    """What is known so far: the event lies after `left`, not after `right`."""
+    """An interval that holds the event: it lies after `left`, not after `right`."""
 
     left: Float[Array, ""]
     right: Float[Array, ""]

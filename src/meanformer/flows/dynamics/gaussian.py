@@ -60,8 +60,8 @@ class Affine(NamedTuple):
     slope: Float[Array, "d d"]
     drift: Float[Array, " d"]
 
-    def moving(self, carried: Carried) -> Carried:
-        """Return how mean and linear part change under it."""
+    def change_of(self, carried: Carried) -> Carried:
+        """Return the rate of change of mean and linear part under this velocity."""
         moved = matmul(self.slope, carried.linear)
         return Carried(self.drift, moved, jnp.trace(self.slope))
 
@@ -108,7 +108,7 @@ class GaussianFlow(AbstractIntegrated):
 
         def part(schedule: AbstractSchedule) -> diffrax.ODETerm:
             def field(depth, carried):
-                return self.velocity(schedule, depth, carried).moving(carried)
+                return self.velocity(schedule, depth, carried).change_of(carried)
 
             return term(field, state, end)
 
@@ -170,8 +170,8 @@ class GaussianFlow(AbstractIntegrated):
             found = self.velocity(self.flow.velocity, y.depth, y.carried)
             speed = self._relative_speed(found, y.carried)
             rate = jnp.sign(span) * speed + 1 / span
-            moving = found.moving(y.carried)
-            return Clocked(jax.tree.map(lambda leaf: leaf / rate, moving), 1 / rate)
+            change = found.change_of(y.carried)
+            return Clocked(jax.tree.map(lambda leaf: leaf / rate, change), 1 / rate)
 
         def missing(depth, carried):
             rounding = jnp.finfo(end.dtype).eps * jnp.abs(end)
@@ -214,8 +214,8 @@ class GaussianFlow(AbstractIntegrated):
 
         def speed() -> Float[Array, ""]:
             found = self.velocity(self.flow.velocity, depth, carried)
-            drift, moving, _ = found.moving(carried)
-            spread = matmul(moving, self.root)
+            drift, linear, _ = found.change_of(carried)
+            spread = matmul(linear, self.root)
             return jnp.sqrt(jnp.sum(drift**2) + jnp.sum(spread**2))
 
         return Snapshot(depth, mu, lambda: _radius(mu), speed)

@@ -33,7 +33,7 @@ class Carried(NamedTuple):
 
 
 class Clocked(NamedTuple):
-    """What is integrated in a clock: the Gaussian, and its depth."""
+    """The unknowns in a clock: the Gaussian, and its depth."""
 
     carried: Carried
     depth: Float[Array, ""]

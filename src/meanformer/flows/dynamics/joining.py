@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from meanformer.flows.bounds.rates import internal_rate, largest_rate
-from meanformer.flows.dynamics.clock import LongPhase, long_velocity
+from meanformer.flows.dynamics.clock import LongDepthUntilMeeting, long_velocity
 from meanformer.flows.dynamics.derivatives import Mode
 from meanformer.flows.dynamics.driver import AbstractDynamics, State
 from meanformer.flows.dynamics.merging import Gap, Merge, grown, join
@@ -45,7 +45,7 @@ class MergingTokens(AbstractDynamics):
 
     def advance(self, state: State, target: Float[Array, ""]) -> State:
         """Go to the target, phase by phase."""
-        return in_wide(_advanced, NO_DERIVATIVE, self, state, target)
+        return in_wide(_advance_by_phases, NO_DERIVATIVE, self, state, target)
 
     def rates(self, state: State) -> TokenRates:
         """Return the velocities of the atoms, for each of their tokens."""
@@ -77,16 +77,18 @@ def seen_at(tokens: Tokens, state: State) -> Tokens:
     return eqx.tree_at(lambda t: t.cloud.weights, tokens, weights)
 
 
-def _advanced(dynamics: MergingTokens, start: State, target: Float[Array, ""]) -> State:
+def _advance_by_phases(
+    dynamics: MergingTokens, start: State, target: Float[Array, ""]
+) -> State:
     def is_unfinished(state: State) -> Bool[Array, ""]:
         # Every phase but the last joins two atoms at least.
         is_possible = state.stretch - start.stretch <= len(state.moving.tokens)
         return is_possible & state.is_running & (state.depth < target)
 
-    def phase(state: State) -> State:
-        return _phase(dynamics, _joined(dynamics, state), target)
+    def advance(state: State) -> State:
+        return _advance_one_phase(dynamics, _joined(dynamics, state), target)
 
-    end = jax.lax.while_loop(is_unfinished, phase, start)
+    end = jax.lax.while_loop(is_unfinished, advance, start)
     unfinished = end.is_running & (end.depth < target)
     status = Status.where(unfinished, Status.solver_failed, end.status)
     return eqx.tree_at(
@@ -94,11 +96,14 @@ def _advanced(dynamics: MergingTokens, start: State, target: Float[Array, ""]) -
     )
 
 
-def _phase(dynamics: MergingTokens, state: State, target: Float[Array, ""]) -> State:
+def _advance_one_phase(
+    dynamics: MergingTokens, state: State, target: Float[Array, ""]
+) -> State:
     tokens, gap = seen_at(dynamics.tokens, state), dynamics.gap
     if isinstance(tokens.settings.integrator, LongDepth):
         counts = state.record.counts(dynamics.tokens.cloud)
-        moved = LongPhase(tokens, gap, counts, tokens.settings).advance(state, target)
+        phase = LongDepthUntilMeeting(tokens, gap, counts, tokens.settings)
+        moved = phase.advance(state, target)
     else:
         moved = integrate(UntilMeeting(tokens, gap, tokens.settings), state, target)
     # Joined tokens stand where their leader does, not where rounding took them.

@@ -1,4 +1,4 @@
-"""What a solve reports to while it runs: a store for its states, a progress bar."""
+"""Base classes of stores and progress bars, and the progress bar of `solve`."""
 
 import abc
 from typing import Any
@@ -44,7 +44,7 @@ class AbstractRecorder(abc.ABC):
 
 
 class AbstractProgress(abc.ABC):
-    """Something that shows how far a solve has come; used as a context manager."""
+    """Base class of progress bars, which are used as context managers."""
 
     @abc.abstractmethod
     def update(self, done: int, total: int) -> None:
@@ -62,7 +62,7 @@ class AbstractProgress(abc.ABC):
 
 
 class NoProgress(AbstractProgress):
-    """Shows nothing."""
+    """A progress bar that shows nothing."""
 
     def update(self, done: int, total: int) -> None:
         """Do nothing."""
@@ -97,7 +97,7 @@ class ProgressBar(AbstractProgress):
 
 
 def bar_for(progress: bool | AbstractProgress) -> AbstractProgress:
-    """Return what to report to."""
+    """Return the progress bar that an option `progress` asks for."""
     if isinstance(progress, AbstractProgress):
         return progress
     return ProgressBar() if progress else NoProgress()

@@ -45,7 +45,7 @@ NO_DERIVATIVE = (
 
 
 class Stretch(NamedTuple):
-    """What diffrax is to integrate, with depth as time or in a clock.
+    """A problem for diffrax: what to integrate, with depth as time or in a clock.
 
     Attributes:
         terms: the equation.
@@ -137,7 +137,7 @@ def in_depth(
         integrator.first_step(state.depth, end),
         state.moving,
         controller,
-        watched(conditions, lambda t, y: (forward * t, y)),
+        as_events(conditions, lambda t, y: (forward * t, y)),
         lambda time, last, met: (time, last),
     )
 
@@ -173,7 +173,7 @@ def in_clock(
         zero + first_step,
         start,
         controller,
-        watched(conditions, lambda s, y: view(y)),
+        as_events(conditions, lambda s, y: view(y)),
         lambda time, last, met: read(last, met),
         Status.step_budget,
     )
@@ -195,7 +195,7 @@ def term(field: Callable, state: State, end: Float[Array, ""]) -> diffrax.ODETer
     return diffrax.ODETerm(lambda t, y, args: field(just_inside(t), y))
 
 
-def watched(conditions: Sequence[Condition], view: Callable) -> list[Condition]:
+def as_events(conditions: Sequence[Condition], view: Callable) -> list[Condition]:
     """Return conditions on depth and what moves as events of a solver.
 
     Args:

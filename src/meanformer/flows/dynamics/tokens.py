@@ -40,7 +40,7 @@ ALIKE = 1e-3
 
 
 class Retracted(diffrax.AbstractWrappedSolver):
-    """Another solver, its result put back on the space after every step.
+    """A solver that wraps another one and puts each of its results on the space.
 
     The field must not change along the normals of the space, so that a velocity
     computed before the retraction is still right after it.

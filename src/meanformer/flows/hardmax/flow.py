@@ -14,8 +14,8 @@ from meanformer.errors import (
     check_finite,
     is_concrete,
 )
-from meanformer.flows.hardmax.phases import HardmaxPhase, HardmaxWalk
-from meanformer.flows.hardmax.phases import LeaderChange as LeaderChange
+from meanformer.flows.hardmax.constant_leaders import HardmaxPhase, PhaseFinder
+from meanformer.flows.hardmax.constant_leaders import LeaderChange as LeaderChange
 from meanformer.flows.hardmax.rule import SEVERAL, HardmaxRule
 from meanformer.flows.hardmax.steps import (
     HardmaxRun,
@@ -191,12 +191,12 @@ def hardmax_flow(
     allowed = "zero or more, and finite"
     end = as_number("depth", depth, allowed, least=0, below=np.inf)
     rule = HardmaxRule(score, "merged", 0.0, checked_tolerance(tolerance))
-    walk = HardmaxWalk(rule, value, cloud)
-    while walk.place < end:
-        walk.advance(end)
-    if not walk.phases:
-        walk.record(walk.phase(0.0)[0], 0.0)
-    return HardmaxPath(tuple(walk.phases), tuple(walk.changes), cloud, rule)
+    finder = PhaseFinder(rule, value, cloud)
+    while finder.place < end:
+        finder.advance(end)
+    if not finder.phases:
+        finder.record(finder.phase(0.0)[0], 0.0)
+    return HardmaxPath(tuple(finder.phases), tuple(finder.changes), cloud, rule)
 
 
 def _checked_attention(

@@ -21,7 +21,7 @@ Masses = Float[np.ndarray, " n"]
 
 
 class Representatives(NamedTuple):
-    """Which tokens stand for themselves among those that may be followed.
+    """Tokens that may be followed, each standing for those that have come to it.
 
     Attributes:
         heads: the token that stands for each token: itself, an equal one, or the
@@ -36,7 +36,7 @@ class Representatives(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """What each token follows at one moment.
+    """Whom each token follows at one moment, and where those stand on average.
 
     Attributes:
         targets: mean of the points followed.

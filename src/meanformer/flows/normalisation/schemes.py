@@ -337,10 +337,10 @@ class NormalisedVelocity(AbstractInContextMap):
         """Return the velocity of each point."""
         directions = unit_rows(x)
         pull = self._pull(mu, directions, positions)
-        parts = self._parts(mu, x, directions, pull)
-        defined = self._is_defined(parts)
+        inputs = self._scheme_inputs(mu, x, directions, pull)
+        defined = self._is_defined(inputs)
         # What is undefined must not spoil the derivative of the rest either.
-        radius, radial, norm = (jnp.where(defined, part, 1) for part in parts)
+        radius, radial, norm = (jnp.where(defined, one, 1) for one in inputs)
         depth = self.depth.astype(x.dtype)
         growth = self.scheme.growth(depth, radius, radial, norm)
         speed = radius / self.scheme.slowness(depth, radius, radial, norm)
@@ -364,13 +364,13 @@ class NormalisedVelocity(AbstractInContextMap):
             one = jnp.ones_like(x[:, 0])
             return self._is_defined((safe_norm(x), one, one))
         pull = self._pull(mu, directions, positions)
-        return self._is_defined(self._parts(mu, x, directions, pull))
+        return self._is_defined(self._scheme_inputs(mu, x, directions, pull))
 
     def _pull(self, mu, directions, positions) -> Float[Array, "m e"]:
         context = push_forward(DIRECTIONS, mu)
         return self.attention(context, directions, positions=positions)
 
-    def _parts(self, mu, x, directions, pull):
+    def _scheme_inputs(self, mu, x, directions, pull):
         """Return the radius, the radial part of the attention, and its length."""
         norm = safe_norm(pull)
         if self.scheme.divides_by_attention:
@@ -391,10 +391,10 @@ class NormalisedVelocity(AbstractInContextMap):
         lengths = jax.vmap(alone)(unit_rows(mu.points), mu.positions)
         return jax.lax.stop_gradient(jnp.max(jnp.where(mu.weights > 0, lengths, 0)))
 
-    def _is_defined(self, parts) -> Bool[Array, " m"]:
-        depth, parts = jax.lax.stop_gradient((self.depth, parts))
-        depth = depth.astype(parts[0].dtype)
-        slowness = self.scheme.slowness(depth, *parts)
-        growth = self.scheme.growth(depth, *parts)
+    def _is_defined(self, inputs) -> Bool[Array, " m"]:
+        depth, inputs = jax.lax.stop_gradient((self.depth, inputs))
+        depth = depth.astype(inputs[0].dtype)
+        slowness = self.scheme.slowness(depth, *inputs)
+        growth = self.scheme.growth(depth, *inputs)
         finite = jnp.isfinite(slowness) & jnp.isfinite(growth)
-        return (parts[0] > 0) & (slowness > 0) & finite
+        return (inputs[0] > 0) & (slowness > 0) & finite

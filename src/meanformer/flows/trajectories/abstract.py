@@ -28,7 +28,7 @@ LABELS = ("position",)
 
 
 class AbstractTrajectory(eqx.Module):
-    """Base class of trajectories: what a solve leaves behind, at the saved depths.
+    """Base class of trajectories: what `solve` returns, at the saved depths.
 
     Attributes:
         depths: the saved depths, from the first on.
@@ -58,7 +58,7 @@ class AbstractTrajectory(eqx.Module):
 
     @property
     def caption(self) -> str:
-        """What a progress bar says of the last depth, beside how far it is."""
+        """What a progress bar shows about the last depth, beside the share done."""
         return ""
 
     @abc.abstractmethod

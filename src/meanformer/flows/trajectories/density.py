@@ -1,4 +1,4 @@
-"""What a flow of a density leaves behind: the densities at the saved depths."""
+"""Trajectories of densities on the circle: the density at each saved depth."""
 
 import dataclasses
 from collections.abc import Mapping

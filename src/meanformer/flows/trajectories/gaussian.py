@@ -1,4 +1,4 @@
-"""What a flow of a Gaussian leaves behind: the Gaussians at the saved depths."""
+"""Trajectories of Gaussians: the Gaussian at each saved depth."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar

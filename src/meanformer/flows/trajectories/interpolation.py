@@ -1,4 +1,4 @@
-"""Between two saved depths: a cubic with the saved velocities."""
+"""Cubic interpolation between two saved depths, by the saved velocities."""
 
 from typing import NamedTuple
 

@@ -1,4 +1,4 @@
-"""What a solve says of its fast sums: how accurate they are, and where not used."""
+"""How accurate the fast sums of a solve were, and where exact sums replaced them."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence

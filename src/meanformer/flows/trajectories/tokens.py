@@ -1,4 +1,4 @@
-"""What a flow leaves behind: the tokens at the saved depths."""
+"""Trajectories of token clouds: the tokens at the saved depths."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar

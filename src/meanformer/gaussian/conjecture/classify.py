@@ -1,4 +1,4 @@
-"""What becomes of a Gaussian: blow-up, a limit and its rank, growth, a cycle."""
+"""Classify flows of Gaussians: blow-up, limits and their rank, growth, cycles."""
 
 import dataclasses
 from typing import NamedTuple, cast
@@ -11,7 +11,7 @@ from meanformer.flows import Adaptive, Flow, GaussianTrajectory, Status, solve
 from meanformer.gaussian import exponents
 from meanformer.gaussian.blow_up import BlowUp, blowup_time, proved
 from meanformer.gaussian.exponents import LongRun
-from meanformer.gaussian.long_run import first_time, limit_of, mean_matters
+from meanformer.gaussian.long_depth import first_time, limit_of, mean_matters
 from meanformer.gaussian.stationary import covariance_velocity
 from meanformer.gaussian.velocity import affine_velocity, check_gaussian, quiet_solve
 from meanformer.measures import Gaussian
@@ -31,8 +31,8 @@ MOVED = 1e-3
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
-    """What becomes of a covariance, with the evidence.
+class Classification:
+    """Whether a covariance blows up, converges, grows or returns, and the evidence.
 
     Attributes:
         kind: `"blow-up"`, `"converges"`, `"grows"`, `"periodic"` or `"undecided"`.
@@ -73,7 +73,7 @@ def classify(
     rtol: float = 1e-9,
     max_steps: int = 4096,
     locate: bool = True,
-) -> Outcome:
+) -> Classification:
     r"""Tell whether a covariance blows up, converges, grows or returns.
 
     A short stretch is searched for a return to an earlier covariance. Then the flow is
@@ -106,7 +106,7 @@ def classify(
         reason = f"the covariance returns after depth {found.period:.10g}, to "
         reason += f"{found.distance:.1e} of its size"
         end, last = float(early.depths[-1]), early.statistics["eigenvalues"][-1]
-        return Outcome(
+        return Classification(
             PERIODIC,
             reason,
             end,
@@ -118,15 +118,15 @@ def classify(
             found.period,
         )
     run = limit_of(gamma, mu, depth=depth, rtol=rtol, max_steps=max_steps)
-    return outcome_of(gamma, mu, run, locate=locate)
+    return classify_run(gamma, mu, run, locate=locate)
 
 
-def outcome_of(
+def classify_run(
     gamma: AbstractInContextMap, mu: Gaussian, run: LongRun, *, locate: bool = True
-) -> Outcome:
-    """Judge a long run."""
+) -> Classification:
+    """Tell what a covariance does from a flow that was followed far."""
     reached = float(run.depths[-1])
-    found = Outcome(
+    found = Classification(
         UNDECIDED, "", reached, None, None, None, run.eigenvalues, run.exponents
     )
     if run.ending == exponents.BLEW_UP:
@@ -164,8 +164,10 @@ def outcome_of(
     )
 
 
-def _blown_up(found: Outcome, reason: str, depth: float, bounds: BlowUp) -> Outcome:
-    return Outcome(
+def _blown_up(
+    found: Classification, reason: str, depth: float, bounds: BlowUp
+) -> Classification:
+    return Classification(
         BLOW_UP,
         reason,
         depth,
@@ -179,13 +181,13 @@ def _blown_up(found: Outcome, reason: str, depth: float, bounds: BlowUp) -> Outc
     )
 
 
-def _at_rest(mu: Gaussian) -> Outcome:
+def _at_rest(mu: Gaussian) -> Classification:
     spread = np.asarray(mu.covariance(), np.float64)
     eigenvalues = np.linalg.eigvalsh(spread)[::-1]
     rounding = len(spread) * np.finfo(np.asarray(mu.mean()).dtype).eps
     rank = int(np.sum(eigenvalues > rounding * eigenvalues.max(initial=0)))
-    reason, exponents = "the covariance is stationary", np.zeros(len(spread))
-    return Outcome(CONVERGES, reason, 0.0, rank, rank, spread, eigenvalues, exponents)
+    found = rank, rank, spread, eigenvalues, np.zeros(len(spread))
+    return Classification(CONVERGES, "the covariance is stationary", 0.0, *found)
 
 
 class Return(NamedTuple):

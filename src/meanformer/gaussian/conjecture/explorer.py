@@ -19,7 +19,7 @@ from meanformer.gaussian.conjecture.classify import (
     GROWS,
     PERIODIC,
     UNDECIDED,
-    Outcome,
+    Classification,
     classify,
 )
 from meanformer.gaussian.conjecture.ensembles import (
@@ -27,7 +27,7 @@ from meanformer.gaussian.conjecture.ensembles import (
     Case,
     case_from_json,
 )
-from meanformer.gaussian.long_run import growth_along, long_flow
+from meanformer.gaussian.long_depth import growth_along, long_flow
 from meanformer.gaussian.stationary import certified, polished
 from meanformer.gaussian.velocity import quiet_solve
 from meanformer.measures import Gaussian
@@ -50,7 +50,7 @@ class Draw:
 
     Attributes:
         index: its number in the ensemble.
-        kind: as in `Outcome`.
+        kind: as in `Classification`.
         rank: the rank of the limit; `None` without one.
         normalised_rank: the rank of the limit of the covariance over its trace.
         bound: the largest rank that the conjecture allows, $(d + \dim\ker A)/2$.
@@ -186,7 +186,7 @@ def examine(case: Case, index: int = 0, depth: float = 1e5) -> Draw:
     )
 
 
-def _exception(outcome: Outcome, case: Case, bound: int) -> str:
+def _exception(outcome: Classification, case: Case, bound: int) -> str:
     if outcome.kind in (UNDECIDED, PERIODIC):
         return outcome.kind
     if outcome.kind != CONVERGES or outcome.rank is None:
@@ -197,7 +197,9 @@ def _exception(outcome: Outcome, case: Case, bound: int) -> str:
     return "normalised limit of full rank" if full and outcome.rank == 0 else ""
 
 
-def is_confirmed(gamma: AbstractInContextMap, mu: Gaussian, found: Outcome) -> bool:
+def is_confirmed(
+    gamma: AbstractInContextMap, mu: Gaussian, found: Classification
+) -> bool:
     r"""Whether another method agrees with what was found.
 
     - A period: the flow of factors, with a tolerance of 1e-12, returns ten more times.
@@ -209,7 +211,7 @@ def is_confirmed(gamma: AbstractInContextMap, mu: Gaussian, found: Outcome) -> b
     What is undecided or without a limit has nothing to be confirmed, and is not.
     """
     if found.kind == PERIODIC and found.period is not None:
-        return _returns(gamma, mu, found.depth, found.period)
+        return _is_periodic(gamma, mu, found.depth, found.period)
     if found.kind != CONVERGES or found.limit is None:
         return False
     if found.rank:
@@ -219,7 +221,7 @@ def is_confirmed(gamma: AbstractInContextMap, mu: Gaussian, found: Outcome) -> b
     return bool(run.is_settled and run.rank == 0 and same_rank)
 
 
-def _returns(gamma, mu: Gaussian, late: float, period: float) -> bool:
+def _is_periodic(gamma, mu: Gaussian, late: float, period: float) -> bool:
     depths = np.concatenate([[0.0], late + period * np.arange(PERIODS + 1)])
     path = quiet_solve(gamma, mu, float(depths[-1]), save=depths, rtol=PRECISE)
     if len(path) < len(depths):

@@ -67,7 +67,7 @@ class NearMiss:
 
 
 class _Unknowns(NamedTuple):
-    """What is looked for: changes of two matrices, a factor of a covariance, a period.
+    """The unknowns: changes of two matrices, a factor of a covariance, a period.
 
     The logarithm of the period is zero for stationary covariances.
     """

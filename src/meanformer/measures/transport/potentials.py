@@ -22,7 +22,7 @@ LARGE_ERROR = 0.1
 
 
 class Problem(NamedTuple):
-    """What is asked: two clouds, a temperature, and how far marginals may be off."""
+    """An entropic transport problem: two clouds, a temperature and a tolerance."""
 
     source: Atoms
     target: Atoms
@@ -46,7 +46,7 @@ class Problem(NamedTuple):
 
 
 def softmin(problem: Problem, potential: Float[Array, " m"]) -> Float[Array, " n"]:
-    r"""Best partner of a potential, on the source atoms.
+    r"""Potential on the source atoms that is best for one on the target.
 
     $$f(x) = -\varepsilon \log \sum_j b_j\, e^{(g_j - |x - y_j|^2)/\varepsilon}:$$
     the log-Laplace transform of the target at $2x/\varepsilon$. Absent atoms of the
@@ -142,8 +142,8 @@ def _error(problem: Problem, here: _Iterate) -> Float[Array, ""]:
     return jnp.sum(masses * jnp.abs(jnp.where(masses > 0, excess, 0)))
 
 
-class _Visit(NamedTuple):
-    """A potential, the semi-dual there, and the plan given the source atom."""
+class _Evaluation(NamedTuple):
+    """The semi-dual at a potential, and the plan given the source atom."""
 
     potential: Float[Array, " m"]
     value: Float[Array, ""]
@@ -159,7 +159,7 @@ def maximise(
     A start with a small error is improved at once. Otherwise the temperature is lowered
     from the scale of the cost by halves, each solution being the start of the next.
     """
-    error = _misplaced_mass(problem, _visit(problem, start, jnp.array(0)))
+    error = _misplaced_mass(problem, _evaluate(problem, start, jnp.array(0)))
     ratio = jnp.log2(jnp.maximum(scale / problem.epsilon, 1))
     rungs = jnp.where(error > LARGE_ERROR, jnp.ceil(ratio), 0).astype(int)
 
@@ -174,7 +174,7 @@ def maximise(
     return jax.lax.fori_loop(0, rungs + 1, climb, first)
 
 
-def _ascend(problem: Problem, start: Float[Array, " m"]) -> _Visit:
+def _ascend(problem: Problem, start: Float[Array, " m"]) -> _Evaluation:
     """Make damped Newton steps, or Sinkhorn's where those fail, to the tolerance."""
 
     def is_unfinished(here):
@@ -187,11 +187,11 @@ def _ascend(problem: Problem, start: Float[Array, " m"]) -> _Visit:
             step > SHORTEST_STEP, lambda: there, lambda: _sinkhorn_step(problem, here)
         )
 
-    first = _visit(problem, start, jnp.array(0))
+    first = _evaluate(problem, start, jnp.array(0))
     return jax.lax.while_loop(is_unfinished, advance, first)
 
 
-def _visit(problem: Problem, potential: Array, count: Array) -> _Visit:
+def _evaluate(problem: Problem, potential: Array, count: Array) -> _Evaluation:
     """Evaluate the semi-dual and its plan at a potential."""
     source, target, epsilon, _ = problem
     pairs = problem.pairs(potential)
@@ -201,19 +201,19 @@ def _visit(problem: Problem, potential: Array, count: Array) -> _Visit:
     totals = masses.sum(axis=1)
     partner = jnp.sum(source.points**2, axis=1) - epsilon * (top + jnp.log(totals))
     value = matmul(source.masses, partner) + matmul(target.masses, potential)
-    return _Visit(potential, value, masses / totals[:, None], count)
+    return _Evaluation(potential, value, masses / totals[:, None], count)
 
 
-def _gradient(problem: Problem, here: _Visit) -> Float[Array, " m"]:
+def _gradient(problem: Problem, here: _Evaluation) -> Float[Array, " m"]:
     return problem.target.masses - matmul(problem.source.masses, here.plan)
 
 
-def _misplaced_mass(problem: Problem, here: _Visit) -> Float[Array, ""]:
+def _misplaced_mass(problem: Problem, here: _Evaluation) -> Float[Array, ""]:
     """Return the total mass that the plan puts in the wrong place."""
     return jnp.abs(_gradient(problem, here)).sum()
 
 
-def _newton_direction(problem: Problem, here: _Visit) -> Float[Array, " m"]:
+def _newton_direction(problem: Problem, here: _Evaluation) -> Float[Array, " m"]:
     r"""Solve $(I - B^\top B) z = \varepsilon (b - c)/\sqrt c$ and return $z/\sqrt c$.
 
     Here $B_{ij} = \sqrt{a_i} P_{ij} / \sqrt{c_j}$ for the plan $P$ given the source and
@@ -235,8 +235,8 @@ def _newton_direction(problem: Problem, here: _Visit) -> Float[Array, " m"]:
 
 
 def _line_search(
-    problem: Problem, here: _Visit, direction: Float[Array, " m"]
-) -> tuple[Float[Array, ""], _Visit]:
+    problem: Problem, here: _Evaluation, direction: Float[Array, " m"]
+) -> tuple[Float[Array, ""], _Evaluation]:
     """Halve the step until the semi-dual grows as a concave function must.
 
     Where rounding hides the growth, a smaller error of the marginals will do.
@@ -256,12 +256,12 @@ def _line_search(
 
     def at(step):
         moved = here.potential + step * direction
-        return step, _visit(problem, moved, here.count + 1)
+        return step, _evaluate(problem, moved, here.count + 1)
 
     return jax.lax.while_loop(is_too_long, shorten, at(jnp.ones_like(slope)))
 
 
-def _sinkhorn_step(problem: Problem, here: _Visit) -> _Visit:
+def _sinkhorn_step(problem: Problem, here: _Evaluation) -> _Evaluation:
     """Balance the second marginal, which always increases the semi-dual."""
     marginal = matmul(problem.source.masses, here.plan)
     is_present = (problem.target.masses > 0) & (marginal > 0)
@@ -269,4 +269,4 @@ def _sinkhorn_step(problem: Problem, here: _Visit) -> _Visit:
         is_present, marginal, 1
     )
     moved = here.potential + problem.epsilon * jnp.log(ratio)
-    return _visit(problem, moved, here.count + 1)
+    return _evaluate(problem, moved, here.count + 1)

@@ -71,7 +71,7 @@ def moved_sum(
         return derivative
 
     def at_level(level: Level):
-        return of_branch(lambda *terms: moving_sum(level, moving, *terms))
+        return of_branch(partial(differentiable_level_sum, level, moving))
 
     devices = levels[0].devices
     branches = [*map(at_level, levels), of_branch(partial(exactly, devices=devices))]
@@ -92,7 +92,7 @@ def moved_sum(
     )
 
 
-def moving_sum(
+def differentiable_level_sum(
     level: Level, moving: Moving, pairs: Pairs, values: Float[Array, "n v"]
 ) -> MassAndMean:
     """Return the sum at a level in a form that can be differentiated."""

@@ -1,4 +1,4 @@
-"""Queries that are summed exactly, among others that are not."""
+"""Exact sums for the few queries whose fast sums are not accurate enough."""
 
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from meanformer.numerics.pair_sums.softmax import softmax_sum
 
 
 class Decisions(NamedTuple):
-    """What was decided by looking at the numbers; constant for differentiation.
+    """The level that was chosen, and the queries to sum exactly; without derivative.
 
     Attributes:
         level: index of the level; past the last one: the exact sum.

@@ -1,4 +1,4 @@
-"""What a fast sum says of itself: how it was computed, and how well."""
+"""Reports of fast sums: how each was computed, and how accurate it is."""
 
 import equinox as eqx
 from jaxtyping import Array, Bool, Float, Int

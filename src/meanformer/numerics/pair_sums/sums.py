@@ -69,7 +69,7 @@ class Explanation(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """What the time of a sum depends on; a column is the mass or one value."""
+    """The sizes that set the time of a sum; a column is the mass or one value."""
 
     queries: int
     tokens: int

@@ -24,9 +24,9 @@ from meanformer.numerics.pair_sums.sums import (
     plan_softmax,
 )
 from meanformer.numerics.pair_sums.tiles import common_dtype, in_one_precision
-from meanformer.numerics.sharded.ring import (
+from meanformer.numerics.sharded.device_ring import (
+    DeviceRing,
     Queries,
-    Ring,
     Share,
     ring_hardmax,
     ring_kernel,
@@ -165,7 +165,7 @@ def _spread(
     _check_layout(pairs, values)
     count, dtype = len(pairs.tilts), common_dtype(pairs, values)
     pairs, values = in_one_precision(pairs, values)
-    ring = Ring(sharded.axis, sharded.mesh.shape[sharded.axis])
+    ring = DeviceRing(sharded.axis, sharded.mesh.shape[sharded.axis])
     queries = Queries(pairs.tilts, pairs.first, pairs.last)
     share = Share(pairs.points, pairs.weights, pairs.offsets, values)
     along = PartitionSpec(sharded.axis)

@@ -23,7 +23,7 @@ from meanformer.numerics.sinkhorn.self_transport import (
 
 
 class EntropicPotentials(eqx.Module):
-    r"""What Sinkhorn's algorithm found: the plan $k_{ij} = e^{s_{ij} + f_i + g_j}$.
+    r"""The result of Sinkhorn's algorithm: the plan $k_{ij} = e^{s_{ij} + f_i + g_j}$.
 
     Attributes:
         f: query potential, the row step of `previous`.

@@ -219,7 +219,7 @@ class _Seeker:
 
 
 class Objective(eqx.Module):
-    """What is to be made small: first variation, or energy of one atom, with a sign."""
+    """A function to minimise: first variation, or energy of one atom, with a sign."""
 
     layer: AbstractInContextMap
     cloud: TokenCloud | None

@@ -62,7 +62,7 @@ class Landscape(NamedTuple):
 
     @property
     def rounding(self) -> float:
-        """What the first variation and its bounds may be off, relative to them."""
+        """The relative rounding error of the first variation and its bounds."""
         sizes = [abs(k.beta) * np.linalg.norm(k.score, 2) for k in self.kernels]
         return float(jnp.finfo(self.dtype).eps * (100 + 10 * max(sizes, default=0.0)))
 

@@ -1,4 +1,4 @@
-"""Newton's method for tokens that rest, and what is known about such a point."""
+"""Newton's method for critical points, and the type and stability of each."""
 
 import equinox as eqx
 import jax.numpy as jnp

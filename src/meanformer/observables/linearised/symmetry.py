@@ -1,4 +1,4 @@
-"""Isometries that a flow does not notice, and clouds that are one up to them."""
+"""Symmetries of a flow, and the distance of clouds up to them."""
 
 import itertools
 import math
@@ -28,7 +28,7 @@ MASS_SLACK = 1e-9  # in single precision masses are known less well
 
 
 def rotations(layer: AbstractInContextMap, tokens: TokenCloud) -> int:
-    """Return how many independent rotations of the tokens the layer does not notice."""
+    """Return how many independent rotations of the tokens commute with a layer."""
     slack = 1000 * float(jnp.finfo(tokens.points.dtype).eps)
     points = np.asarray(tokens.points, np.float64)
     least = slack * np.linalg.norm(points, 2)
@@ -40,7 +40,7 @@ def rotations(layer: AbstractInContextMap, tokens: TokenCloud) -> int:
 
 
 def free_spaces(layer: AbstractInContextMap, slack: float) -> list[np.ndarray]:
-    r"""Return orthogonal spaces, as columns, whose isometries the map does not notice.
+    r"""Return orthogonal spaces, as columns, whose isometries commute with a map.
 
     The common eigenspaces of $\beta A$ and $V$ of all attentions, if these matrices are
     symmetric and commute, and of the span of the weights of all perceptrons, whose
@@ -89,7 +89,7 @@ def _is_eigenspace(matrix: np.ndarray, space: np.ndarray, slack: float) -> bool:
 
 
 class Symmetry(NamedTuple):
-    r"""Isometries that a flow does not notice.
+    r"""The isometries that commute with a flow.
 
     All of $O(E_k)$ for each of the orthogonal `spaces` $E_k$, and the finitely many
     `elements`, which act in coordinates of the rest, whose basis is `fixed`.
@@ -138,7 +138,7 @@ def _sorted_gap(first: np.ndarray, second: np.ndarray) -> float:
 
 
 def symmetry_of(flow: Flow, layer: AbstractInContextMap, dimension: int) -> Symmetry:
-    """Return the isometries that a flow is known not to notice."""
+    """Return the isometries that are known to commute with a flow."""
     spaces = free_spaces(layer, max(SPACE_SLACK, _nearness(layer) / 10))
     covered = np.concatenate([np.zeros((dimension, 0)), *spaces], axis=1)
     # What is orthogonal to all free spaces.

@@ -43,7 +43,7 @@ def has_parts(space: AbstractSpace, terms: tuple[AbstractInContextMap, ...]) -> 
 
 
 class Attending(NamedTuple):
-    r"""How tokens on the sphere see each other, in double precision.
+    r"""Score, value and attention weights among tokens, in double precision.
 
     Attributes:
         score: the matrix $\beta A$.
@@ -59,7 +59,7 @@ class Attending(NamedTuple):
 
     @classmethod
     def of(cls, layer: AbstractExponential, cloud: TokenCloud) -> "Attending":
-        """Return how the tokens of a cloud see each other through a layer."""
+        """Return the score, value and attention weights of a layer at a cloud."""
         points, masses = unit_rows(cloud), np.asarray(cloud.weights, np.float64)
         score = np.asarray(layer.temperature * layer.score, np.float64)
         logs = points @ score.T @ points.T + np.log(masses)

@@ -1,1 +1,1 @@
-"""Groups of tokens that wait: separation, dwell times, clocks, plateaus, saddles."""
+"""Metastability: separated groups, dwell times, clocks, plateaus, saddles."""

@@ -75,14 +75,14 @@ def clocks(trajectory: Trajectory, flow: Flow | None = None) -> Clocks:
         The clocks. Cost: some velocities for each saved depth.
     """
     _, layer, (_, beta, *_) = attraction_along(trajectory, flow, "clocks")
-    paces = _paces(layer, trajectory, beta)
-    arcs = np.append(0, np.cumsum(paces[0]))
+    readings = _read_stretches(layer, trajectory, beta)
+    arcs = np.append(0, np.cumsum(readings[0]))
     if trajectory.atoms is not None and trajectory.atoms.arc_length is not None:
         arcs = np.asarray(trajectory.atoms.arc_length, np.float64)
         arcs = arcs - arcs[0]
     lengths = np.diff(arcs)
     rounding = ROUNDINGS * float(jnp.finfo(trajectory.points.dtype).eps)
-    is_smooth = np.abs(lengths - paces[2]) <= BEND * lengths + rounding
+    is_smooth = np.abs(lengths - readings[2]) <= BEND * lengths + rounding
     first = beta * float(_rise(trajectory.points[0], atoms_at(trajectory, 0)[0]))
     elapsed = np.asarray(trajectory.depths, np.float64)
     with np.errstate(divide="ignore"):
@@ -93,13 +93,13 @@ def clocks(trajectory: Trajectory, flow: Flow | None = None) -> Clocks:
         jnp.log(trajectory.depths[1:]),
         jnp.asarray(arcs, dtype),
         jnp.asarray(arcs / np.log(beta), dtype) if beta > 1 else None,
-        jnp.asarray(np.append(0, np.cumsum(paces[1])), dtype),
+        jnp.asarray(np.append(0, np.cumsum(readings[1])), dtype),
         jnp.asarray(np.exp(np.minimum(logs, np.log(np.finfo(dtype).max))), dtype),
         jnp.asarray(np.append(True, is_smooth) & ~_joined(trajectory)),
     )
 
 
-def _paces(layer, trajectory: Trajectory, beta: float) -> np.ndarray:
+def _read_stretches(layer, trajectory: Trajectory, beta: float) -> np.ndarray:
     """Return length, exponential time and distance of every stretch, as three rows."""
     atoms, dtype = trajectory.atoms, trajectory.points.dtype
     readings = trajectory.depths
@@ -109,12 +109,12 @@ def _paces(layer, trajectory: Trajectory, beta: float) -> np.ndarray:
     before = jax.tree.map(lambda leaf: leaf[:-1], atoms)
     ends = jnp.stack([trajectory.points[:-1], trajectory.points[1:]], axis=1)
     cloud, number = trajectory.cloud(0), jnp.asarray(beta, dtype)
-    found = _stretches(layer, cloud, number, ends, widths, before)
+    found = _integrated(layer, cloud, number, ends, widths, before)
     return np.asarray(found, np.float64).T.reshape(3, -1)
 
 
 @eqx.filter_jit
-def _stretches(
+def _integrated(
     layer: AbstractInContextMap,
     cloud: TokenCloud,
     beta: Float[Array, ""],
@@ -122,11 +122,11 @@ def _stretches(
     widths: Float[Array, " u"],
     before: Atoms | None,
 ) -> Float[Array, "u 3"]:
-    """Return the readings of all stretches, from the atoms at their beginnings."""
+    """Integrate the readings of all stretches, with the atoms at their beginnings."""
     has_length = before is not None and before.arc_length is not None
     nodes, shares = (jnp.asarray(a, widths.dtype) for a in gauss_legendre(NODES))
 
-    def pace(points, weights, counts):
+    def rates(points, weights, counts):
         """Return tangents, speed and exponential rate per unit of the variable."""
         pull = scaled_velocity(layer, points, weights)
         speed = jnp.sqrt(counts @ jnp.sum(pull.velocities**2, axis=1))
@@ -143,12 +143,12 @@ def _stretches(
         atoms = cloud.weights, counts
         if before is not None:
             atoms = before.weights(cloud), before.counts(cloud)
-        tangents = jax.vmap(lambda points: pace(points, *atoms)[0])(ends)
+        tangents = jax.vmap(lambda points: rates(points, *atoms)[0])(ends)
 
         def at(node):
             place = Place(1, (1 + node) / 2, width)
             points = Sphere().retract(hermite(place, ends, tangents))
-            return jnp.stack(pace(points, *atoms)[1:])
+            return jnp.stack(rates(points, *atoms)[1:])
 
         distance = jnp.sqrt(atoms[1] @ Sphere().distance(*ends) ** 2)
         return jnp.append(width * shares @ jax.vmap(at)(nodes), distance)

@@ -1,4 +1,4 @@
-r"""Modes of the density of a Poisson process: what few tokens per bandwidth do.
+r"""Expected modes of the density of a Poisson process with few tokens.
 
 A quadrature gives their number without a single random one.
 The density $f$ of a Poisson process with Gaussians of bandwidth one is shot noise, and

@@ -54,7 +54,7 @@ class StartGroup(NamedTuple):
 
 
 class Followed(NamedTuple):
-    """What was read from some starts, and the steps that it took."""
+    """The values read from some starts, with the numbers of steps."""
 
     values: Float[np.ndarray, "b t"]
     steps: Float[np.ndarray, " b"]

@@ -1,4 +1,4 @@
-"""What is asked of a phase diagram, checked: options, starts, and maps to draw."""
+"""Checked options of a phase diagram, its starts, and its random maps."""
 
 import dataclasses
 import functools
@@ -159,7 +159,7 @@ class Options:
         return self.quantity != "rank" and dimension >= count
 
     def recipe(self, beta: float, *, is_gram: bool = False) -> "Recipe":
-        """Return what moves and what is read at this temperature."""
+        """Return the motion and the quantity at this temperature."""
         given = self.threshold
         if self.quantity == "rank":
             bound = SMALLEST_EIGENVALUE if given is None else given
@@ -172,14 +172,14 @@ class Options:
         return Recipe(beta_, bound_, self.is_softmax, is_gram, self.quantity, self.cap)
 
     def course(self, stop: float) -> Course:
-        """Return how to go on to a depth."""
+        """Return the course up to a depth."""
         longest = LONGEST_FOR_RANK if self.quantity == "rank" else math.inf
         numbers = (self.depths, stop, self.tolerance, longest)
         return Course(*(jnp.asarray(number, self.dtype) for number in numbers))
 
 
 class Recipe(eqx.Module):
-    """What moves and what is read, for any number of tokens at each place."""
+    """The motion and the quantity of a diagram, for clouds with joined tokens."""
 
     beta: Float[Array, ""]  # inverse temperature
     # Gap below which tokens are close, or smallest eigenvalue that counts.

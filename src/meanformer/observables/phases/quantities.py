@@ -1,4 +1,4 @@
-"""What a phase diagram tells of clouds: close pairs, linked groups, or the rank."""
+"""Quantities of a phase diagram: close pairs, linked groups, or the rank."""
 
 import abc
 from typing import NamedTuple
@@ -21,7 +21,7 @@ DEEP = 1.0
 
 
 class Interpolated(NamedTuple):
-    """What is interpolated between steps, and its velocity; or both at two ends."""
+    """Values to interpolate within a step, with their rates; or both at two ends."""
 
     values: Float[Array, "*e b r c"]
     rates: Float[Array, "*e b r c"]

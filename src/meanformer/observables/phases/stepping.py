@@ -26,7 +26,7 @@ MOST_STEPS = 20_000
 
 
 class BatchState(NamedTuple):
-    """How far a batch has come."""
+    """A batch of clouds on its way: depth, next step, state, and values read."""
 
     depth: Float[Array, ""]  # where it is
     width: Float[Array, ""]  # the next step to try
@@ -40,7 +40,7 @@ class BatchState(NamedTuple):
 
 
 class Course(eqx.Module):
-    """From where to where, what to read, and how accurately."""
+    """The depths to read, the depth to end at, the error and the step allowed."""
 
     depths: Float[Array, " t"]  # depths at which the quantity is read, increasing
     stop: Float[Array, ""]  # where to end, at the latest

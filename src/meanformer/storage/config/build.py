@@ -2,6 +2,7 @@
 
 import dataclasses
 import gc
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,6 @@ class Run:
 
 def read_config(path: Path) -> dict[str, Any]:
     """Return the tables of a TOML file, or raise with the line of the mistake."""
-    import tomllib
-
     # What is collected where the stack is nearly full complains on standard error.
     is_collecting = gc.isenabled()
     gc.disable()

@@ -47,8 +47,8 @@ class Share(NamedTuple):
     values: Float[Array, "n v"]
 
 
-class Ring(NamedTuple):
-    """The devices along one axis of a mesh.
+class DeviceRing(NamedTuple):
+    """The devices along one axis of a mesh, which pass their tokens around in a circle.
 
     Attributes:
         axis: the name of the axis.
@@ -101,7 +101,7 @@ def pairs_of(
 
 
 def ring_softmax(
-    sums: AbstractPairSums, ring: Ring, queries: Queries, share: Share
+    sums: AbstractPairSums, ring: DeviceRing, queries: Queries, share: Share
 ) -> MassAndVectors:
     """Log-mass and mean; see `AbstractPairSums.softmax`."""
     return log_mass_and_mean(*ring_masses(sums, ring, queries, share))
@@ -109,7 +109,7 @@ def ring_softmax(
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 def ring_masses(
-    sums: AbstractPairSums, ring: Ring, queries: Queries, share: Share
+    sums: AbstractPairSums, ring: DeviceRing, queries: Queries, share: Share
 ) -> Shifted:
     """Sum tilted masses relative to shifts that are constant for differentiation.
 
@@ -212,7 +212,7 @@ def _no_masses(queries: Queries, share: Share) -> Float[Array, "m c"]:
 
 def ring_kernel(
     sums: AbstractPairSums,
-    ring: Ring,
+    ring: DeviceRing,
     profile: Callable,
     queries: Queries,
     share: Share,
@@ -228,7 +228,7 @@ def ring_kernel(
 
 
 def ring_hardmax(
-    ring: Ring, tolerance: ScalarLike, queries: Queries, share: Share
+    ring: DeviceRing, tolerance: ScalarLike, queries: Queries, share: Share
 ) -> MassAndVectors:
     """Best score and mean over its ties; see `AbstractPairSums.hardmax`.
 

@@ -108,7 +108,7 @@ def _followed(
 def in_double(
     gamma: AbstractInContextMap, mu: Gaussian
 ) -> tuple[AbstractInContextMap, Gaussian]:
-    """Return both in double precision; warn where there is none."""
+    """Return map and Gaussian in double precision; warn if JAX does not allow it."""
     wide = jnp.result_type(float)
     if jnp.finfo(wide).bits < 64:
         warn(
@@ -173,7 +173,7 @@ def first_time(gamma: AbstractInContextMap, mu: Gaussian) -> float:
 
 
 class _Factored(NamedTuple):
-    r"""What is integrated, in numbers of ordinary size.
+    r"""The unknowns: triangular factor, logarithms of pivots, logarithm of depth.
 
     Attributes:
         lower: the matrix $N$ of shape (d, r), its upper square unit triangular.

@@ -32,7 +32,7 @@ def one_direction():
     return query, -query, IDENTITY
 
 
-def outcome_of(name, **options):
+def classified(name, **options):
     case = KNOWN_CASES[name]
     return classify(case.gamma(), case.gaussian(), **options)
 
@@ -48,13 +48,13 @@ def moved_by_scipy(case, depths):
 
 
 def test_a_multiple_of_the_identity_rests_under_a_rotation():
-    found = outcome_of("rotation, stationary")
+    found = classified("rotation, stationary")
     assert (found.kind, found.rank, found.normalised_rank) == ("converges", 2, 2)
     np.testing.assert_allclose(found.limit, 0.8 * IDENTITY, atol=1e-9)
 
 
 def test_other_covariances_turn_under_a_rotation_with_the_known_period():
-    found = outcome_of("rotation, periodic")
+    found = classified("rotation, periodic")
     assert found.kind == "periodic"
     assert found.period == pytest.approx(1.9634954084936207, rel=1e-9)
     assert found.period == pytest.approx(np.pi / np.trace(COVARIANCE), rel=1e-9)
@@ -69,7 +69,7 @@ def test_other_covariances_turn_under_a_rotation_with_the_known_period():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PERIODIC)
 def test_l2_and_sinkhorn_turn_too_and_keep_trace_and_determinant(name):
-    found = outcome_of(name)
+    found = classified(name)
     assert found.kind == "periodic"
     depths = np.array([0.0, found.period / 3, found.period, 10.0])
     spreads = moved_by_scipy(KNOWN_CASES[name], depths)
@@ -80,14 +80,14 @@ def test_l2_and_sinkhorn_turn_too_and_keep_trace_and_determinant(name):
 
 
 def test_a_contracting_rotation_tends_to_zero_with_full_normalised_rank():
-    found = outcome_of("rotation, contracting")
+    found = classified("rotation, contracting")
     assert (found.kind, found.rank, found.normalised_rank) == ("converges", 0, 2)
     np.testing.assert_allclose(found.exponents, -1, atol=1e-3)
     assert not np.any(found.limit)
 
 
 def test_an_expanding_rotation_blows_up():
-    found = outcome_of("rotation, expanding")
+    found = classified("rotation, expanding")
     assert found.kind == "blow-up"
     assert found.depth == pytest.approx(4.3083, abs=1e-4)
     case = KNOWN_CASES["rotation, expanding"]
@@ -104,7 +104,7 @@ def test_an_expanding_rotation_blows_up():
 
 def test_the_full_rank_case_tends_to_zero_like_one_over_depth():
     case = KNOWN_CASES["full rank over t"]
-    found = outcome_of("full rank over t")
+    found = classified("full rank over t")
     assert (found.kind, found.rank, found.normalised_rank) == ("converges", 0, 2)
     run = limit_of(case.gamma(), case.gaussian())
     values = run.eigenvalues

@@ -1,4 +1,4 @@
-"""Hardmax attention in continuous depth: phases without a change of leaders."""
+"""Hardmax attention in continuous depth: phases in which no leader changes."""
 
 from typing import NamedTuple
 
@@ -7,6 +7,7 @@ import numpy as np
 import scipy.linalg
 from jaxtyping import Bool, Float, Int
 from numpy.polynomial import chebyshev
+from scipy.special import comb
 
 from meanformer.errors import Overflow, Unsupported
 from meanformer.flows.hardmax.rule import (
@@ -33,8 +34,8 @@ RATE_TOLERANCE = 1e-9
 CHANGES_PER_TOKEN = 200
 
 
-class Sets(NamedTuple):
-    """Whom each token follows in a phase.
+class LeaderSets(NamedTuple):
+    """The tokens that each token follows, and their shares, in one phase.
 
     Attributes:
         members: the tokens that each one follows, several in a tie.
@@ -126,8 +127,8 @@ class LeaderChange(NamedTuple):
     after: int
 
 
-class HardmaxWalk:
-    """The state of the flow while phases are being found.
+class PhaseFinder:
+    """Finds the phases of the flow one after another, and keeps them.
 
     Tokens and score are divided by powers of two, which changes no choice and no digit,
     so that products of them stay in range.
@@ -206,7 +207,7 @@ class HardmaxWalk:
         return start + (stop - start) * min(found) if found else None
 
     def arrivals(self, points: np.ndarray) -> Representatives:
-        """Followers that have come to their leader count no more."""
+        """Return who stands for whom, followers that reached their leader left out."""
         followed = self.sets.followed
         standing = self.standing
         is_own = (followed == standing.heads) & ~standing.is_absorbed
@@ -239,7 +240,7 @@ class HardmaxWalk:
         kept = HardmaxPhase(phase.start, end, chain, phase.value, phase.followed)
         self.phases.append(kept)
 
-    def choose(self) -> Sets:
+    def choose(self) -> LeaderSets:
         """Whom each token follows from here on: of a tie, who gains fastest."""
         points, masses = self.points, self.standing.masses
         tied = self.rule.sets(points, points, masses)
@@ -259,7 +260,7 @@ class HardmaxWalk:
         if gains.any():
             token = int(np.flatnonzero(gains.any(axis=1))[0])
             raise self.slides(f"token {token} turns back as soon as it turns")
-        return Sets(members, shares)
+        return LeaderSets(members, shares)
 
     def rates(
         self, velocity: Float[np.ndarray, "n d"]
@@ -287,9 +288,7 @@ class HardmaxWalk:
 
 
 def _bernstein_matrix() -> np.ndarray:
-    """From values at the nodes to coefficients in Bernstein's basis."""
-    from scipy.special import comb
-
+    """Return the matrix from values at the nodes to Bernstein coefficients."""
     orders = np.arange(DEGREE + 1)
     basis = comb(DEGREE, orders) * _NODES[:, None] ** orders
     return np.linalg.inv(basis * (1 - _NODES[:, None]) ** (DEGREE - orders))
