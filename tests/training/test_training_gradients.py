@@ -370,7 +370,7 @@ def test_layers_and_losses_are_checked(key, untyped):
     model, data = random_problem(key)
     variation = training.FirstVariation(model, data)
     heads = training.Heads(*jr.normal(key, (3, 1, 2, 2)))
-    with pytest.raises(mf.InvalidInput, match="layer is 99; it must be an integer"):
+    with pytest.raises(mf.InvalidInput, match="layer is 99; the last one is 2"):
         variation(99, heads)
     with pytest.raises(mf.InvalidInput, match=r"array of shape \(1, 2\), not one"):
         training.risk(model, data, loss=lambda end, target: end.queries - target)
@@ -424,7 +424,7 @@ def test_a_data_set_without_tokens_or_with_positions_is_refused(untyped):
         training.Dataset([placed])
 
 
-def test_what_is_no_attention_is_no_kind():
+def test_what_is_no_attention_is_no_kind(untyped):
     heads = np.ones((3, 1, 1, 2, 2))
     with pytest.raises(mf.InvalidInput, match="kind returns a tuple"):
         training.MeanFieldTransformer(*heads, kind=lambda *args, **rest: args)

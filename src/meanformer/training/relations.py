@@ -204,7 +204,7 @@ def _are_mirrored(asked: Asked, i: int, j: int) -> bool:
     if one is None or other is None:
         return False
     gap = np.abs(asked.means[i] + asked.means[j]).max()
-    return gap <= one.slack + other.slack and one.is_same(other.scaled(-1), 2)
+    return bool(gap <= one.slack + other.slack) and one.is_same(other.scaled(-1), 2)
 
 
 def _clues(asked: Asked) -> Iterator[Clue]:

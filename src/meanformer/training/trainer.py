@@ -173,7 +173,7 @@ def _warn_of_conflicts(data: Dataset, loss: Loss) -> None:
         )
 
 
-def times_of_steps(times: Float[Array, " t"], step: float) -> Float[Array, " t"]:
+def times_of_steps(times: Float[Array, " t"], step: float) -> Float[Array, " u"]:
     """Return the ends of steps next to the saved times; the last time must be one."""
     counts = (times - times[0]) / step
     whole = jnp.round(counts)
