@@ -25,6 +25,7 @@ def test_a_solve_that_stops_early_is_told_at_the_users_line():
     assert line_of(record) == __file__
 
 
+@pytest.mark.slow
 def test_sinkhorn_attention_that_has_not_converged_is_told_at_the_users_line():
     gamma = mf.Sinkhorn(np.eye(2), np.eye(2), np.eye(2), beta=5.0, max_steps=1)
     cloud = mf.TokenCloud(np.array([[0.0, 1.0], [0.3, 0.2], [-1.0, 0.5]]))

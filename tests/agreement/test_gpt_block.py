@@ -52,6 +52,7 @@ def parts(layer):
     return first.layers[-1].attention, second.layers[-1]
 
 
+@pytest.mark.slow
 def test_the_sequential_network_is_the_one_of_numpy():
     names = example()
     x = np.asarray(names["tokens"])

@@ -69,6 +69,7 @@ def test_equal_weights_solve_the_assignment_problem(seed, count, dimension):
     np.testing.assert_allclose((plan > 0.5).sum(axis=0), 1)
 
 
+@pytest.mark.slow
 @few
 @given(SEEDS, COUNTS, COUNTS, st.sampled_from([1, 2, 3]))
 def test_distances_on_the_line_agree(seed, count, other, order):
@@ -120,6 +121,7 @@ def test_sliced_distances_agree(seed, order):
     np.testing.assert_allclose(distance, expected, rtol=1e-8)
 
 
+@pytest.mark.slow
 @few
 @given(SEEDS, st.sampled_from([0.2, 1.0]))
 def test_entropic_costs_agree(seed, relative):

@@ -115,6 +115,7 @@ def test_the_same_key_finds_the_same_cloud():
     assert not np.array_equal(first.cloud.points, other.cloud.points)
 
 
+@pytest.mark.slow
 def test_single_precision_keeps_its_type(key):
     narrow = Softmax(*(np.float32([[matrix]]) for matrix in (-1.0, 1.0, 1.0)))
     bounds = lipschitz_bounds(narrow, 1.5, 10)

@@ -2,6 +2,7 @@
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -93,6 +94,7 @@ def test_softmax_attention_is_the_softmax_of_the_scores(problem):
     agree(values_of(Softmax, problem), shares @ projections(problem)[2])
 
 
+@pytest.mark.slow
 @SETTINGS
 @given(problems(), st.booleans())
 def test_l2_attention_is_the_softmax_of_squared_distances(problem, half):
@@ -160,6 +162,7 @@ def alternated(scores, log_weight, rounds):
     return g
 
 
+@pytest.mark.slow
 @SETTINGS
 @given(problems())
 def test_sinkhorn_attention_is_the_limit_of_plain_alternation(problem):
@@ -176,6 +179,7 @@ def test_sinkhorn_attention_is_the_limit_of_plain_alternation(problem):
     np.testing.assert_allclose(values, shares @ projections(problem)[2], atol=1e-8)
 
 
+@pytest.mark.slow
 @SETTINGS
 @given(problems(), arrays(np.float64, COUNT, elements=st.sampled_from([0.1, 0.5, 0.9])))
 def test_causal_attention_is_the_softmax_of_the_past(problem, places):
@@ -194,6 +198,7 @@ def test_causal_attention_is_the_softmax_of_the_past(problem, places):
     agree(np.asarray(values), expected)
 
 
+@pytest.mark.slow
 @SETTINGS
 @given(problems(), problems())
 def test_heads_are_independent(first, second):
@@ -206,6 +211,7 @@ def test_heads_are_independent(first, second):
     agree(values, sum(p @ o.T for p, o in zip(parts, outputs, strict=True)))
 
 
+@pytest.mark.slow
 @SETTINGS
 @given(problems())
 def test_softmax_matrices_are_stochastic(problem):

@@ -94,6 +94,7 @@ def test_the_bound_in_the_query_is_attained_by_two_opposite_masses():
     np.testing.assert_allclose(bound, sizes[0] * RADIUS**2, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_with_weights_the_count_is_replaced_by_the_smallest_weight():
     beta, weights = np.log(1000) / 2, [1e-3, 1 - 1e-3]
     gamma = Softmax([[-1.0]], [[1.0]], [[1.0]], beta=beta)

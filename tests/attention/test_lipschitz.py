@@ -208,6 +208,7 @@ def test_an_unfinished_iteration_warns_with_its_residual(key):
         local_lipschitz(identity_attention("softmax", 2), cloud, max_steps=1)
 
 
+@pytest.mark.slow
 def test_the_gradient_agrees_with_finite_differences():
     def constant(points):
         return local_lipschitz(SOFTMAX, WEIGHTED.moved(points))
@@ -221,6 +222,7 @@ def test_the_gradient_agrees_with_finite_differences():
     np.testing.assert_allclose(slope, numerical, atol=1e-8)
 
 
+@pytest.mark.slow
 def test_jit_and_vmap_give_the_plain_value():
     def constant(points):
         return local_lipschitz(SOFTMAX, WEIGHTED.moved(points))
@@ -238,6 +240,7 @@ def test_single_precision_stays_single_and_is_close():
     np.testing.assert_allclose(constant, 1.0152212941194, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_l2_attention_with_singular_keys_is_not_globally_lipschitz():
     tied = L2(np.array([[1.0, 0.0]]), np.array([[1.0, 0.0]]), np.eye(2))
     ratios = [

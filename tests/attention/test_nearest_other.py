@@ -22,6 +22,7 @@ def sphere_flow(**options):
     return mf.Flow(mf.attention.NearestOther(**options), space=mf.Sphere())
 
 
+@pytest.mark.slow
 def test_two_tokens_follow_the_angle_law_and_meet_at_the_midpoint():
     depths = jnp.linspace(0.0, 3.0, 7)
     path = mf.solve(
@@ -47,6 +48,7 @@ def test_joined_pairs_go_on_as_one_until_all_have_met():
     assert np.ptp(angles_of(np.asarray(apart.points[-1]))) > 0.1
 
 
+@pytest.mark.slow
 def test_it_is_the_nearest_by_brute_force():
     generator = np.random.default_rng(0)
     points = generator.normal(size=(30, 3))
@@ -63,6 +65,7 @@ def test_tokens_equally_near_are_averaged_with_their_weights():
     np.testing.assert_allclose(output[0], expected, atol=1e-15)
 
 
+@pytest.mark.slow
 def test_tokens_at_the_point_itself_are_left_out():
     cloud = mf.TokenCloud(on_circle([0.0, 0.0, 1e-4, 1.0]))
     np.testing.assert_array_equal(
@@ -94,6 +97,7 @@ def test_tokens_of_weight_zero_are_nobody_s_neighbour():
     np.testing.assert_array_equal(gradient, [[0, 0], [0, 0], [1, 1]])
 
 
+@pytest.mark.slow
 def test_order_and_splitting_do_not_matter_and_jit_and_vmap_agree():
     points = on_circle([0.0, 0.4, -0.4, 2.0])
     cloud = mf.TokenCloud(points, [0.1, 0.5, 0.3, 0.1])

@@ -127,7 +127,10 @@ def test_gradients_by_tiny_weights_are_finite(gamma, dtype):
     np.testing.assert_allclose(gradient * weights, 0, atol=1e-6)
 
 
-@every_map(["sinkhorn", "three half-steps", "network", "l2"], slow=["sinkhorn"])
+@every_map(
+    ["sinkhorn", "three half-steps", "network", "l2"],
+    slow=["sinkhorn", "three half-steps"],
+)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
 def test_an_absent_token_far_away_has_no_part_in_any_derivative(name, dtype):
     gamma = cast(MAPS[name], dtype)

@@ -52,6 +52,7 @@ def test_sinkhorn_stopped_on_purpose_does_not_warn():
     reference_attention(Sinkhorn, half_steps=3)(cloud, cloud.points)
 
 
+@pytest.mark.slow
 def test_the_ratio_of_a_round_predicts_the_half_steps():
     attention, cloud = reference_attention(Sinkhorn), reference_cloud()
     ratio = attention.round_ratio(cloud)
@@ -67,6 +68,7 @@ def test_the_ratio_of_a_round_predicts_the_half_steps():
     assert attention.contraction_ratio(alone) == 0
 
 
+@pytest.mark.slow
 def test_sinkhorn_settled_on_a_cloud_is_the_same_there_without_a_solver():
     attention, cloud = reference_attention(Sinkhorn), reference_cloud()
     settled = attention.settled(cloud)

@@ -30,6 +30,7 @@ def written(tmp_path):
     return write
 
 
+@pytest.mark.slow
 def test_matrices_and_tokens_agree(written):
     result = call("limit", written("[[0.647, 0.819], [0.612, 0.633]]"), "--json")
     assert result.exit_code == 0, result.stderr

@@ -30,6 +30,7 @@ def test_the_first_flow_stays_on_the_sphere_and_gathers_the_tokens():
     assert np.linalg.norm(final.mean()) > 3 * np.linalg.norm(first.mean())
 
 
+@pytest.mark.slow
 def test_the_figure_of_the_readme_can_be_drawn_again(tmp_path):
     names = run("sphere_figure")
     figure = names["draw"](names["trajectory"])
@@ -56,6 +57,7 @@ def test_the_density_of_the_example_becomes_three_clusters(capsys):
     assert capsys.readouterr().out.split()[-1] == "3"
 
 
+@pytest.mark.slow
 def test_the_causal_example_moves_its_first_token_by_its_values_alone():
     names = run("own_weights")
     value = names["first"].value + names["second"].value
@@ -137,6 +139,7 @@ def test_two_processes_compute_one_velocity():
     assert all(float(difference) < 1e-13 for _, difference in reports)
 
 
+@pytest.mark.slow
 def test_the_simulation_of_the_command_line_page_is_what_it_says():
     from meanformer.storage.config import build, read_config
 
@@ -251,6 +254,7 @@ def test_dynamics_of_ones_own_are_solved_stored_and_continued(tmp_path):
     np.testing.assert_array_equal(mf.open_run(tmp_path / "run").points, path.points)
 
 
+@pytest.mark.slow
 def test_an_attention_with_an_exponential_kernel_has_what_is_known_of_such():
     names = run("own_exponential")
     cloud = names["cloud"]

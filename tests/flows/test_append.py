@@ -54,6 +54,7 @@ def test_appending_is_running_the_longer_sequence(name, key):
         )
 
 
+@pytest.mark.slow
 def test_tokens_appended_on_the_sphere_stay_on_it(key):
     flow = mf.Flow(VELOCITIES["softmax"], space=mf.Sphere())
     points = jr.normal(key, (3, 2))
@@ -109,6 +110,7 @@ def test_the_longer_sequence_must_begin_with_the_known_one(key):
         mf.flows.append_tokens(flow, path, mf.TokenCloud(sequence(7, key).points))
 
 
+@pytest.mark.slow
 def test_the_path_of_a_solve_is_refused(key):
     flow = mf.Flow(VELOCITIES["softmax"])
     path = mf.solve(flow, sequence(4, key), 1.0)

@@ -97,6 +97,7 @@ def test_a_schedule_of_several_kinds_is_each_of_its_maps_in_turn():
     np.testing.assert_allclose(path.points[-1], cloud.points, atol=1e-14)
 
 
+@pytest.mark.slow
 def test_a_depth_for_each_member_of_a_batch_takes_the_map_of_that_depth():
     maps, cloud = layers_of(4), cloud_of()
     flow = mf.Flow(mf.Schedule(maps))
@@ -106,6 +107,7 @@ def test_a_depth_for_each_member_of_a_batch_takes_the_map_of_that_depth():
     np.testing.assert_allclose(found, jnp.stack(expected), atol=1e-14)
 
 
+@pytest.mark.slow
 def test_the_gradient_in_the_weights_of_a_deep_network_is_right():
     maps, cloud = layers_of(4), cloud_of()
 

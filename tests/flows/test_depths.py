@@ -177,6 +177,7 @@ def test_every_number_of_layers_is_solved_in_both_directions(dtype, kind):
                 )
 
 
+@pytest.mark.slow
 def test_a_stretch_of_the_length_of_rounding_is_reached():
     depths = [0.0, 0.5, np.nextafter(0.5, 1), np.nextafter(0.5, 1) + 4e-16, 1.0]
     for flow in (
@@ -210,6 +211,7 @@ def test_tokens_of_another_precision_than_the_jumps_are_moved(kind):
     np.testing.assert_allclose(where[0], np.exp(0.2), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_density_passes_jumps_that_are_saved_to_rounding():
     pulls = [mf.identity_attention("softmax", 2, beta) for beta in (1.0, 2.0)]
     density = mf.FourierDensity(jnp.array([[0.1, 0.0], [0.05, 0.02]]))
@@ -227,6 +229,7 @@ def test_a_density_passes_jumps_that_are_saved_to_rounding():
         np.testing.assert_allclose(path.moments, paths[0].moments, atol=1e-14)
 
 
+@pytest.mark.slow
 def test_a_stored_run_through_jumps_is_continued_bit_for_bit(tmp_path):
     class Enough(Exception):
         """Raised to end a run."""

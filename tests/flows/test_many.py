@@ -21,6 +21,7 @@ def clouds():
     ]
 
 
+@pytest.mark.slow
 def test_a_cloud_flows_as_it_does_alone_whatever_its_size():
     large, small = mf.solve_many(FLOW, clouds(), 1.0, **OPTIONS)
     alone = mf.solve(FLOW, clouds()[1], 1.0, **OPTIONS)
@@ -32,6 +33,7 @@ def test_a_cloud_flows_as_it_does_alone_whatever_its_size():
     assert not np.array_equal(small.accepted_steps, large.accepted_steps)
 
 
+@pytest.mark.slow
 def test_the_clusters_of_a_batch_are_counted_cloud_by_cloud():
     angles = [[0.0, 0.1, 2.0], [0.0, 0.05, 0.1, 3.0], [1.0, 1.1]]
     flow = mf.Flow(mf.identity_attention("softmax", 2, 40.0), space=mf.Sphere())
@@ -82,6 +84,7 @@ def test_tokens_that_meet_are_joined_in_each_cloud():
     assert second.atoms.leaders.shape == (2, 2)
 
 
+@pytest.mark.slow
 def test_every_cloud_has_noise_of_its_own():
     flow, still = mf.Flow(mf.PointMap(jnp.zeros_like), noise=0.1), clouds()[0]
     first, second = mf.solve_many(

@@ -128,6 +128,7 @@ def test_splitting_attention_and_perceptron_has_its_order(order):
     assert slope == pytest.approx(order, abs=0.15)
 
 
+@pytest.mark.slow
 def test_the_stiff_solver_agrees_with_the_explicit_one():
     flow, cloud = softmax_flow(), reference_cloud()
     path = mf.solve(flow, cloud, 1.0, save=2, solver=mf.Stiff(), rtol=1e-9, atol=1e-11)
@@ -158,6 +159,7 @@ def test_a_single_token_follows_the_exponential_of_the_value_matrix():
     np.testing.assert_allclose(path.points[-1, 0], exact, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_sinkhorn_flow_moves_the_mean_by_the_exponential_of_the_value_matrix():
     flow = mf.Flow(reference_attention(mf.Sinkhorn))
     path = mf.solve(flow, reference_cloud(), 1.0, save=2, rtol=1e-9, atol=1e-11)
@@ -185,6 +187,7 @@ def test_linear_attention_obeys_the_closed_equation_of_its_second_moment():
     np.testing.assert_allclose(np.asarray(moment).ravel(), exact, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_masked_flow_leaves_the_past_alone_when_the_future_is_dropped():
     masked = mf.Flow(mf.Masked(reference_attention()))
     positions = jnp.array([0.25, 0.5, 0.75, 1.0])

@@ -244,6 +244,7 @@ def test_free_coordinates_grow_while_leaders_rest():
     np.testing.assert_allclose(path.points[1:, 3, 2], [-11.678, -32.421], atol=1e-3)
 
 
+@pytest.mark.slow
 def test_single_precision_stays_single():
     layer, tokens, _ = random_case("simple leading", 1)
     narrow = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), layer)

@@ -23,6 +23,7 @@ def final(velocity, **options):
     return np.asarray(path.points[-1])
 
 
+@pytest.mark.slow
 def test_a_schedule_of_equal_maps_is_the_constant_flow():
     same = mf.Schedule([reference_attention(), reference_attention()])
     np.testing.assert_allclose(final(same), final(reference_attention()), atol=1e-9)
@@ -42,6 +43,7 @@ def test_held_maps_may_be_of_different_kinds():
     np.testing.assert_allclose(final(mf.Schedule([first, second])), after, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_an_interpolated_schedule_equals_the_function_it_interpolates():
     base = reference_attention()
 
@@ -84,6 +86,7 @@ def test_a_scheduled_sum_can_be_split():
     )
 
 
+@pytest.mark.slow
 def test_fixed_steps_keep_their_order_across_a_saved_jump():
     maps = [turned(jnp.array(angle)) for angle in (0.2, 1.9)]
     options = {"save": jnp.array([0.0, 0.5, 1.0]), "solver": mf.FixedStep(0.05)}

@@ -92,6 +92,7 @@ def test_probes_of_a_masked_flow_see_up_to_their_place():
     np.testing.assert_allclose(path.probes[-1], path.points[-1], atol=1e-13)
 
 
+@pytest.mark.slow
 def test_padding_changes_no_token_of_an_adaptive_solve():
     cloud = reference_cloud()
     far = jnp.concatenate([cloud.points, jnp.array([[50.0, -80.0]])])
@@ -107,6 +108,7 @@ def test_saved_depths_can_be_listed_and_are_hit_exactly():
     np.testing.assert_array_equal(path.depths, depths)
 
 
+@pytest.mark.slow
 def test_between_saved_depths_the_trajectory_is_interpolated_to_fourth_order():
     errors = []
     for save in (5, 9):
@@ -212,6 +214,7 @@ def test_solve_works_under_jit_and_vmap():
     np.testing.assert_allclose(jax.vmap(final)(betas), plain, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_a_vmapped_solve_reports_the_status_of_each_member():
     growing = mf.identity_attention("linear", 2)
 
@@ -226,6 +229,7 @@ def test_a_vmapped_solve_reports_the_status_of_each_member():
     assert np.isfinite(points).all()
 
 
+@pytest.mark.slow
 def test_noise_on_a_contracting_flow_reaches_the_stationary_variance(key):
     # dx = -x dt + s dB has stationary variance s^2 / 2; beta = 0 and one token each
     # would couple them, so the contraction is a perceptron that ignores the context.
@@ -276,6 +280,7 @@ def test_what_is_no_measure_is_refused_with_advice(untyped):
         mf.solve(softmax_flow(), jnp.ones((3, 2)), 1.0)
 
 
+@pytest.mark.slow
 def test_a_measure_without_tokens_flows_as_nodes_and_tells_the_error(monkeypatch):
     monkeypatch.setattr("meanformer.flows.dynamics.quadrature.NODES", 12)
     flow = mf.Flow(mf.identity_attention("softmax", 1, 1.0))

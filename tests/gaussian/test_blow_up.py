@@ -90,6 +90,7 @@ def test_linear_attention_blows_up_with_its_second_moment():
     assert found.depth == pytest.approx(1 / (2 * 0.88 * (spread + mean**2)), rel=1e-13)
 
 
+@pytest.mark.slow
 def test_positive_values_and_scores_blow_up_between_the_bounds():
     value = np.array([[2.0, 0.5], [0.5, 1.0]])
     gamma = mf.Softmax([[1.0, 0.4], [-0.6, 0.5]], IDENTITY, value)
@@ -222,6 +223,7 @@ def test_traces_under_a_query_in_proportion_to_the_key_stay_below_their_exponent
     assert float(path.depths[-1]) == pytest.approx(3 / rate)
 
 
+@pytest.mark.slow
 def test_the_trace_under_sinkhorn_grows_no_faster_than_the_values_allow():
     random = np.random.default_rng(3)
     draws = random.standard_normal((4, 2000, 3, 3))

@@ -171,6 +171,7 @@ def test_the_gradient_in_the_mean_is_its_velocity():
     np.testing.assert_allclose(gradient, matrices[2] @ mean, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_values_in_proportion_to_the_form_move_the_mean_alone():
     kind, matrices = STRUCTURED["sinkhorn"]
     mean = np.array([0.3, -0.4])

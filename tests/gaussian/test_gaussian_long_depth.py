@@ -47,6 +47,7 @@ def moved_by_scipy(case, depths):
     return np.stack([spread for _, spread, _ in found])
 
 
+@pytest.mark.slow
 def test_a_multiple_of_the_identity_rests_under_a_rotation():
     found = classified("rotation, stationary")
     assert (found.kind, found.rank, found.normalised_rank) == ("converges", 2, 2)
@@ -86,6 +87,7 @@ def test_a_contracting_rotation_tends_to_zero_with_full_normalised_rank():
     assert not np.any(found.limit)
 
 
+@pytest.mark.slow
 def test_an_expanding_rotation_blows_up():
     found = classified("rotation, expanding")
     assert found.kind == "blow-up"
@@ -272,6 +274,7 @@ def test_a_turn_that_moves_nothing_is_followed_as_far_as_asked_for(depth):
     np.testing.assert_allclose(run.covariances[-1], run.limit, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_with_values_i_the_limit_is_that_of_the_closed_form():
     found = classify(mf.Softmax(HELD, np.eye(3), np.eye(3)),
                      gaussian(np.zeros(3), SPREAD), depth=1e7)  # fmt: skip

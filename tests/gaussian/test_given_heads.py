@@ -42,6 +42,7 @@ def growing(depth):
     return mf.Softmax(SCORE, IDENTITY, (1 + depth) * IDENTITY)
 
 
+@pytest.mark.slow
 def test_a_function_of_depth_has_the_closed_form_of_its_integral():
     found = explicit_solution(growing, mf.Gaussian(np.zeros(2), COVARIANCE), 0.3)
     pull = (0.3 + 0.3**2 / 2) * (SCORE + SCORE.T)
@@ -52,10 +53,15 @@ def test_a_function_of_depth_has_the_closed_form_of_its_integral():
 @pytest.mark.parametrize(
     ("depths", "end", "share"),
     [
-        ([0.0, 0.2], 0.5, 0.2 - 3 * 0.3),
-        ([-1.0, -0.4, -0.2], -0.5, -2 * 0.2 + 3 * 0.2 - 0.1),
+        pytest.param([0.0, 0.2], 0.5, 0.2 - 3 * 0.3, id="forwards"),
+        pytest.param(
+            [-1.0, -0.4, -0.2],
+            -0.5,
+            -2 * 0.2 + 3 * 0.2 - 0.1,
+            id="backwards",
+            marks=pytest.mark.slow,
+        ),
     ],
-    ids=["forwards", "backwards"],
 )
 def test_held_layers_add_up_exactly(depths, end, share):
     layers = [mf.Softmax(SCORE, IDENTITY, rate * IDENTITY) for rate in (1, -3.0, 2)]
@@ -66,6 +72,7 @@ def test_held_layers_add_up_exactly(depths, end, share):
     np.testing.assert_allclose(found.covariance(), expected, rtol=1e-13)
 
 
+@pytest.mark.slow
 def test_beyond_its_blow_up_a_schedule_has_no_solution():
     # s = s_0 / (1 - 2 s_0 (t + t^2/2)) on the line: it is infinite at t = sqrt(3) - 1.
     def line(depth):

@@ -35,6 +35,7 @@ def test_a_hundred_nodes_have_the_tabulated_mean_field_on_the_circle():
     assert abs(sixth - 0.0978164714) < 2e-9
 
 
+@pytest.mark.slow
 def test_kuramoto_order_grows_by_its_closed_law():
     def poisson(angles):
         return (1 - 0.3**2) / (1 - 0.6 * jnp.cos(angles) + 0.3**2)
@@ -69,6 +70,7 @@ def test_nodes_on_the_line_converge_spectrally(reference):
     assert errors[2] < 1e-9
 
 
+@pytest.mark.slow
 def test_a_gaussian_flows_by_its_nodes_as_by_its_closed_equations():
     gaussian = mf.Gaussian(jnp.array([0.3]), jnp.array([[0.5]]))
     flow = mf.Flow(mf.identity_attention("softmax", 1, 0.5))

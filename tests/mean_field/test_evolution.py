@@ -44,6 +44,7 @@ def test_it_tells_where_tokens_took_over(evolution):
     assert f"64 modes until {depth}, then" in str(evolution)
 
 
+@pytest.mark.slow
 def test_in_single_precision_steps_are_no_finer_than_rounding():
     """With its default tolerances it would end without a step to go."""
     flow, density = jax.tree.map(
@@ -64,6 +65,7 @@ def test_moments_go_on_through_the_hand_over(evolution):
     assert evolution.moments(4).shape == (8, 4, 2)
 
 
+@pytest.mark.slow
 def test_later_moments_agree_with_many_tokens_from_the_start(evolution):
     """Up to the mass of a node at the points where tokens part."""
     many = mf.solve(flow_of(), mf.quadrature(start(), 800), 6.0, save=2)
@@ -86,6 +88,7 @@ def test_tokens_are_as_accurate_as_a_density_with_more_modes(evolution, late_den
     np.testing.assert_allclose(found, late_density.moments[:12], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_tokens_too_few_for_what_was_asked_are_told(late_density):
     with pytest.warns(PrecisionWarning, match=r"estimated error of .* more nodes"):
         coarse = evolve(flow_of(), start(), 6.0, save=2, most_modes=64, nodes=128)
@@ -110,6 +113,7 @@ def test_a_density_too_sharp_only_at_the_last_depth_needs_no_tokens(evolution):
     assert float(cut.depths[-1]) == end
 
 
+@pytest.mark.slow
 def test_tokens_take_over_on_the_way_back_too(evolution):
     """Repulsion backward is attraction forward."""
     eye = np.eye(2)
@@ -129,6 +133,7 @@ def test_what_is_no_density_and_depths_out_of_range_are_refused(untyped, evoluti
         evolution.at(9.0)
 
 
+@pytest.mark.slow
 def test_noise_needs_modes_enough():
     with pytest.raises(Unsupported, match="larger most_modes"):
         evolve(flow_of(noise=0.05), start(), 20.0, save=2, most_modes=16)

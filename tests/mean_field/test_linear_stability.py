@@ -71,8 +71,12 @@ def test_the_fastest_degree_is_the_same_with_and_without_a_denominator():
         np.testing.assert_allclose(other.rate, factor * fastest.rate, rtol=1e-12)
 
 
-@pytest.mark.parametrize("dimension", [2, 3, 8, 500])
-@pytest.mark.parametrize("beta", [0.1, 4.0, 63.0, 2000.0, 1e5])
+@pytest.mark.parametrize(
+    "dimension", [2, pytest.param(3, marks=pytest.mark.slow), 8, 500]
+)
+@pytest.mark.parametrize(
+    "beta", [0.1, 4.0, pytest.param(63.0, marks=pytest.mark.slow), 2000.0, 1e5]
+)
 def test_no_degree_grows_faster_than_the_fastest(dimension, beta):
     layer = attention("softmax", beta)
     fastest = fastest_degree(layer, dimension=dimension)
@@ -184,6 +188,7 @@ def test_the_prediction_on_the_circle_is_the_fastest_mode_whatever_the_dimension
     assert predicted_clusters(attention("softmax", 25.0, 8)) == 7
 
 
+@pytest.mark.slow
 def test_rates_are_differentiable_and_compile():
     def rates(beta):
         return growth_rates(attention("softmax", beta), [1, 3])

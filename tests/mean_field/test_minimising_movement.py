@@ -58,6 +58,7 @@ def test_large_steps_go_on_where_the_density_has_become_three_clusters():
     assert int(path.newton_steps.max()) < 30
 
 
+@pytest.mark.slow
 def test_each_step_solves_its_implicit_equation():
     path = minimising_movement(LINE, line(), 0.3, 2)
     cloud = path.cloud(2)

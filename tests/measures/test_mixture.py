@@ -17,6 +17,7 @@ def clouds():
     return [reference_cloud(), TokenCloud(OTHER, WEIGHTS[::-1])]
 
 
+@pytest.mark.slow
 def test_a_mixture_of_clouds_is_the_cloud_of_all_tokens():
     mixture, union = Mixture([0.3, 0.7], clouds()), mix(clouds(), [0.3, 0.7])
     np.testing.assert_allclose(mixture.mean(), union.mean(), atol=1e-15)
@@ -73,6 +74,7 @@ def test_a_component_of_weight_zero_is_absent_in_value_and_gradient():
         assert np.isfinite(gradients[1]).all()
 
 
+@pytest.mark.slow
 def test_mixtures_nest():
     inner = Mixture([0.5, 0.5], clouds())
     outer = Mixture([0.4, 0.6], [inner, Gaussian([0.0, 1.0], np.eye(2))])

@@ -44,6 +44,7 @@ def test_on_a_cloud_it_is_the_weighted_sum_over_tokens():
     np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_the_influence_of_tokens_gives_the_same_as_the_laplace_transform():
     # With orthogonal keys on a sphere L2 attention is softmax at twice the beta.
     angles = np.array([0.1, 1.3, 2.9, 4.0])
@@ -82,6 +83,7 @@ def test_mixtures_are_exact_too():
     )
 
 
+@pytest.mark.slow
 def test_the_error_decreases_like_one_over_the_root_of_the_count():
     counts = [128, 256, 512, 1024, 2048, 4096]
     found = token_convergence(LAW, SOFTMAX, counts, PROBE, 64, key=jr.key(3))

@@ -70,6 +70,7 @@ def test_two_tokens_of_kuramoto_follow_their_exact_law(pair_path):
     np.testing.assert_allclose(measured, np.cos(half), rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_a_poisson_kernel_under_kuramoto_follows_the_closed_law():
     path = solve(
         kuramoto(), poisson_tokens(64, 0.3), 2.0, save=3, rtol=1e-12, atol=1e-14

@@ -78,6 +78,7 @@ def test_a_gif_has_the_frames_asked_for_and_repeats(flat, tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["a.gif"]
 
 
+@pytest.mark.slow
 def test_pauses_of_whole_hundredths_add_up(flat, tmp_path):
     options = small(draw=mark_depth, frames=30, fps=30, dpi=15)
     image = opened(movie(flat, tmp_path / "a.gif", **options))
@@ -110,6 +111,7 @@ def test_depths_can_be_chosen(flat, tmp_path):
     np.testing.assert_allclose(seen[-4:], flat.depths[1:])
 
 
+@pytest.mark.slow
 def test_the_same_movie_is_the_same_file(flat, tmp_path):
     first = movie(flat, tmp_path / "a.gif", **small()).read_bytes()
     assert movie(flat, tmp_path / "b.gif", **small()).read_bytes() == first
@@ -219,6 +221,7 @@ def test_white_and_our_colours_come_through_exactly(flat, tmp_path):
         assert "#%02x%02x%02x" % tuple(pixels[48, 48]) == colour  # noqa: UP031
 
 
+@pytest.mark.slow
 def test_a_gif_is_made_as_small_as_asked_for():
     noise = np.random.default_rng(0).integers(0, 256, (12, 64, 64, 3), np.uint8)
     noise = list(noise)
@@ -243,6 +246,7 @@ class Listener(AbstractProgress):
         self.heard.append((done, total))
 
 
+@pytest.mark.slow
 def test_progress_is_told(flat, tmp_path, capsys):
     listener = Listener()
     movie(flat, tmp_path / "a.gif", progress=listener, **small())
@@ -367,6 +371,7 @@ def test_the_old_name_of_the_paths_of_a_frame_warns():
         assert frame.strip is frame.paths
 
 
+@pytest.mark.slow
 def test_more_dimensions_than_three_need_a_function(tmp_path):
     path = walk(4)
     with pytest.raises(mf.InvalidInput, match="dimension 4; .*pass a function draw"):

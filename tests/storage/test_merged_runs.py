@@ -85,6 +85,7 @@ def test_the_joins_of_a_run_are_read_by_xarray_alone(tmp_path):
         long_run(tmp_path / "run", merge=1e-4)
 
 
+@pytest.mark.slow
 def test_a_run_without_merging_is_not_one_with_it(tmp_path):
     flow = mf.Flow(mf.PointMap(jnp.negative, takes=2))
     cloud = mf.TokenCloud([[1.0, 0.0]])

@@ -214,6 +214,7 @@ class Decaying(flows.AbstractIntegrated):
         return {"numbers": start.moving, **self.settings.request()}
 
 
+@pytest.mark.slow
 def test_a_trajectory_of_ones_own_is_continued_and_opened(tmp_path):
     dynamics, depths = Decaying(flows.Settings(mf.Adaptive())), jnp.linspace(0, 2, 5)
     start = flows.State.first(depths[0], jnp.array([1.0, 2.0]))

@@ -36,6 +36,7 @@ def solve_into(folder, **options):
     )
 
 
+@pytest.mark.slow
 def test_a_stored_run_is_read_by_xarray_alone(tmp_path):
     path = solve_into(tmp_path, probes=reference_cloud().points[:2])
     dataset = xarray.open_zarr(tmp_path / TRAJECTORY)
@@ -116,6 +117,7 @@ def test_what_was_written_before_a_full_disk_stays_and_is_continued(
     np.testing.assert_array_equal(resumed.velocities, whole.velocities)
 
 
+@pytest.mark.slow
 def test_a_run_with_noise_is_continued_bit_for_bit(tmp_path):
     noisy = mf.Flow(reference_attention(), noise=0.3)
 
@@ -196,6 +198,7 @@ def test_a_run_with_noise_is_refused_another_key(tmp_path):
         solve_into(tmp_path, flow=noisy, key=jr.key(8))
 
 
+@pytest.mark.slow
 def test_a_function_is_known_by_its_name_and_what_it_encloses(tmp_path):
     def cooling(rate):
         return mf.Flow(lambda depth: reference_attention(beta=1 + rate * depth))
@@ -302,6 +305,7 @@ def test_a_simulation_holds_all_it_takes_to_redo_it(config, tmp_path):
     np.testing.assert_array_equal(storage.resume(again).points, path.points)
 
 
+@pytest.mark.slow
 def test_an_extended_run_equals_one_that_was_long_from_the_start(config, tmp_path):
     storage.simulate(config, tmp_path / "short")
     extended = storage.extend(tmp_path / "short", 4.0)

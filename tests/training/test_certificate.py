@@ -59,6 +59,7 @@ def test_dependent_data_fail_and_the_contexts_are_named():
     assert not np.isfinite(found.bound)
 
 
+@pytest.mark.slow
 def test_too_few_numbers_in_the_heads_are_told():
     model = training.MeanFieldTransformer.draw(1, 1, 2, key=jr.key(1))
     contexts, queries = jr.normal(jr.key(2), (8, 3, 2)), jr.normal(jr.key(3), (8, 2))

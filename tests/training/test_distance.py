@@ -276,6 +276,7 @@ def test_the_distance_has_a_derivative(nu, nu_prime):
     )
 
 
+@pytest.mark.slow
 def test_it_is_the_same_under_jit():
     pair = drawn(0, 2, 4), drawn(1, 3, 2)
     np.testing.assert_allclose(

@@ -42,6 +42,7 @@ def test_the_closed_form_is_the_product_of_jacobians(reference, block):
     np.testing.assert_allclose(found, expected, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_value_bias_adds_the_identity(key):
     model, data = random_problem(key, layers=1, value_bias=True)
     found = training.head_kernel(heads_of(model), data)

@@ -77,6 +77,7 @@ def test_duplicated_heads_train_alike(problem, descents):
     np.testing.assert_allclose(run.risks, descents[0.1].risks, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_too_large_a_step_ends_with_the_heads_before_the_rises(problem):
     model, data = problem
     with pytest.warns(mf.errors.StoppedEarly, match="the risk rose from step to step"):
@@ -98,6 +99,7 @@ def test_an_optimiser_may_rise_on_its_way(problem):
     assert run.status == mf.Status.reached
 
 
+@pytest.mark.slow
 def test_separate_speeds_keep_the_energy_identity(problem):
     run = training.train(
         *problem, 1.0, save=2, speeds=(0.0, 2.0), rtol=1e-8, atol=1e-10
@@ -116,6 +118,7 @@ def test_a_stop_condition_sees_the_norm_of_the_gradient(problem):
     assert 0.8 * speed < jnp.sqrt(run.squared_norms[-1]) < speed
 
 
+@pytest.mark.slow
 def test_batches_are_drawn_by_the_key_and_the_number_of_the_step(problem):
     rule = GradientDescent(0.1, batch=1)
     one, other = (

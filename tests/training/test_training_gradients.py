@@ -285,6 +285,7 @@ def test_a_loss_of_ones_own_is_differentiated(key, loss):
     assert largest_difference(found, expected) < 1e-12
 
 
+@pytest.mark.slow
 def test_linear_heads_have_gradients_too(key):
     model, data = random_problem(key, kind=mf.Linear, value_bias=True)
     found = training.gradient(model, data).parameters

@@ -87,6 +87,7 @@ def test_shares_of_interpolated_layers_are_those_of_hats(key):
     np.testing.assert_allclose(model.shares, [0.2, 0.5, 0.3], rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_many_heads_take_turns(key, monkeypatch):
     model, data = random_problem(key, heads=5)
     risk, found = training.risk(model, data), training.gradient(model, data)
@@ -98,6 +99,7 @@ def test_many_heads_take_turns(key, monkeypatch):
     jax.clear_caches()
 
 
+@pytest.mark.slow
 def test_single_precision_stays_single(key):
     model, data = random_problem(key)
     single = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), model)

@@ -193,7 +193,7 @@ def _named(asked: Asked, kinds: set[str], row: np.ndarray, bias: bool) -> Relati
         shares = np.sort(np.abs(row / asked.factors[indices]))
         if np.allclose(shares / shares[0], [1, 1, 2]):
             name = "translates in arithmetic progression"
-    if case == ("zero queries", 1, 1) and _are_mirrored(asked, *indices, *indices):
+    if case == ("zero queries", 1, 1) and _are_mirrored(asked, *[int(indices[0])] * 2):
         name = "symmetric context, query zero"
     persists = name in PERSISTING or (name in UNBIASED and not bias)
     return Relation(name, tuple(map(int, indices)), tuple(map(float, row)), persists)

@@ -54,6 +54,7 @@ def paths():
     )
 
 
+@pytest.mark.slow
 def test_the_radius_at_depth_one_stays_below_its_bound():
     path = solve(Flow(SOFTMAX), TokenCloud(POINTS, WEIGHTS), 1.0, **ACCURATE)
     bounds = radius_bound(Flow(SOFTMAX), RADIUS, path.depths)
@@ -103,6 +104,7 @@ def test_linear_attention_has_a_bound_until_it_blows_up():
         radius_bound(gamma, 1.1, 1.01 / rate)
 
 
+@pytest.mark.slow
 def test_unnormalised_attention_keeps_its_bound_and_tells_of_the_blow_up():
     gamma = Unnormalised(QUERY, KEY, VALUE)
     path = solve(Flow(gamma), TokenCloud(POINTS), 0.3)
@@ -125,6 +127,7 @@ def test_the_observed_growth_is_the_tabulated_one(paths):
     np.testing.assert_allclose(ratios[-1], 1.488, atol=5e-4)
 
 
+@pytest.mark.slow
 def test_the_three_growth_factors_are_in_order(paths):
     growth = growth_factor(Flow(SOFTMAX), *paths)
     assert growth.observed[-1] <= growth.factor
@@ -133,6 +136,7 @@ def test_the_three_growth_factors_are_in_order(paths):
     assert (growth.observed <= at_saved_depths * (1 + 1e-9)).all()
 
 
+@pytest.mark.slow
 def test_the_rate_is_the_largest_eigenvalue_of_the_symmetric_part():
     cloud = TokenCloud(POINTS, WEIGHTS)
     path = solve(Flow(SOFTMAX), cloud, 0.5, save=2)
@@ -167,6 +171,7 @@ def test_small_perturbations_of_a_flow_stay_below_the_factor():
     assert growth >= 0.9 * bound
 
 
+@pytest.mark.slow
 def test_the_factor_of_a_constant_expansion_is_exact():
     flow = Flow(Softmax([[0.0]], [[0.0]], [[0.5]]))
     path = solve(flow, TokenCloud([[1.0], [-2.0]]), 2.0, save=3)
@@ -201,6 +206,7 @@ def test_on_the_sphere_only_tangent_perturbations_count():
     np.testing.assert_allclose(growth.rates[0], largest, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_contraction_on_the_sphere_has_a_negative_rate():
     # All tokens are drawn to a pole that does not depend on them.
     pull = Perceptron(np.zeros((1, 2)), np.ones(1), np.array([[1.0], [0.0]]))
@@ -225,6 +231,7 @@ def test_masked_flows_are_compared_position_by_position():
     assert (growth.observed <= jnp.exp(growth.log_factors[::2]) * (1 + 1e-9)).all()
 
 
+@pytest.mark.slow
 def test_the_profile_along_a_path_is_the_local_constant_at_each_depth():
     flow, cloud = Flow(SOFTMAX), TokenCloud(POINTS, WEIGHTS)
     path = run_layers(flow, cloud, 2)

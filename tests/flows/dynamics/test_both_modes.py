@@ -58,6 +58,7 @@ def check_both_modes(function, inputs, rtol=1e-7):
     np.testing.assert_allclose(total, change, rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_a_solve_has_forward_and_backward_derivatives_in_all_its_numbers():
     check_both_modes(tokens, start())
 

@@ -228,6 +228,7 @@ def test_a_density_that_turns_into_atoms_stops_the_solve():
     assert float(path.statistics["tail"][-1]) > 1e-6
 
 
+@pytest.mark.slow
 def test_the_error_falls_exponentially_with_the_modes(path):
     errors = []
     for modes in (12, 20):
@@ -243,6 +244,7 @@ def test_the_error_falls_exponentially_with_the_modes(path):
     assert errors[0] > 100 * errors[1] > 0
 
 
+@pytest.mark.slow
 def test_a_solve_can_be_compiled_and_differentiated():
     @jax.jit
     @jax.value_and_grad
@@ -281,6 +283,7 @@ def test_options_for_tokens_are_refused(options, message):
         mf.solve(flow_of(), ripple(), 1.0, **options)
 
 
+@pytest.mark.slow
 def test_single_precision_takes_as_few_steps_as_it_has_digits():
     """Steps are not judged more finely than moments are rounded."""
     start = FourierDensity(np.asarray(ripple().moments, np.float32))

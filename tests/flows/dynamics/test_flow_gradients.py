@@ -105,6 +105,7 @@ def test_gradient_with_respect_to_the_weights_and_the_layers_parameters():
     np.testing.assert_allclose(sum(jax.tree.leaves(products)), slope, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_padded_tokens_get_no_gradient_and_give_none():
     cloud = reference_cloud()
     padded = mf.pad(cloud, 6)

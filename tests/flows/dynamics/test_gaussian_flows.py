@@ -941,6 +941,7 @@ def test_a_flow_given_by_a_factor_is_the_flow_given_by_its_covariance():
     np.testing.assert_allclose(second.factors[0], root, atol=1e-15)
 
 
+@pytest.mark.slow
 def test_a_map_that_overflows_its_type_in_the_long_clock_is_not_returned():
     identity, zero = jnp.eye(2, dtype=jnp.float32), jnp.zeros(2, jnp.float32)
     growth = mf.Perceptron.affine(identity)

@@ -327,6 +327,7 @@ def flow_end(points, depth):
     return np.asarray(path.points[-1])
 
 
+@pytest.mark.slow
 def test_the_flow_in_a_square_is_known_in_closed_form():
     start = np.array(SQUARE + EXTRA)
     goals = run(start).limits

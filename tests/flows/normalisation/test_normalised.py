@@ -111,6 +111,7 @@ def test_general_tokens_follow_the_equations_of_directions_and_radii(name, key):
     np.testing.assert_allclose(path.points[-1], expected, atol=2e-8)
 
 
+@pytest.mark.slow
 def test_pre_norm_is_attention_on_directions_in_the_whole_space(key):
     points = 2.0 * jr.normal(key, (4, 3))
     cloud, attention = mf.TokenCloud(points), general_attention(jr.key(1))
@@ -207,6 +208,7 @@ def test_a_scheme_of_your_own_gives_the_presets_back(name, key):
     np.testing.assert_allclose(tokens, same, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_a_jump_of_your_own_scheme_is_given_to_the_solver():
     own = CustomScheme(
         lambda depth, radius, radial, norm: jnp.where(depth < 2, 1.0, radius),
@@ -409,6 +411,7 @@ def test_a_measure_that_is_no_cloud_is_refused(untyped):
         )
 
 
+@pytest.mark.slow
 def test_single_precision_stays_single():
     cloud = mf.TokenCloud(jnp.eye(3, dtype=jnp.float32))
     identity = jnp.eye(3, dtype=jnp.float32)
@@ -422,6 +425,7 @@ def test_single_precision_stays_single():
     assert path.points.dtype == jnp.float32
 
 
+@pytest.mark.slow
 def test_masked_attention_heads_and_batches_have_schemes_too(key):
     attention = mf.Masked(mf.identity_attention("softmax", 3, 1.0))
     clouds = jax.vmap(three_tokens)(jr.split(key, 2))
@@ -438,6 +442,7 @@ def test_masked_attention_heads_and_batches_have_schemes_too(key):
     np.testing.assert_allclose(both[0, 0], 2 * clouds[0, 0], atol=1e-12)
 
 
+@pytest.mark.slow
 def test_before_depth_minus_one_the_root_has_no_meaning_and_the_run_says_so():
     flow = mf.flows.normalised_flow(PLANE, mf.flows.SqrtScaling())
     cloud = mf.TokenCloud(jnp.array([[1.0, 0.0], [0.6, 0.8]]))

@@ -24,6 +24,7 @@ def solved(sums, **options):
     return mf.solve(flow(), cloud(sums), 1.0, save=3, solver=steps, **options)
 
 
+@pytest.mark.slow
 def test_fast_sums_are_in_the_statistics_along_depth():
     statistics = solved(mf.Fourier(1e-6)).statistics
     assert statistics.keys() >= NAMES

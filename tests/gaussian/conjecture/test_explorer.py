@@ -108,6 +108,7 @@ def test_a_case_is_written_and_read_to_the_last_digit():
     np.testing.assert_array_equal(again.perceptron, CASE.perceptron)
 
 
+@pytest.mark.slow
 def test_a_case_has_the_velocity_of_its_matrices():
     slope, _ = affine_velocity(CASE.gamma(), CASE.gaussian())
     expected = CASE.perceptron + sum(

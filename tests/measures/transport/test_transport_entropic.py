@@ -177,6 +177,7 @@ def test_newton_finds_the_optimum_from_a_poor_start(key, epsilon):
     np.testing.assert_allclose(marginal, 1.0, atol=1e-8)
 
 
+@pytest.mark.slow
 def test_large_clouds_are_solved_without_storing_pairs(monkeypatch):
     expected = entropic_cost(MU, NU, 0.5)
     monkeypatch.setattr("meanformer.measures.transport.potentials.DENSE_LIMIT", 0)

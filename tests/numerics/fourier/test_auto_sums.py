@@ -58,6 +58,7 @@ def test_what_was_chosen_automatically_agrees_with_the_exact_sum():
     np.testing.assert_allclose(layer(cloud, points)[:64], exact, atol=1e-8)
 
 
+@pytest.mark.slow
 def test_an_explanation_tells_each_sum_and_why():
     cloud = mf.TokenCloud(sphere(20_000))
     heads = mf.MultiHead(
@@ -74,6 +75,7 @@ def test_an_explanation_tells_each_sum_and_why():
     assert len(text.splitlines()) == 2
 
 
+@pytest.mark.slow
 def test_explanations_of_sums_that_were_asked_for():
     cloud = mf.TokenCloud(sphere(2000))
     layer = mf.identity_attention("softmax", 3, 4.0)
@@ -93,6 +95,7 @@ def test_explanations_of_sums_that_were_asked_for():
     assert str(Blocked().explain(cloud, twice)).startswith("2 times: ")
 
 
+@pytest.mark.slow
 def test_a_range_too_wide_is_explained():
     points = 3 * np.random.default_rng(0).standard_normal((4000, 1))
     layer = mf.identity_attention("softmax", 1, 25.0)

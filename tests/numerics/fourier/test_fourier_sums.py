@@ -270,6 +270,7 @@ def test_a_short_series_is_the_same_by_either_way(monkeypatch):
         np.testing.assert_allclose(one, other, atol=1e-11)
 
 
+@pytest.mark.slow
 def test_radii_that_are_equal_to_rounding_are_on_the_circle():
     pairs, values = problem(dimension=2, beta=100.0)
     defect = float(circle_frame(pairs, pairs.weights > 0).defect())

@@ -317,6 +317,7 @@ def line(count):
     return Pairs(points, points, jnp.full(count, 1 / count)), points
 
 
+@pytest.mark.slow
 def test_devices_that_share_a_fourier_sum_find_the_same():
     pairs, values = line(203)
     shared = Sharded(mesh_of(4), Fourier(1e-10))

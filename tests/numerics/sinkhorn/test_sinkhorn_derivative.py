@@ -175,6 +175,7 @@ def test_without_symmetry_the_gradient_of_the_energy_is_two_averages():
     np.testing.assert_allclose(found, rows @ FORM + columns @ FORM.T, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_the_derivative_is_right_off_the_support_of_a_plan_close_to_the_identity():
     """With $g = -x^T B x / 2 - log(w) / 2$ in closed form."""
     form = 400 * np.eye(2)
@@ -210,6 +211,7 @@ def test_second_derivatives_agree_with_finite_differences(key, form):
     np.testing.assert_allclose(found, moved / (2 * step), atol=1e-7)
 
 
+@pytest.mark.slow
 def test_the_gradient_works_under_vmap_with_mixed_forms(key):
     cotangent = jr.normal(key, (7, 2))
     forms = jnp.stack([jnp.asarray(form) for form in FORMS])

@@ -171,6 +171,7 @@ def test_a_token_of_weight_zero_feels_the_gradient_as_a_probe():
     np.testing.assert_allclose(found[4], found[0], rtol=1e-13)
 
 
+@pytest.mark.slow
 def test_the_hessian_is_the_second_derivative_along_great_circles(key):
     form = jnp.array([[0.9, 0.2, 0.0], [0.2, -0.4, 0.3], [0.0, 0.3, 0.5]])
     layer = Unnormalised(form, jnp.eye(3), form, beta=1.3)

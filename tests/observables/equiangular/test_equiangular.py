@@ -273,6 +273,7 @@ def test_times_grow_with_the_number_of_tokens_at_high_temperature_only():
     assert cold == sorted(cold, reverse=True)
 
 
+@pytest.mark.slow
 def test_a_scheme_of_your_own_is_solved():
     own = CustomScheme(
         lambda depth, radius, radial, norm: radius * norm,

@@ -116,6 +116,7 @@ def test_on_the_line_rows_become_boolean(starts, follows, ends):
         np.testing.assert_allclose(found.phase.at(8.0)[:, 0], ends, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_on_a_part_of_the_space_tokens_settle_and_the_rest_is_free():
     tokens = np.column_stack([TOKENS, THIRD])
     found = limit_of(np.diag([1, 1, -0.5]), tokens).detection
@@ -130,6 +131,7 @@ def test_on_a_part_of_the_space_tokens_settle_and_the_rest_is_free():
     np.testing.assert_allclose(third, [-11.678, -32.421], atol=1e-3)
 
 
+@pytest.mark.slow
 def test_the_variance_of_tokens_drawn_inwards_falls_like_one_over_depth():
     report = limit_of(-np.eye(2), TOKENS)
     found = report.detection
@@ -144,6 +146,7 @@ def test_the_variance_of_tokens_drawn_inwards_falls_like_one_over_depth():
     assert float(jnp.linalg.norm(last.mean())) == pytest.approx(6e-10, abs=1e-10)
 
 
+@pytest.mark.slow
 def test_two_opposite_tokens_drawn_inwards_follow_a_scalar_law():
     depths = [0.0, 10.0, 100.0, 1000.0]
     path = mf.solve(
@@ -158,6 +161,7 @@ def test_two_opposite_tokens_drawn_inwards_follow_a_scalar_law():
     np.testing.assert_allclose(path.points[:, 0, 0], expected, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_too_short_has_not_reached_its_limit():
     path = mf.solve(mf.Flow(mf.Rescaled(plain(VALUE))), mf.TokenCloud(TOKENS), 2.0)
     found = detect_limit(path)
@@ -185,6 +189,7 @@ def test_original_coordinates_give_the_same_answer():
         assert detect_limit(decay).exponent == pytest.approx(-1, abs=0.06)
 
 
+@pytest.mark.slow
 def test_an_exceptional_row_is_undecided_and_not_guessed():
     tokens = np.array([-1.0, -0.05837211652778, 1.2])[:, None]
     path = mf.solve(
@@ -268,6 +273,7 @@ def test_wrong_questions_are_refused():
         report.continued(np.array([5.0, 1.0]))
 
 
+@pytest.mark.slow
 def test_copies_of_a_token_and_padding_change_nothing():
     whole = limit_of(np.eye(2), TOKENS).detection
     points = np.concatenate([TOKENS, TOKENS[:1], [[5.0, 5.0]]])
@@ -279,6 +285,7 @@ def test_copies_of_a_token_and_padding_change_nothing():
     np.testing.assert_array_equal(found.follows, [0, 1, 2, 0, 2, 0, 0, -1])
 
 
+@pytest.mark.slow
 def test_two_stretches_of_a_path_are_one_path():
     flow = mf.Flow(mf.Rescaled(plain(np.eye(2))))
     first = mf.solve(flow, mf.TokenCloud(TOKENS), 0.5, save=3)
@@ -335,6 +342,7 @@ def assert_not_wrong(kind, seed, scale) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_what_is_not_a_flow_of_tokens_in_space_is_refused(untyped):
     layer = mf.identity_attention("softmax", 2)
     angles = np.array([0.0, 1.0])

@@ -158,6 +158,7 @@ def test_order_splitting_and_absent_tokens_change_nothing():
         np.testing.assert_allclose(other.valleys, whole.valleys, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_rotation_turns_the_modes():
     angles = np.random.default_rng(2).uniform(0, 2 * np.pi, 40)
     one = count_modes(circle(angles), 40.0, space=CIRCLE)

@@ -163,6 +163,7 @@ def test_fractions_are_those_of_the_general_solver(dimension, kind, beta, key):
     np.testing.assert_allclose(found.mean[0], exact, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_the_default_tolerance_moves_few_pairs_across_the_level(key):
     starts = on_sphere(5, 16, 16)
     betas = [0.5, 4.0, 8.0]
