@@ -17,7 +17,7 @@ class Status(eqx.Enumeration):
 
     The members are `reached`, `steady`, `condition_met`, `escaped`,
     `blow_up_suspected`, `step_budget`, `not_finite`, `solver_failed`, `undefined`,
-    `unresolved`, `negative` and `diverging`.
+    `unresolved`, `negative`, `diverging` and, of a run on disk, `interrupted`.
     """
 
     reached = "the depth asked for was reached"
@@ -59,6 +59,10 @@ class Status(eqx.Enumeration):
         "suffice; raise most_modes of the solver Spectral, or lower atol"
     )
     diverging = "the risk rose from step to step; take a smaller step"
+    interrupted = (
+        "the run on disk has not come to its end; resume it, or call again with the "
+        "same store"
+    )
 
 
 # The order is that of the codes in files: append only.
@@ -75,6 +79,7 @@ _NAMES = (
     "unresolved",
     "negative",
     "diverging",
+    "interrupted",
 )
 
 #: What the advice of a status is called in Python, by the name of the status.

@@ -29,6 +29,11 @@ PARAMETERS = "parameters"
 Kind = TypeVar("Kind", bound=flows.AbstractTrajectory)
 
 
+# What is written as the status of all depths but the last one asked for.
+REACHED = status_code(flows.Status.reached)
+UNFINISHED = status_code(flows.Status.interrupted)
+
+
 class RunStore(flows.AbstractRecorder):
     """A folder that a solve streams its trajectory to, depth by depth.
 
@@ -51,6 +56,7 @@ class RunStore(flows.AbstractRecorder):
         self.path = Path(path)
         self._on_begin = on_begin
         self._lock = None
+        self._last = 0
         self._arrays: files.GrowingArrays | None = None
 
     def begin(
@@ -58,6 +64,7 @@ class RunStore(flows.AbstractRecorder):
     ) -> flows.AbstractTrajectory | None:
         """Prepare the folder; return what it holds already of these depths."""
         self._acquire()
+        self._last = len(depths) - 1
         self._attributes = {
             FINGERPRINT: fingerprint(request),
             PARAMETERS: parameters(request),
@@ -70,7 +77,10 @@ class RunStore(flows.AbstractRecorder):
         if rows > 0:
             with _reading(self.path):
                 columns = read_columns(folder, metadata, rows)
-                statuses = [status_from(int(code)) for code in columns["status"]]
+                codes = np.asarray(columns["status"])
+                # It goes on: what was not its end is reached.
+                codes = np.where(codes == UNFINISHED, REACHED, codes)
+                statuses = [status_from(int(code)) for code in codes]
                 stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *statuses)
                 found = _trajectory(columns, stacked, type(empty))
                 kept = dataclasses.replace(empty, **found.along_depth())
@@ -91,8 +101,9 @@ class RunStore(flows.AbstractRecorder):
             for name, array in row.columns().items()
             if array is not None
         }
-        status = jax.tree.map(lambda leaf: leaf[0], row.status)
-        columns["status"] = np.asarray([status_code(status)])
+        code = status_code(jax.tree.map(lambda leaf: leaf[0], row.status))
+        is_within = code == REACHED and index < self._last
+        columns["status"] = np.asarray([UNFINISHED if is_within else code])
         axes = {**row.AXES, "status": ("depth",)}
         growing = {
             name: np.asarray(array[0])
@@ -149,8 +160,8 @@ class RunStore(flows.AbstractRecorder):
         other = [name for name in now | then if now.get(name) != then.get(name)]
         check(
             not other,
-            f"{self.path} holds a run that differs in {', '.join(other)}; ask for the same, "
-            "or choose another folder.",
+            f"{self.path} holds a run that differs in {', '.join(other)}; ask for the "
+            "same, or choose another folder.",
         )
 
     def _check_depths(self, depths: Float[Array, " t"], kept: Any) -> None:
