@@ -76,7 +76,9 @@ def test_a_killed_simulation_is_resumed_bit_for_bit(kind, tmp_path, monkeypatch)
         patched.setattr("meanformer.storage.simulation.RunStore", PullThePlug)
         with pytest.raises(OSError, match="no space left"):
             storage.simulate(config, folder)
-    assert len(mf.open_run(folder)) == 3
+    broken = mf.open_run(folder)
+    assert len(broken) == 3
+    assert broken.status == flows.Status.interrupted
     assert_same(storage.resume(folder), whole)
     assert_same(mf.open_run(folder), whole)
 

@@ -9,6 +9,7 @@ from typing import ClassVar, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from meanformer.attention.constants import Constants
@@ -23,7 +24,7 @@ from meanformer.errors import (
     check_shape,
     is_concrete,
 )
-from meanformer.measures import AbstractContext, AbstractMeasure
+from meanformer.measures import AbstractContext, AbstractMeasure, Gaussian, TokenCloud
 from meanformer.measures.cloud import AbstractCloud
 from meanformer.numerics.arrays import matmul, widened
 
@@ -95,9 +96,13 @@ class AbstractInContextMap(eqx.Module):
     Attributes:
         bends_gaussians: why a Gaussian does not stay one under the map, where that is
             known of its kind; `None` otherwise.
+        refuses_masks: why the map cannot stand behind a mask; `None` if it can.
+        is_continuous: whether a small change of tokens changes its values little.
     """
 
     bends_gaussians: ClassVar[str | None] = None
+    refuses_masks: ClassVar[str | None] = None
+    is_continuous: ClassVar[bool] = True
 
     @property
     def input_dimension(self) -> int | None:
@@ -164,6 +169,17 @@ class AbstractInContextMap(eqx.Module):
         return OPERATORS["+"](self, other)
 
 
+def maps_in(tree: PyTree) -> list[AbstractInContextMap]:
+    """Return all maps in a tree, itself if it is one, and those they are made of."""
+
+    def is_inner(node) -> bool:
+        return node is not tree and isinstance(node, AbstractInContextMap)
+
+    inner = filter(is_inner, jax.tree.leaves(tree, is_leaf=is_inner))
+    own = [tree] if isinstance(tree, AbstractInContextMap) else []
+    return own + [part for one in inner for part in maps_in(one)]
+
+
 def parameter(name: str, *, is_scalar: bool = False, **options):
     """Return a module field holding a finite array, converted from input and checked.
 
@@ -227,12 +243,18 @@ class AbstractAttention(AbstractInContextMap):
             $V = vI$ the covariance $S$ has a closed form.
         sees_second_moment: whether the second moment stands there in place of $S$.
         grows_linearly: whether it is at most $|V|$ on every Gaussian.
+        energy_sees_mean: whether `gaussian_energy` is that of any mean, not just zero.
+        tends_to_hardmax: whether it is hardmax at infinite $\beta$.
+        has_known_limits: whether theorems tell where its tokens go.
     """
 
     is_normalised: ClassVar[bool] = False
     obeys_riccati: ClassVar[bool] = False
     sees_second_moment: ClassVar[bool] = False
     grows_linearly: ClassVar[bool] = False
+    energy_sees_mean: ClassVar[bool] = False
+    tends_to_hardmax: ClassVar[bool] = False
+    has_known_limits: ClassVar[bool] = False
 
     query: Float[Array, "_k _d"] = parameter("query")
     key: Float[Array, "_k _d"] = parameter("key")
@@ -274,6 +296,17 @@ class AbstractAttention(AbstractInContextMap):
         return matmul(self.key.T, self.query)
 
     @property
+    def exact_score(self) -> Float[np.ndarray, "d d"]:
+        r"""The matrix $A$ in double precision, whatever that of $K$ and $Q$ is."""
+        query, key = (np.asarray(x, np.float64) for x in (self.query, self.key))
+        return key.T @ query
+
+    @property
+    def mean_value(self) -> Float[Array, "e d"]:
+        """The matrix that is applied to the mean of the tokens."""
+        return self.value
+
+    @property
     def temperature(self) -> Float[Array, ""]:
         r"""The inverse temperature $\beta$ in the type of the matrices."""
         return self.beta.astype(self.query.dtype)
@@ -306,6 +339,10 @@ class AbstractAttention(AbstractInContextMap):
             return f"no energy is known for {type(self).__name__}"
         return self.gradient_form()
 
+    def gaussian_energy(self, mu: Gaussian) -> Float[Array, ""]:
+        """Return the energy of `gaussian_form` at a Gaussian."""
+        return self.energy(mu)
+
     def why_global(self, tolerance: float) -> str | None:
         """Return why flows of Gaussians exist for all depths, if that is known.
 
@@ -313,6 +350,10 @@ class AbstractAttention(AbstractInContextMap):
             tolerance: relative error allowed in equations of matrices.
         """
         return None
+
+    def settled(self, mu: TokenCloud) -> "AbstractAttention":
+        """Return the attention with what it looks for at a cloud already found."""
+        return self
 
     def queries(self, x: Float[Array, "m d"]) -> Float[Array, "m k"]:
         r"""Return $Qx + b_Q$."""
@@ -333,7 +374,7 @@ class AbstractAttention(AbstractInContextMap):
         self, mass: Float[Array, " m"] | None, moment: Float[Array, "m d"]
     ) -> Float[Array, "m e"]:
         r"""Return $V\!\int y + b_V\!\int 1$ from mass (`None`: one) and moment."""
-        projected = matmul(moment, self.value.T)
+        projected = matmul(moment, self.mean_value.T)
         if self.value_bias is None:
             return projected
         share = self.value_bias[None]

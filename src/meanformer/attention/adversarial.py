@@ -4,13 +4,12 @@ import math
 from collections.abc import Callable
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float
 
-from meanformer.attention.abstract import AbstractInContextMap, parameter_dtype
+from meanformer.attention.abstract import AbstractInContextMap, maps_in, parameter_dtype
 from meanformer.attention.lipschitz import checked_cloud, local_lipschitz
 from meanformer.attention.masked import Masked, in_order
 from meanformer.attention.softmax import Softmax
@@ -86,8 +85,8 @@ def lower_bound(
     """
     if not (is_concrete(gamma.value) and is_concrete(gamma.query)):
         return None
-    factor, score = multiple_of_identity(gamma.value), _tilted_score(gamma)
-    eigenvalues = np.linalg.eigvals(score)
+    factor = multiple_of_identity(gamma.value)
+    eigenvalues = np.linalg.eigvals(float(gamma.beta) * gamma.exact_score)
     is_real = bool(_is_real(eigenvalues).all())
     if factor is None or gamma.query_bias is not None or not is_real:
         return None
@@ -167,8 +166,7 @@ def _first_cloud(gamma, count, radius, key) -> TokenCloud:
     check(dimension is not None, "the map takes any dimension; pass start=cloud.")
     normal = jr.normal(key, (count, dimension), parameter_dtype(gamma))
     cloud = TokenCloud(radius / math.sqrt(dimension) * normal)
-    masked = jax.tree.leaves(gamma, is_leaf=lambda node: isinstance(node, Masked))
-    needs_order = any(isinstance(node, Masked) for node in masked)
+    needs_order = any(isinstance(part, Masked) for part in maps_in(gamma))
     return in_order(cloud) if needs_order else cloud
 
 
@@ -189,14 +187,6 @@ def _check_size(count: int, radius) -> None:
     check(size > 0, f"radius is {size}; it must be positive.")
 
 
-def _tilted_score(gamma: Softmax) -> np.ndarray:
-    query, key, beta = (
-        np.asarray(matrix, np.float64)
-        for matrix in (gamma.query, gamma.key, gamma.beta)
-    )
-    return beta * key.T @ query
-
-
 def _is_real(eigenvalues: np.ndarray) -> np.ndarray:
     rounding = 1e-10 * np.abs(eigenvalues).max(initial=0)
     return np.abs(np.imag(eigenvalues)) <= rounding
@@ -204,7 +194,7 @@ def _is_real(eigenvalues: np.ndarray) -> np.ndarray:
 
 def _extreme_pairs(gamma: Softmax) -> tuple[tuple[float, np.ndarray], ...]:
     """Return the smallest and the largest real eigenvalue, with unit eigenvectors."""
-    eigenvalues, vectors = np.linalg.eig(_tilted_score(gamma))
+    eigenvalues, vectors = np.linalg.eig(float(gamma.beta) * gamma.exact_score)
     real = np.flatnonzero(_is_real(eigenvalues))
     if len(real) == 0:
         raise Unsupported(

@@ -11,7 +11,7 @@ from jax.extend.core import Literal, jaxprs_in_params
 from jax.interpreters import partial_eval
 from jaxtyping import Array, Float
 
-from meanformer.attention.abstract import AbstractInContextMap
+from meanformer.attention.abstract import AbstractInContextMap, maps_in
 from meanformer.errors import Unsupported
 from meanformer.measures import Gaussian
 from meanformer.numerics.arrays import matmul, widened
@@ -73,8 +73,8 @@ def check_affine(gamma: MapOfPoints, mu: Gaussian) -> None:
         gamma: a map; its parameters may be shapes without numbers.
         mu: the Gaussian that is its context.
     """
-    for part in parts(gamma):
-        if isinstance(part, AbstractInContextMap) and part.bends_gaussians:
+    for part in maps_in(gamma):
+        if part.bends_gaussians:
             raise Unsupported(
                 f"{type(part).__name__} is not affine on a Gaussian: "
                 f"{part.bends_gaussians}. {_ADVICE}"
@@ -129,16 +129,6 @@ def _jumps(program: Any, tainted: set) -> bool:
 def is_array(leaf) -> bool:
     """Whether a leaf is an array, or the shape of one."""
     return eqx.is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
-
-
-def parts(gamma: MapOfPoints) -> list[MapOfPoints]:
-    """Return a map and all the maps that it is made of."""
-
-    def is_inner(node) -> bool:
-        return node is not gamma and isinstance(node, AbstractInContextMap)
-
-    inner = filter(is_inner, jax.tree.leaves(gamma, is_leaf=is_inner))
-    return [gamma, *[part for one in inner for part in parts(one)]]
 
 
 def affine_image(gamma: MapOfPoints, mu: Gaussian) -> Gaussian:

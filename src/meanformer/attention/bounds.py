@@ -10,7 +10,6 @@ from jaxtyping import Array, Float
 from meanformer.attention.abstract import AbstractInContextMap, parameter_dtype
 from meanformer.attention.adversarial import adversarial_cloud, lower_bound
 from meanformer.attention.constants import Constants
-from meanformer.attention.sinkhorn import Sinkhorn
 from meanformer.attention.softmax import Softmax
 from meanformer.errors import (
     Overflow,
@@ -106,7 +105,7 @@ def lipschitz_bounds(
             f"{type(gamma).__name__} is not continuous: it has no Lipschitz bound."
         )
     effective = _effective_count(known.in_query, count, weights)
-    lower, cloud = _lower(gamma, radius, count, weights)
+    lower, cloud = _lower(known.lower, gamma, radius, count, weights)
     return LipschitzBounds(
         _finite(_evaluated(known.by_count, effective)),
         _finite(_evaluated(known.by_count_published, effective)),
@@ -225,12 +224,10 @@ def _finite(bound: Array | None) -> Array | None:
     return None
 
 
-def _lower(gamma, radius, count, weights) -> tuple[Array | None, TokenCloud | None]:
-    if isinstance(gamma, Sinkhorn) and gamma.half_steps is None:
-        return jnp.linalg.norm(gamma.value, 2), None
-    if not isinstance(gamma, Softmax) or weights is not None or count < 2:
-        return None, None
-    if not is_concrete(radius):
-        return None, None
+def _lower(known: Bound | None, gamma, radius, count: int, weights):
+    """Return the bound and the cloud known for softmax, else what its kind says."""
+    is_softmax = isinstance(gamma, Softmax) and weights is None and count >= 2
+    if not (is_softmax and is_concrete(radius)):
+        return known, None
     bound = lower_bound(gamma, radius, count)
     return bound, None if bound is None else adversarial_cloud(gamma, count, radius)

@@ -24,6 +24,7 @@ class Constants:
         by_count: Lipschitz bound as a function of the number of tokens.
         by_count_published: the published form of it, for softmax.
         mean_field_published: the published form of `mean_field`, for softmax.
+        lower: a constant that some cloud has at least.
     """
 
     speed: Bound
@@ -32,6 +33,7 @@ class Constants:
     by_count: CountBound | None = None
     by_count_published: CountBound | None = None
     mean_field_published: Bound | None = None
+    lower: Bound | None = None
 
     @property
     def mean_field(self) -> Bound | None:

@@ -77,6 +77,12 @@ def interaction(
     return jnp.dot(mu.weights, jnp.where(mu.weights > 0, potential, 0)) / (2 * beta)
 
 
+def linear_energy(layer: AbstractAttention, mu: AbstractMeasure) -> Float[Array, ""]:
+    r"""Return $\frac{\beta}{4}\iint (y^\top A x)^2$, from the second moment."""
+    score, moment = layer.score, mu.second_moment()
+    return layer.temperature / 4 * jnp.trace(score @ moment @ score.T @ moment)
+
+
 def check_no_bias(layer: AbstractAttention) -> None:
     """Raise if the queries have a bias."""
     check(layer.query_bias is None, "a layer with query_bias has no known energy.")

@@ -7,8 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PyTree
 
-from meanformer.attention.abstract import AbstractInContextMap
-from meanformer.attention.kernels import Hardmax
+from meanformer.attention.abstract import AbstractInContextMap, maps_in
 from meanformer.errors import (
     StoppedEarly,
     Unsupported,
@@ -140,11 +139,7 @@ def token_field(gamma: AbstractInContextMap, mu: TokenCloud) -> TokenField:
 
 def check_continuous(tree: PyTree) -> None:
     """Raise if a map, or a flow of maps, contains hardmax."""
-
-    def is_hard(node) -> bool:
-        return isinstance(node, Hardmax)
-
-    if any(is_hard(node) for node in jax.tree.leaves(tree, is_leaf=is_hard)):
+    if not all(part.is_continuous for part in maps_in(tree)):
         raise Unsupported(
             "hardmax attention is not continuous, so it has no Lipschitz constant; use "
             "Softmax with a large beta."

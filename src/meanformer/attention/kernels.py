@@ -27,6 +27,7 @@ from meanformer.attention.exponential import (
     AbstractExponential,
     check_no_bias,
     interaction,
+    linear_energy,
     tokens_of,
 )
 from meanformer.attention.softmax import view_of
@@ -85,8 +86,7 @@ class Linear(AbstractAttention):
             "the energy of Linear needs no feature_map and normalized=False.",
         )
         check_no_bias(self)
-        score, moment = self.score, mu.second_moment()
-        return self.temperature / 4 * jnp.trace(score @ moment @ score.T @ moment)
+        return linear_energy(self, mu)
 
     def ball_constants(self, radius: Float[Array, ""], order: float) -> Constants:
         """Return the constants of a kernel that is the score."""
@@ -279,6 +279,8 @@ class Hardmax(AbstractAttention):
 
     bends_gaussians: ClassVar[str | None] = "no point of its support scores highest"
     is_normalised: ClassVar[bool] = True
+    is_continuous: ClassVar[bool] = False
+    tends_to_hardmax: ClassVar[bool] = True
 
     tolerance: float = number("tolerance", least=0, default=0.0, kw_only=True)
 

@@ -6,7 +6,11 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from meanformer.attention.abstract import AbstractInContextMap, check_map
+from meanformer.attention.abstract import (
+    AbstractAttention,
+    AbstractInContextMap,
+    check_map,
+)
 from meanformer.attention.composition import Composition
 from meanformer.attention.jacobian import (
     ScaledJacobian,
@@ -17,7 +21,6 @@ from meanformer.attention.jacobian import (
     unscaled,
     warn_if_unfinished,
 )
-from meanformer.attention.sinkhorn import Sinkhorn
 from meanformer.errors import Unsupported, is_concrete
 from meanformer.measures import AbstractMeasure, TokenCloud
 from meanformer.numerics.arrays import cast, widened
@@ -129,14 +132,14 @@ def lipschitz_report(
 
 
 def _settled(gamma: AbstractInContextMap, mu: TokenCloud) -> AbstractInContextMap:
-    """Return the map with what Sinkhorn attention looks for at this cloud found."""
+    """Return the map with what its attentions look for at this cloud found."""
 
     def is_whole(node) -> bool:
         # The later layers of a composition see other clouds.
-        return isinstance(node, Sinkhorn | Composition)
+        return isinstance(node, AbstractAttention | Composition)
 
     def settle(node):
-        return node.settled(mu) if isinstance(node, Sinkhorn) else node
+        return node.settled(mu) if isinstance(node, AbstractAttention) else node
 
     return jax.tree.map(settle, gamma, is_leaf=is_whole)
 

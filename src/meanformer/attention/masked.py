@@ -14,11 +14,11 @@ from meanformer.attention.abstract import (
     AbstractInContextMap,
     check_map,
     checked_queries,
+    maps_in,
 )
 from meanformer.attention.composition import Composition, MultiHead, Residual
 from meanformer.attention.constants import Constants, product
 from meanformer.attention.masks import AbstractMask, Causal
-from meanformer.attention.sinkhorn import Sinkhorn
 from meanformer.errors import (
     InvalidInput,
     Unsupported,
@@ -76,12 +76,9 @@ class Masked(AbstractInContextMap):
             not isinstance(self.attention, (Residual, Composition, Masked)),
             f"attention is a {kind}; mask the attentions inside it instead.",
         )
-        if _holds_sinkhorn(self.attention):
-            raise Unsupported(
-                "Sinkhorn attention cannot be masked: with distinct positions the only "
-                "plan with equal marginals on a triangular pattern is the diagonal "
-                "one, so every token would see itself alone; use Softmax or L2."
-            )
+        for part in maps_in(self.attention):
+            if part.refuses_masks:
+                raise Unsupported(part.refuses_masks)
 
     @property
     def input_dimension(self) -> int | None:
@@ -101,7 +98,7 @@ class Masked(AbstractInContextMap):
                 eqx.tree_at(lambda g: g.attention, self, head) for head in inner.heads
             ]
             return MultiHead(heads, inner.outputs).ball_constants(radius, order)
-        known = inner.ball_constants(radius, order)
+        known = replace(inner.ball_constants(radius, order), lower=None)
         is_average = isinstance(inner, AbstractAttention) and inner.is_normalised
         if not (is_average or self.divide):
             return known
@@ -167,13 +164,6 @@ class Masked(AbstractInContextMap):
             f"query {int(np.argmin(sees))} sees no token through "
             f'{type(self.mask).__name__}; pass empty="zero" to give it the value 0.'
         )
-
-
-def _holds_sinkhorn(gamma: AbstractInContextMap) -> bool:
-    def is_sinkhorn(node) -> bool:
-        return isinstance(node, Sinkhorn)
-
-    return any(map(is_sinkhorn, jax.tree.leaves(gamma, is_leaf=is_sinkhorn)))
 
 
 @eqx.filter_jit

@@ -29,10 +29,13 @@ from meanformer.errors import (
 from meanformer.measures import (
     AbstractContext,
     AbstractMeasure,
+    Gaussian,
     TiltedCloud,
     TokenCloud,
 )
 from meanformer.measures.cloud import check_cloud, gaussian_log_factor
+from meanformer.measures.gaussian import entropic_reward
+from meanformer.measures.masked import NO_PLAN
 from meanformer.numerics.arrays import cast, matmul, widened
 from meanformer.numerics.sinkhorn.algorithm import (
     EntropicPotentials,
@@ -97,7 +100,9 @@ class Sinkhorn(AbstractTilting):
         start: potential at the tokens to start from, a warm start.
     """
 
+    refuses_masks: ClassVar[str | None] = NO_PLAN
     grows_linearly: ClassVar[bool] = True
+    energy_sees_mean: ClassVar[bool] = True
 
     half: bool = eqx.field(default=False, kw_only=True, static=True)
     kernel: str = eqx.field(default="l2", kw_only=True, static=True)
@@ -153,13 +158,18 @@ class Sinkhorn(AbstractTilting):
             )
         value = spectral_norm(self.value)
         speed = value * radius + bias_norm(self.value_bias)
-        return Constants(speed, value * spectral_norm(self.form) * radius**2)
+        in_query = value * spectral_norm(self.form) * radius**2
+        return Constants(speed, in_query, lower=None if self.half_steps else value)
 
     def energy(self, mu: AbstractMeasure) -> Float[Array, ""]:
         """Return the reward of the entropic transport onto itself."""
         check(self.half_steps is None, "the energy of Sinkhorn needs half_steps=None.")
         cloud = tokens_of(mu)
         return entropic_energy(cloud.weights, self.potentials(cloud))
+
+    def gaussian_energy(self, mu: Gaussian) -> Float[Array, ""]:
+        """Return the same at a Gaussian, in closed form."""
+        return entropic_reward(mu, self.form)
 
     @property
     def sharpness(self) -> Float[Array, ""]:

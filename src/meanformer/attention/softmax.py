@@ -1,6 +1,7 @@
 """Row-normalised attention: softmax and L2, tilted means of the context."""
 
 import abc
+import math
 from dataclasses import replace
 from typing import ClassVar, NamedTuple
 
@@ -20,12 +21,13 @@ from meanformer.attention.constants import (
     of_shares,
     spectral_norm,
 )
-from meanformer.attention.exponential import AbstractExponential
+from meanformer.attention.exponential import AbstractExponential, linear_energy
 from meanformer.errors import InvalidInput, Unsupported, check_choice, is_concrete
-from meanformer.measures import AbstractContext
+from meanformer.measures import AbstractContext, Gaussian
 from meanformer.measures.cloud import AbstractCloud
 from meanformer.numerics.arrays import matmul
 from meanformer.numerics.multiples import multiple_of
+from meanformer.numerics.softmax import log_excess
 
 
 class View(NamedTuple):
@@ -101,17 +103,11 @@ class AbstractTilting(AbstractAttention):
     def view(self, mu: AbstractContext, x: Float[Array, "m d"]) -> View:
         """Return the context as the queries see it, and their tilts."""
 
-    def read(
-        self, mass: Float[Array, " m"] | None, moment: Float[Array, "m d"]
-    ) -> Float[Array, "m e"]:
-        r"""Return the values $Vy + b_V$ of mass and moment."""
-        return self.values(mass, moment)
-
     def attend(
         self, mu: AbstractContext, x: Float[Array, "m d"]
     ) -> Float[Array, "m e"]:
         """Return the averaged values as seen from each query."""
-        return self.read(*self.view(mu, x).mass_and_moment())
+        return self.values(*self.view(mu, x).mass_and_moment())
 
     def matrix(self, mu: AbstractCloud, x: Float[Array, "m d"]) -> Float[Array, "m n"]:
         """Return the weights of the tokens as seen from each query."""
@@ -131,6 +127,8 @@ class Softmax(AbstractTilting, AbstractExponential):
 
     is_normalised: ClassVar[bool] = True
     obeys_riccati: ClassVar[bool] = True
+    tends_to_hardmax: ClassVar[bool] = True
+    has_known_limits: ClassVar[bool] = True
 
     @property
     def score_shift(self) -> None:
@@ -140,6 +138,10 @@ class Softmax(AbstractTilting, AbstractExponential):
     def gaussian_form(self, tolerance: float) -> GradientForm:
         r"""Return $A^\top$, as for linear attention, which moves them likewise."""
         return GradientForm(self.score.T, "A^T", may_be_odd=True)
+
+    def gaussian_energy(self, mu: Gaussian) -> Float[Array, ""]:
+        """Return the energy of linear attention, at a mean of zero."""
+        return linear_energy(self, mu)
 
     def ball_constants(self, radius: Float[Array, ""], order: float) -> Constants:
         """Return the constants of an average, and the published ones."""
@@ -201,6 +203,18 @@ class L2(AbstractTilting):
             return "Q is not a multiple of K"
         return GradientForm(matmul(self.key.T, self.key), "K^T K")
 
+    def gaussian_energy(self, mu: Gaussian) -> Float[Array, ""]:
+        r"""Return the energy of distances, for $Q$ a multiple of $K$."""
+        key, query = (np.asarray(x, np.float64) for x in (self.key, self.query))
+        ratio = multiple_of(key, query, 1e-6)
+        assert ratio is not None  # that it is one was checked before
+        values = jnp.linalg.svd(matmul(self.key, mu.root()), compute_uv=False) ** 2
+        # x - log(1 + x), over the sharpness.
+        reach = jnp.sum(log_excess(self.sharpness * values))
+        resting = self.sharpness == 0
+        reach = jnp.where(resting, 0, reach / jnp.where(resting, 1, self.sharpness))
+        return ratio * reach / 2
+
     def why_global(self, tolerance: float) -> str | None:
         """Return the condition on the matrices under which it is at most linear."""
         key, query = (np.asarray(x, np.float64) for x in (self.key, self.query))
@@ -213,17 +227,20 @@ class L2(AbstractTilting):
         return None
 
     @property
+    def mean_value(self) -> Float[Array, "e d"]:
+        r"""The matrix $V$, or $V(A/\sqrt{k})$."""
+        if self.value_map is None:
+            return self.value
+        return matmul(self.value, self.score) / math.sqrt(len(self.key))
+
+    @property
     def sharpness(self) -> Float[Array, ""]:
         r"""Twice the factor of $|Qx-Ky|^2$: $2\beta$, or $\beta$ with `half`."""
         return self.temperature if self.half else 2 * self.temperature
 
     def ball_constants(self, radius: Float[Array, ""], order: float) -> Constants:
         """Return the constants of an average."""
-        value, key = self.value, spectral_norm(self.key)
-        if self.value_map == "kim":
-            value = matmul(value, self.score) / jnp.sqrt(len(self.key)).astype(
-                value.dtype
-            )
+        value, key = self.mean_value, spectral_norm(self.key)
         sharpness = jnp.abs(self.sharpness)
         reach = (spectral_norm(self.query) + key) * radius + bias_norm(self.query_bias)
         slope, twist = sharpness * key * reach, sharpness * spectral_norm(self.score)
@@ -259,15 +276,6 @@ class L2(AbstractTilting):
             self.queries(x) - matmul(self.key, origin)[None, :],
         )
         return jnp.where(sizes[0] < sizes[1], *ways)
-
-    def read(
-        self, mass: Float[Array, " m"] | None, moment: Float[Array, "m d"]
-    ) -> Float[Array, "m e"]:
-        r"""Return $Vy + b_V$, or $V(A/\sqrt{k})y + b_V$."""
-        if self.value_map == "kim":
-            root = jnp.sqrt(self.key.shape[0]).astype(moment.dtype)
-            moment = matmul(moment, self.score.T) / root
-        return self.values(mass, moment)
 
 
 def _agree(first: Array, second: Array) -> bool:

@@ -1,6 +1,7 @@
 """Gaussian token measures: exact flows, blow-up, rank, energies, the conjecture."""
 
 from meanformer.errors import warn as _warn
+from meanformer.measures.gaussian import entropic_reward as entropic_reward
 
 from .blow_up import BlowUp as BlowUp
 from .blow_up import blowup_time as blowup_time
@@ -23,7 +24,6 @@ from .energies import GaussianStructure as GaussianStructure
 from .energies import dissipation as dissipation
 from .energies import energy as energy
 from .energies import energy_profile as energy_profile
-from .energies import entropic_reward as entropic_reward
 from .energies import gradient_structure as gradient_structure
 from .explicit import explicit_solution as explicit_solution
 from .exponents import LongRun as LongRun

@@ -6,12 +6,12 @@ import math
 import jax.numpy as jnp
 import numpy as np
 
-from meanformer.attention import L2, AbstractAttention, AbstractInContextMap
+from meanformer.attention import AbstractAttention, AbstractInContextMap
 from meanformer.errors import InvalidInput, as_number
 from meanformer.flows import LongDepth, Status
 from meanformer.gaussian import explicit, long_depth, velocity
 from meanformer.gaussian.exponents import BLEW_UP, REACHED
-from meanformer.gaussian.velocity import Parts, rounding_of, score_of, values_of
+from meanformer.gaussian.velocity import Parts, rounding_of
 from meanformer.gaussian.velocity import spectral_norm as norm
 from meanformer.measures import Gaussian
 from meanformer.numerics.multiples import agree
@@ -145,16 +145,16 @@ def lower_bound(parts: Parts, mu: Gaussian) -> float | None:
     """
     quadratic, linear, sees_mean = 0.0, norm(parts.affine), False
     for head in parts.heads:
-        value, score = norm(values_of(head)), norm(score_of(head))
+        value, score = norm(head.mean_value), norm(head.exact_score)
         if head.sees_second_moment and head.peculiarity is not None:
             return None
         sees_mean |= head.sees_second_moment
         if head.grows_linearly:
             linear += value
-        else:
+        elif head.obeys_riccati or float(head.beta) >= 0:
             quadratic += abs(float(head.sharpness)) * value * score
-    if any(float(head.beta) < 0 and isinstance(head, L2) for head in parts.heads):
-        return None
+        else:
+            return None
     size = norm(mu.covariance())
     if sees_mean:
         # The second moment moves by the linear part alone, if there is nothing else.
@@ -240,7 +240,7 @@ def _integrated(gamma, mu: Gaussian, horizon: float, rtol: float, known: BlowUp)
 
 def _symmetric_parts(head: AbstractAttention) -> tuple[np.ndarray | None, np.ndarray]:
     """Return V of softmax if it is symmetric, else `None`, and beta times A_s."""
-    value, score = values_of(head), score_of(head)
+    value, score = np.asarray(head.mean_value, np.float64), head.exact_score
     is_softmax = head.obeys_riccati and not head.sees_second_moment
     is_symmetric = is_softmax and agree(value, value.T, rounding_of(head))
     pull = float(head.temperature) * (score + score.T) / 2

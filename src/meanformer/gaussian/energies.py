@@ -8,8 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from meanformer import attention
-from meanformer.attention import AbstractExponential, AbstractInContextMap
+from meanformer.attention import (
+    AbstractAttention,
+    AbstractExponential,
+    AbstractInContextMap,
+    GradientForm,
+)
 from meanformer.attention.affine import slope_and_drift
 from meanformer.errors import check, is_concrete
 from meanformer.flows import GaussianTrajectory
@@ -18,8 +22,6 @@ from meanformer.measures import Gaussian
 from meanformer.numerics import multiples
 from meanformer.numerics.arrays import matmul
 
-# Below this a logarithm is summed as a series, of so many terms.
-SERIES, TERMS = 0.05, 16
 # Relative errors of matrices that were multiplied a few times.
 ROUNDINGS = 1000
 BURES, FISHER_RAO = "Bures-Wasserstein", "Fisher-Rao"
@@ -74,20 +76,20 @@ def gradient_structure(
     # Also inside of a traced function: the layer itself must be known.
     with jax.ensure_compile_time_eval():
         unknown = f"no energy is known for {type(gamma).__name__}"
-        if not isinstance(gamma, attention.AbstractAttention):
+        if not isinstance(gamma, AbstractAttention):
             return GaussianStructure(False, unknown)
         if tolerance is None:
             tolerance = ROUNDINGS * float(jnp.finfo(gamma.value.dtype).eps)
         if gamma.peculiarity:
             return GaussianStructure(False, gamma.peculiarity)
         form = gamma.gaussian_form(tolerance)
-        if not isinstance(form, attention.GradientForm):
+        if not isinstance(form, GradientForm):
             return GaussianStructure(False, form or unknown)
         return _structure(gamma, form, tolerance)
 
 
 def _structure(gamma, form, tolerance: float) -> GaussianStructure:
-    base = _known(form.matrix)
+    base = np.asarray(form.matrix, np.float64)
     is_odd = form.may_be_odd and multiples.agree(base, -base.T, tolerance)
     if is_odd or multiples.agree(base, base.T, tolerance):
         found = _of_value(gamma, base, form.name, tolerance)
@@ -103,7 +105,7 @@ def _structure(gamma, form, tolerance: float) -> GaussianStructure:
 
 def _of_value(gamma, base: np.ndarray, name: str, tolerance) -> GaussianStructure:
     """Compare the value matrix with what the gradient has."""
-    value = _known(gamma.value)
+    value = np.asarray(gamma.value, np.float64)
     multiple = multiples.multiple_of(base, value, tolerance)
     if multiple is not None:
         return GaussianStructure(True, metric=BURES, factor=multiple)
@@ -143,58 +145,9 @@ def energy(gamma: AbstractInContextMap, mu: Gaussian) -> Float[Array, ""]:
 
 
 def _energy(gamma, mu: Gaussian, structure: GaussianStructure) -> Float[Array, ""]:
-    if isinstance(gamma, attention.Sinkhorn):
-        return entropic_reward(mu, gamma.form)
-    if isinstance(gamma, attention.L2):
-        return _energy_of_distance(gamma, mu)
-    check(
-        isinstance(gamma, attention.Softmax | attention.Linear),
-        f"no energy is known for {type(gamma).__name__}.",
-    )
-    spread, score, beta = mu.covariance(), gamma.score, gamma.temperature
     if structure.metric == FISHER_RAO:
-        return beta * jnp.trace(matmul(score, spread))
-    inner = matmul(matmul(spread, score.T), matmul(spread, score))
-    return beta / 4 * jnp.trace(inner)
-
-
-def _energy_of_distance(gamma: attention.L2, mu: Gaussian) -> Float[Array, ""]:
-    root, key = mu.root(), gamma.key
-    ratio = multiples.multiple_of(_known(key), _known(gamma.query), 1e-6)
-    assert ratio is not None  # that it is one was checked before
-    values = jnp.linalg.svd(matmul(key, root), compute_uv=False) ** 2
-    # x - log(1 + x), over the sharpness.
-    reach = jnp.sum(_log_excess(gamma.sharpness * values))
-    resting = gamma.sharpness == 0
-    reach = jnp.where(resting, 0, reach / jnp.where(resting, 1, gamma.sharpness))
-    return ratio * reach / 2
-
-
-def _log_excess(x: Float[Array, " r"]) -> Float[Array, " r"]:
-    r"""Return $x - \log(1 + x)$ without cancellation."""
-    small = jnp.abs(x) < SERIES
-    near, far = jnp.where(small, x, 0), jnp.where(small, 1, x)
-    powers = np.arange(TERMS, 1, -1)
-    series = np.concatenate([(-1.0) ** powers / powers, [0.0, 0.0]])
-    near = jnp.polyval(jnp.asarray(series, x.dtype), near)
-    return jnp.where(small, near, far - jnp.log1p(far))
-
-
-def entropic_reward(mu: Gaussian, form: Float[Array, "d d"]) -> Float[Array, ""]:
-    r"""Return the reward of the entropic transport of a Gaussian onto itself.
-
-    $E_B = \max_\pi \int y^\top Bx\,\mathrm{d}\pi - \mathrm{KL}(\pi|\mu\otimes\mu)$ over
-    the couplings of a Gaussian with itself; it is
-    $m^\top Bm + \sum_i \frac{s_i - 1}{2} + \frac12\log\frac{2}{1+s_i}$ with
-    $s_i = \sqrt{1 + 4h_i}$ and the eigenvalues $h_i$ of $S^{1/2}BSB^\top S^{1/2}$.
-    """
-    root, mean = mu.root(), mu.mean()
-    half = matmul(root.T, matmul(form, root))
-    singular = jnp.linalg.svd(half, compute_uv=False)
-    # (s - 1)/2, for which the sum is of halves of 2x - log(1 + x).
-    half_way = 2 * singular**2 / (1 + jnp.sqrt(1 + 4 * singular**2))
-    spread = (half_way + _log_excess(half_way)) / 2
-    return matmul(mean, matmul(form, mean)) + jnp.sum(spread)
+        return gamma.temperature * jnp.trace(matmul(gamma.score, mu.covariance()))
+    return gamma.gaussian_energy(mu)
 
 
 def dissipation(gamma: AbstractInContextMap, mu: Gaussian) -> Float[Array, ""]:
@@ -265,21 +218,17 @@ def energy_profile(
     )
 
 
-def _checked(gamma: AbstractInContextMap, mu: Gaussian) -> GaussianStructure:
+def _checked(gamma, mu: Gaussian) -> GaussianStructure:
     check_gaussian(mu)
     structure = gradient_structure(gamma)
     check(
         structure.holds,
         f"this is not a gradient flow as far as is known: {structure.failure}.",
     )
-    if is_concrete(mu.mean()) and not isinstance(gamma, attention.Sinkhorn):
+    if is_concrete(mu.mean()) and not gamma.energy_sees_mean:
         check(
             not bool(jnp.any(mu.mean() != 0)),
             "the energies are those of Gaussians of mean zero; this one has mean "
             f"{np.asarray(mu.mean())}.",
         )
     return structure
-
-
-def _known(matrix: Array) -> np.ndarray:
-    return np.asarray(matrix, np.float64)

@@ -16,6 +16,7 @@ from meanformer.attention import AbstractAttention, AbstractInContextMap
 from meanformer.errors import InvalidInput, Overflow, Unsupported, as_number
 from meanformer.flows import AbstractSchedule, Flow
 from meanformer.gaussian import velocity
+from meanformer.gaussian.velocity import spectral_norm as norm
 from meanformer.measures import Gaussian
 from meanformer.numerics.multiples import agree, multiple_of_identity
 
@@ -102,7 +103,7 @@ def _pull(schedule: AbstractSchedule, mu: Gaussian, depth: float) -> np.ndarray:
     head = velocity.parts_of(schedule.at(jnp.asarray(depth)), mu).only_head
     if head is None or head.sees_second_moment or not is_riccati(head):
         raise Unsupported("under a schedule a closed form is known for softmax only.")
-    score = velocity.score_of(head)
+    score = head.exact_score
     return _identity_values(head) * float(head.temperature) * (score + score.T) / 2
 
 
@@ -274,11 +275,7 @@ def riccati_rates(
     basis = vectors[:, sizes > velocity.rounding_of(head) * sizes.max(initial=0)]
     clock = riccati_clock(head, 1.0)
     rates, turn = np.linalg.eigh(clock * riccati_matrix(head, basis))
-    size = (
-        abs(clock)
-        * velocity.spectral_norm(head.query)
-        * velocity.spectral_norm(head.key)
-    )
+    size = abs(clock) * norm(head.query) * norm(head.key)
     return basis @ turn, rates, velocity.rounding_of(head) * size
 
 

@@ -170,7 +170,7 @@ def certified(gamma: AbstractInContextMap, root: np.ndarray) -> StationaryPoint:
     vectors, singular, _ = np.linalg.svd(root, full_matrices=False)
     head, isotropy = velocity.parts_of(gamma, centred(factor=root)).only_head, None
     if head is not None:
-        score = velocity.score_of(head)
+        score = head.exact_score
         inner = np.linalg.norm(vectors.T @ score @ vectors, 2)
         isotropy = float(inner / (np.linalg.norm(score, 2) or 1.0))
     stability = np.linalg.eigvals(np.asarray(jacobian))

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from meanformer import attention, flows
-from meanformer.attention import AbstractAttention, AbstractInContextMap
+from meanformer import flows
+from meanformer.attention import AbstractAttention, AbstractInContextMap, composition
 from meanformer.attention.affine import check_affine, linearised, slope_and_drift
 from meanformer.attention.pointwise import AbstractPointwise
 from meanformer.errors import InvalidInput, StoppedEarly, Unsupported, as_float_array
@@ -131,38 +131,21 @@ def parts_of(gamma: AbstractInContextMap, mu: Gaussian) -> Parts:
 
 def terms_of(gamma: AbstractInContextMap) -> list[AbstractInContextMap]:
     """Return the summands of sums and heads, output matrices multiplied in."""
-    if isinstance(gamma, attention.Sum):
-        return [term for one in gamma.maps for term in terms_of(one)]
-    if not isinstance(gamma, attention.MultiHead):
-        return [gamma]
     terms = []
-    for index, head in enumerate(gamma.heads):
-        for term in terms_of(head):
-            if gamma.outputs is None:
-                projected = term
-            else:
-                projected = term.followed_by(gamma.outputs[index])
-            if projected is None:
-                raise Unsupported(
-                    f"a head of kind {type(term).__name__} behind an output matrix "
-                    "cannot be taken apart; multiply the matrix into it."
-                )
-            terms.append(projected)
+    for part in composition.terms_of(gamma, with_heads=True):
+        if not (isinstance(part, composition.MultiHead) and part.outputs):
+            terms.append(part)
+            continue
+        for head, output in zip(part.heads, part.outputs, strict=True):
+            for term in terms_of(head):
+                projected = term.followed_by(output)
+                if projected is None:
+                    raise Unsupported(
+                        f"a head of kind {type(term).__name__} behind an output matrix "
+                        "cannot be taken apart; multiply the matrix into it."
+                    )
+                terms.append(projected)
     return terms
-
-
-def score_of(head: AbstractAttention) -> np.ndarray:
-    r"""Return $A = K^\top Q$ in double precision, whatever that of the head is."""
-    query, key = (np.asarray(x, np.float64) for x in (head.query, head.key))
-    return key.T @ query
-
-
-def values_of(head: AbstractAttention) -> np.ndarray:
-    """Return the matrix that is applied to the mean of the tokens, as a whole."""
-    value = np.asarray(head.value, np.float64)
-    if isinstance(head, attention.L2) and head.value_map == "kim":
-        return value @ score_of(head) / np.sqrt(len(head.key))
-    return value
 
 
 def rounding_of(head: AbstractAttention) -> float:

@@ -25,6 +25,7 @@ from meanformer.numerics.matrices import (
     sqrt_one_plus_square,
     sqrt_psd,
 )
+from meanformer.numerics.softmax import log_excess
 from meanformer.typing import ArrayLike, Key, MassAndMean
 
 
@@ -247,3 +248,20 @@ def divided_by_root(
 ) -> Float[Array, "d r"]:
     r"""Return $FC^{-\top}$, a root of $F(CC^\top)^{-1}F^\top$."""
     return solve_triangular(lower, factor.T, lower=True).T
+
+
+def entropic_reward(mu: Gaussian, form: Float[Array, "d d"]) -> Float[Array, ""]:
+    r"""Return the reward of the entropic transport of a Gaussian onto itself.
+
+    $E_B = \max_\pi \int y^\top Bx\,\mathrm{d}\pi - \mathrm{KL}(\pi|\mu\otimes\mu)$ over
+    the couplings of a Gaussian with itself; it is
+    $m^\top Bm + \sum_i \frac{s_i - 1}{2} + \frac12\log\frac{2}{1+s_i}$ with
+    $s_i = \sqrt{1 + 4h_i}$ and the eigenvalues $h_i$ of $S^{1/2}BSB^\top S^{1/2}$.
+    """
+    root, mean = mu.root(), mu.mean()
+    half = matmul(root.T, matmul(form, root))
+    singular = jnp.linalg.svd(half, compute_uv=False)
+    # (s - 1)/2, for which the sum is of halves of 2x - log(1 + x).
+    half_way = 2 * singular**2 / (1 + jnp.sqrt(1 + 4 * singular**2))
+    spread = (half_way + log_excess(half_way)) / 2
+    return matmul(mean, matmul(form, mean)) + jnp.sum(spread)

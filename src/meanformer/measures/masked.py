@@ -20,6 +20,12 @@ from meanformer.numerics.pair_sums.pairs import Pairs
 from meanformer.numerics.pair_sums.sums import AbstractPairSums
 from meanformer.typing import MassAndMean
 
+NO_PLAN = (
+    "Sinkhorn attention cannot be masked: with distinct positions the only plan with "
+    "equal marginals on a triangular pattern is the diagonal one, so every token would "
+    "see itself alone; use Softmax or L2."
+)
+
 
 class MaskedCloud(AbstractCloud):
     r"""One context for each query: the tokens from `first` to `last`.
@@ -128,11 +134,7 @@ class MaskedCloud(AbstractCloud):
         self, form: Float[Array, "d d"], potential: Callable
     ) -> "MaskedCloud":
         """Refuse: a triangular pattern leaves only the diagonal plan."""
-        raise Unsupported(
-            "Sinkhorn attention cannot be masked: with distinct positions the only "
-            "plan with equal marginals supported on a triangular pattern is the "
-            "diagonal one, so every token would see itself alone; use Softmax or L2."
-        )
+        raise Unsupported(NO_PLAN)
 
     def _kernel_mean(self, u, features, profile):
         pairs = self.kernel_pairs(u, features)

@@ -20,6 +20,7 @@ from meanformer.attention import (
     Perceptron,
     Sum,
 )
+from meanformer.attention.abstract import maps_in
 from meanformer.errors import is_concrete
 from meanformer.flows.schedule import AbstractSchedule, Constant
 from meanformer.measures import FourierDensity, RingOfTilts
@@ -73,16 +74,14 @@ def node_count(modes: int) -> int:
 
 def turns_with_queries(schedule: AbstractSchedule) -> bool:
     """Whether equispaced queries of the circle are known to have equispaced tilts."""
-    return isinstance(schedule, Constant) and _is_round(schedule.gamma)
+    is_steady = isinstance(schedule, Constant)
+    return is_steady and all(map(_is_round, maps_in(schedule.gamma)))
 
 
 def _is_round(gamma: AbstractInContextMap) -> bool:
-    if isinstance(gamma, Perceptron):
+    # Sums and heads are as round as what they hold.
+    if isinstance(gamma, Perceptron | Sum | MultiHead):
         return True
-    if isinstance(gamma, Sum):
-        return all(map(_is_round, gamma.maps))
-    if isinstance(gamma, MultiHead):
-        return all(map(_is_round, gamma.heads))
     if not isinstance(gamma, AbstractExponential) or gamma.query_bias is not None:
         return False
     if not is_concrete(gamma.score):

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
-from meanformer.attention import AbstractAttention, Hardmax, Softmax
+from meanformer.attention import AbstractAttention
 from meanformer.errors import (
     Unsupported,
     as_doubles,
@@ -199,14 +199,19 @@ def hardmax_flow(
     return HardmaxPath(tuple(finder.phases), tuple(finder.changes), cloud, rule)
 
 
+def check_tends_to_hardmax(attention: object) -> None:
+    """Raise unless this is hardmax attention, or tends to it as beta grows."""
+    check(
+        isinstance(attention, AbstractAttention) and attention.tends_to_hardmax,
+        f"attention is {type(attention).__name__}; it must be Softmax or Hardmax.",
+    )
+
+
 def _checked_attention(
     attention: AbstractAttention, cloud: TokenCloud
 ) -> tuple[np.ndarray, np.ndarray]:
     check_cloud("cloud", cloud)
-    check(
-        isinstance(attention, Softmax | Hardmax),
-        f"attention is {type(attention).__name__}; it must be Softmax or Hardmax.",
-    )
+    check_tends_to_hardmax(attention)
     value, dimension = attention.value, cloud.dimension
     check(
         attention.query_bias is None and attention.value_bias is None,

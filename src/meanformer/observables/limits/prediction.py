@@ -6,7 +6,7 @@ import equinox as eqx
 import numpy as np
 from jaxtyping import Float
 
-from meanformer.attention import AbstractAttention, AbstractInContextMap, Softmax
+from meanformer.attention import AbstractAttention, AbstractInContextMap
 from meanformer.errors import Unsupported, check, is_concrete
 from meanformer.flows import Flow, Rescaled
 from meanformer.flows.schedule import AbstractSchedule, Constant
@@ -242,7 +242,7 @@ def _rounding(layer: AbstractAttention, size: float) -> float:
 
 
 def _outside_of_theory(layer: AbstractAttention) -> str:
-    if not isinstance(layer, Softmax):
+    if not layer.has_known_limits:
         return f"the theorems are on softmax attention, this is {type(layer).__name__}"
     if float(layer.beta) == 0:
         return "beta is 0: every token follows the mean, z' = V(mean - z)"

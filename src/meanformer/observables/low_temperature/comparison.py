@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from meanformer.attention import AbstractAttention, Hardmax, Perceptron, Softmax
+from meanformer.attention import AbstractAttention, Perceptron, Softmax
 from meanformer.errors import Unsupported, as_doubles, as_integer, check
 from meanformer.flows import Flow, HardmaxPath, hardmax_flow, solve
+from meanformer.flows.hardmax.flow import check_tends_to_hardmax
 from meanformer.flows.hardmax.rule import HardmaxRule
 from meanformer.measures import TokenCloud, wasserstein
 from meanformer.typing import ArrayLike
@@ -151,10 +152,7 @@ def low_temperature_flow(attention: AbstractAttention) -> Flow:
     Args:
         attention: `Softmax` or `Hardmax`, with a square value matrix.
     """
-    check(
-        isinstance(attention, Softmax | Hardmax),
-        f"attention is {type(attention).__name__}; it must be Softmax or Hardmax.",
-    )
+    check_tends_to_hardmax(attention)
     value = attention.value
     check(
         value.shape[0] == value.shape[1],
