@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from meanformer.attention.averaged_heads import Heads
 from meanformer.errors import InvalidInput
 from meanformer.experiments.training.injectivity_catalogue import (
     SUMS,
@@ -18,7 +19,6 @@ from meanformer.experiments.training.injectivity_catalogue import (
 )
 from meanformer.measures import Gaussian, Mixture, TokenCloud
 from meanformer.training.data import Dataset
-from meanformer.attention.averaged_heads import Heads
 from meanformer.training.injectivity import (
     dependence,
     injectivity_report,

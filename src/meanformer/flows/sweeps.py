@@ -107,7 +107,9 @@ class Sweep(eqx.Module):
         def one(points, step: Step):
             return self.moved(step, points), None
 
-        return jax.lax.scan(jax.checkpoint(one) if again else one, points, self.steps)[0]
+        return jax.lax.scan(jax.checkpoint(one) if again else one, points, self.steps)[
+            0
+        ]
 
     def moved(
         self, step: Step, points: Float[Array, "N r d"], *, is_explicit: bool = False
@@ -135,7 +137,7 @@ class Sweep(eqx.Module):
     def back(
         self, step: Step, points: Float[Array, "N r d"], adjoint: Float[Array, "N r d"]
     ) -> tuple[Float[Array, "N r d"], tuple[PyTree, PyTree | None]]:
-        """Return the adjoint before a step, and what parameters at both ends have of it.
+        """Return the adjoint before a step, and what both ends' parameters have of it.
 
         Args:
             step: the step.

@@ -1,5 +1,6 @@
 """Training infinitely deep and wide transformers: gradient flows of measures."""
 
+from meanformer.attention.averaged_heads import Heads as Heads
 from meanformer.training.certificates import Certificate as Certificate
 from meanformer.training.certificates import certificate as certificate
 from meanformer.training.data import Dataset as Dataset
@@ -21,7 +22,6 @@ from meanformer.training.gradients import Stored as Stored
 from meanformer.training.gradients import gradient as gradient
 from meanformer.training.gradients import outputs as outputs
 from meanformer.training.gradients import risk as risk
-from meanformer.attention.averaged_heads import Heads as Heads
 from meanformer.training.injectivity import Dependence as Dependence
 from meanformer.training.injectivity import InjectivityReport as InjectivityReport
 from meanformer.training.injectivity import dependence as dependence

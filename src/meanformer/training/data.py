@@ -122,7 +122,9 @@ class Dataset(eqx.Module):
         shape = self.queries.shape
         check(np.shape(self.targets) == shape, f"targets must have the shape {shape}.")
         classes: dict[bytes, list] = {}
-        for cloud, *pairs in zip(self.contexts, self.queries, self.targets, strict=True):
+        for cloud, *pairs in zip(
+            self.contexts, self.queries, self.targets, strict=True
+        ):
             atoms = Atoms(np.asarray(cloud.points), np.asarray(cloud.weights), 0).joined
             rows = np.column_stack(atoms[:2])
             # Zero has no sign.
@@ -130,7 +132,9 @@ class Dataset(eqx.Module):
             for query, target in zip(*map(np.asarray, pairs), strict=True):
                 name = context + (query + 0.0).tobytes()
                 classes.setdefault(name, []).append(np.float64(target))
-        spread = sum(len(same) * np.var(same, axis=0).sum() for same in classes.values())
+        spread = sum(
+            len(same) * np.var(same, axis=0).sum() for same in classes.values()
+        )
         return float(spread) / (2 * len(self))
 
     def _checked_targets(self, targets: Any) -> Any:
@@ -160,7 +164,9 @@ def _stacked(contexts) -> tuple[Float[Array, "N n d"], Float[Array, "N n"]]:
     check(len(contexts) > 0, "contexts is empty; at least one is needed.")
     if isinstance(contexts, np.ndarray | jax.Array):
         tokens = as_finite_array("contexts", contexts, (None, None, None))
-        check(tokens.size > 0, f"contexts has shape {tokens.shape}; tokens are missing.")
+        check(
+            tokens.size > 0, f"contexts has shape {tokens.shape}; tokens are missing."
+        )
         return tokens, jnp.full(tokens.shape[:2], 1 / tokens.shape[1], tokens.dtype)
     clouds = [
         one if isinstance(one, TokenCloud) else TokenCloud(one) for one in contexts
@@ -192,5 +198,5 @@ def _check_target(target, points) -> None:
     check(
         target.shape == points.shape,
         f"a target has shape {target.shape}; squared_error compares it with points of "
-        f"shape {points.shape}. For another dimension give a loss that reads out first.",
+        f"shape {points.shape}; for another dimension give a loss that reads out.",
     )

@@ -214,7 +214,7 @@ class GradientDescent(eqx.Module):
 
 
 class Notes(NamedTuple):
-    """The optimiser's memory, the first and last risk, and how often it rose in turn."""
+    """The optimiser's memory, the first and last risk, how often it rose in turn."""
 
     memory: PyTree
     first: Float[Array, ""]

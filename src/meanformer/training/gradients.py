@@ -15,6 +15,7 @@ import numpy as np
 from diffrax import Euler
 from jaxtyping import Array, Float
 
+from meanformer.attention.averaged_heads import Heads
 from meanformer.errors import (
     InvalidInput,
     Overflow,
@@ -25,12 +26,11 @@ from meanformer.errors import (
     is_concrete,
 )
 from meanformer.flows import Adaptive
+from meanformer.flows.sweeps import Step, Sweep
 from meanformer.measures import TokenCloud
 from meanformer.numerics.arrays import padded
 from meanformer.training.data import Dataset, Loss, squared_error
-from meanformer.attention.averaged_heads import Heads
 from meanformer.training.layer import Parameters
-from meanformer.flows.sweeps import Step, Sweep
 from meanformer.training.transformer import MeanFieldTransformer, check_transformer
 
 
@@ -450,8 +450,8 @@ def check_heads(heads: Heads, dimension: int) -> None:
     )
     check(
         is_right,
-        f"heads must be Heads with matrices of shape (h, k, {dimension}); those of layer "
-        "0 are jax.tree.map(lambda leaf: leaf[0], model.parameters.heads).",
+        f"heads must be Heads with matrices of shape (h, k, {dimension}); those of "
+        "layer 0 are jax.tree.map(lambda leaf: leaf[0], model.parameters.heads).",
     )
 
 

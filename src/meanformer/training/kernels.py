@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from meanformer.attention.averaged_heads import Heads
 from meanformer.errors import Unsupported, check, check_choice
 from meanformer.flows import Adaptive
 from meanformer.measures import TokenCloud
@@ -16,7 +17,6 @@ from meanformer.measures.cloud import tilt
 from meanformer.numerics.arrays import matmul
 from meanformer.training.data import Dataset
 from meanformer.training.gradients import check_fits, check_heads, outputs
-from meanformer.attention.averaged_heads import Heads
 from meanformer.training.layer import Parameters
 from meanformer.training.transformer import MeanFieldTransformer
 

@@ -280,8 +280,9 @@ def _convolutions(asked: Asked, places: list[int], eye) -> Iterator[Clue]:
     """Find clouds on a line that are convolutions of one, two or more others."""
     rows, parts, squares = asked.factors[:, None] * eye, {}, {}
     for k in places:
-        if asked.atoms[k] is not None and asked.radii[k] > 0:
-            parts[k] = asked.atoms[k].scaled(asked.factors[k])
+        atoms = asked.atoms[k]
+        if atoms is not None and asked.radii[k] > 0:
+            parts[k] = atoms.scaled(asked.factors[k])
             squares[k] = (asked.factors[k] * asked.radii[k]) ** 2
     wide, sizes = list(parts), np.array(list(squares.values()))
     pairs = itertools.combinations_with_replacement(wide, 2)

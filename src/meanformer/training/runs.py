@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PyTree, UInt8
 
+from meanformer.attention.averaged_heads import Heads
 from meanformer.errors import InvalidInput, check
 from meanformer.flows.trajectories.abstract import AbstractTrajectory
-from meanformer.attention.averaged_heads import Heads
 from meanformer.training.layer import Neurons, Parameters
 from meanformer.training.transformer import MeanFieldTransformer
 

@@ -17,6 +17,7 @@ from meanformer.attention.abstract import (
     check_function,
     checked_queries,
 )
+from meanformer.attention.averaged_heads import Heads
 from meanformer.attention.softmax import Softmax
 from meanformer.attention.stacking import Stacked
 from meanformer.errors import (
@@ -31,7 +32,6 @@ from meanformer.errors import (
 from meanformer.flows import Adaptive, FixedStep, Flow, Schedule, Trajectory, solve
 from meanformer.measures import AbstractContext, TokenCloud
 from meanformer.measures.cloud import check_cloud
-from meanformer.attention.averaged_heads import Heads
 from meanformer.training.layer import Layer, Neurons, Parameters
 from meanformer.typing import ArrayLike, Key
 
