@@ -13,6 +13,7 @@ queries = jnp.tile(jnp.array([1.0, 0.5]), (4, 1))
 targets = queries + 0.1 * jr.normal(jr.key(1), (4, 2))
 data = training.Dataset(contexts, queries, targets)
 report = training.injectivity_report(data)
+print(report)
 
 model = training.MeanFieldTransformer.draw(4, 16, 2, key=jr.key(2), style="antithetic")
 largest = training.spectrum(model, data).largest
@@ -20,3 +21,4 @@ step = len(data) / largest  # half of the largest stable one
 descent = training.GradientDescent(step)
 run = training.train(model, data, 250 * step, solver=descent)
 judged = training.certificate(run, data)
+print(judged)

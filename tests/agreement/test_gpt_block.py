@@ -64,6 +64,7 @@ def test_the_sequential_network_is_the_one_of_numpy():
         np.testing.assert_allclose(found, x, atol=1e-11)
 
 
+@pytest.mark.slow
 def test_the_parallel_network_is_the_one_of_numpy():
     names = example()
     x = np.asarray(names["tokens"])

@@ -99,12 +99,14 @@ def test_ascent_from_the_adversarial_cloud_does_not_lose_it(key):
     assert found.value >= 3.9783985098 - 1e-9
 
 
+@pytest.mark.slow
 def test_masked_maps_see_the_tokens_in_order(key):
     gamma = Masked(Softmax(QUERY, KEY, VALUE))
     found = maximise_lipschitz(gamma, 4, 1.0, key=key, steps=2)
     np.testing.assert_allclose(found.cloud.positions, [0.25, 0.5, 0.75, 1.0])
 
 
+@pytest.mark.slow
 def test_the_same_key_finds_the_same_cloud():
     gamma = Softmax(QUERY, KEY, VALUE)
     first, again, other = (

@@ -134,6 +134,7 @@ def test_equal_tokens_stay_equal():
     assert len(np.unique(moved, axis=0)) == 3
 
 
+@pytest.mark.slow
 def test_a_transported_density_integrates_to_one():
     cloud = TokenCloud(np.array([[-1.0], [0.4], [1.3]]), [0.5, 0.3, 0.2])
     one = np.ones((1, 1))

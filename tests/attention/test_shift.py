@@ -133,6 +133,7 @@ def test_depth_is_measured_in_another_unit():
     np.testing.assert_allclose(slow.points[-1], plain.points[-1], atol=1e-10)
 
 
+@pytest.mark.slow
 def test_a_large_beta_overflows_without_a_shift_and_runs_with_it():
     with pytest.raises(Overflow, match="shift=beta"):
         on_sphere(1000.0).velocity.gamma(TOKENS, TOKENS.points)

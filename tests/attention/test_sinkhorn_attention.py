@@ -14,6 +14,7 @@ from meanformer.numerics.sinkhorn.algorithm import default_tolerance
 from reference import reference_attention, reference_cloud
 
 
+@pytest.mark.slow
 def test_sinkhorn_that_has_not_converged_warns_with_its_error():
     attention, cloud = reference_attention(Sinkhorn, max_steps=2), reference_cloud()
     error = f"{float(attention.potentials(cloud).marginal_error):.2g}"

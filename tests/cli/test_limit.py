@@ -48,6 +48,7 @@ def test_the_prediction_needs_no_flow(written):
     assert "tokens rotate" in result.stdout
 
 
+@pytest.mark.slow
 def test_what_is_open_is_no_disagreement(written):
     path = written("[[0.647, 0.819], [0.612, 0.633]]")
     result = call("limit", path, "--depth", 1.0, "--json")

@@ -44,6 +44,7 @@ def test_the_reference_tokens_end_where_an_independent_solver_puts_them(kind, ex
     np.testing.assert_allclose(path.points[-1], expected, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_the_radius_at_depth_one_stays_below_its_bound():
     path = mf.solve(softmax_flow(), reference_cloud(), 1.0, **PRECISE)
     radius = path.statistics["radius"]

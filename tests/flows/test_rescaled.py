@@ -52,6 +52,7 @@ def test_the_hull_of_rescaled_tokens_shrinks_for_the_identity():
     assert np.diff(support, axis=0).max() <= 1e-7
 
 
+@pytest.mark.slow
 def test_original_tokens_come_back_with_their_scale():
     cloud, layer = mf.TokenCloud(TOKENS), plain(VALUE)
     original = mf.solve(mf.Flow(layer), cloud, 2.0, save=2, **TIGHT)
@@ -86,6 +87,7 @@ def test_attention_beyond_the_range_of_numbers_is_hardmax():
     )
 
 
+@pytest.mark.slow
 def test_layers_that_change_along_depth_are_rescaled_by_their_product():
     second = np.array([[0.2, -0.5], [0.4, 0.3]])
     layers = mf.Schedule([plain(VALUE), plain(second, beta=0.5)], [0.0, 0.7])
@@ -106,6 +108,7 @@ def test_layers_that_change_along_depth_are_rescaled_by_their_product():
         _ = schedule.attention
 
 
+@pytest.mark.slow
 def test_a_bias_of_the_queries_is_rescaled_too():
     layer = plain(VALUE, query_bias=np.array([0.4, -0.3]))
     cloud = mf.TokenCloud(TOKENS)
@@ -158,6 +161,7 @@ def test_exponentials_keep_their_scale_apart(value, depth):
     np.testing.assert_allclose(found, expected, atol=1e-12 * np.abs(expected).max())
 
 
+@pytest.mark.slow
 def test_attention_that_becomes_boolean_ends_the_solve():
     flow = mf.Flow(mf.Rescaled(plain(np.eye(2))))
     path = mf.solve(
@@ -179,6 +183,7 @@ def test_attention_that_becomes_boolean_ends_the_solve():
     np.testing.assert_allclose(plain_path.depths[-1], path.depths[-1], atol=0.3)
 
 
+@pytest.mark.slow
 def test_implicit_steps_take_over_where_explicit_ones_are_too_many():
     decay = mf.PointMap(lambda x: -1e4 * (x - jnp.cos(x)))
     cloud = mf.TokenCloud(np.array([[0.3], [1.2]]))
@@ -192,6 +197,7 @@ def test_implicit_steps_take_over_where_explicit_ones_are_too_many():
         mf.solve(mf.Flow(decay), cloud, 2.0, save=3, stop=mf.flows.StepBudget(1000))
 
 
+@pytest.mark.slow
 def test_without_stiffness_switching_is_the_explicit_solver():
     flow, cloud = mf.Flow(plain(VALUE)), mf.TokenCloud(TOKENS)
     plainly = mf.solve(flow, cloud, 1.0, save=3)
@@ -237,6 +243,7 @@ def test_what_does_not_rescale_is_refused():
         mf.flows.Switching(budget=0)
 
 
+@pytest.mark.slow
 def test_free_coordinates_grow_while_leaders_rest():
     tokens = np.column_stack([TOKENS, THIRD])
     flow = mf.Flow(mf.Rescaled(plain(np.diag([1, 1, -0.5]))))

@@ -36,6 +36,7 @@ def test_a_held_schedule_is_one_flow_after_the_other():
     np.testing.assert_allclose(final(mf.Schedule([first, second])), after, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_held_maps_may_be_of_different_kinds():
     first, second = turned(jnp.array(0.3)), reference_attention(mf.L2)
     halfway = mf.solve(mf.Flow(first), reference_cloud(), 0.5, **PRECISE).cloud(-1)

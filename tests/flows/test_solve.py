@@ -174,6 +174,7 @@ def test_a_steady_state_stops_the_solve_without_a_warning():
     assert float(path.depths[-1]) < 5.0
 
 
+@pytest.mark.slow
 def test_a_condition_of_the_callers_own_stops_the_solve():
     path = mf.solve(
         softmax_flow(),
@@ -243,6 +244,7 @@ def test_noise_on_a_contracting_flow_reaches_the_stationary_variance(key):
     assert variance == pytest.approx(expected, rel=5 * np.sqrt(2 / count) + 0.01)
 
 
+@pytest.mark.slow
 def test_noise_on_the_sphere_stays_there_and_depends_on_the_key():
     flow = mf.Flow(reference_attention(), space=mf.Sphere(), noise=0.5)
     first, again, other = (

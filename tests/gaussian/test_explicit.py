@@ -90,6 +90,7 @@ def test_any_score_has_a_solution_of_mean_zero(kind):
     assert not np.any(found.mean())
 
 
+@pytest.mark.slow
 def test_the_flow_follows_the_solution():
     matrices = (SYMMETRIC, np.eye(2), 0.8 * np.eye(2))
     gamma = attention("softmax", 1.2, matrices)

@@ -280,6 +280,7 @@ def test_an_energy_that_goes_the_wrong_way_is_reported():
         assert float(energy_profile(gamma, back).worst_violation) == 0
 
 
+@pytest.mark.slow
 def test_energies_of_a_gaussian_and_of_its_quadrature_are_one():
     small = gaussian(np.zeros(2), 0.3 * COVARIANCE)
     cloud = mf.quadrature(small, 14)

@@ -54,6 +54,7 @@ def test_a_multiple_of_the_identity_rests_under_a_rotation():
     np.testing.assert_allclose(found.limit, 0.8 * IDENTITY, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_other_covariances_turn_under_a_rotation_with_the_known_period():
     found = classified("rotation, periodic")
     assert found.kind == "periodic"
@@ -80,6 +81,7 @@ def test_l2_and_sinkhorn_turn_too_and_keep_trace_and_determinant(name):
     assert np.abs(spreads[1] - COVARIANCE).max() > 0.1
 
 
+@pytest.mark.slow
 def test_a_contracting_rotation_tends_to_zero_with_full_normalised_rank():
     found = classified("rotation, contracting")
     assert (found.kind, found.rank, found.normalised_rank) == ("converges", 0, 2)

@@ -152,6 +152,7 @@ def test_rings_integrate_polynomials_of_the_height():
         )
 
 
+@pytest.mark.slow
 def test_splitting_a_ring_and_absent_rings_change_nothing():
     layer = Axisymmetric(mf.identity_attention("softmax", 2, 4.0), 3)
     points = jnp.array([[0.6, 0.8], [0.8, -0.6], [1.0, 0.0]])

@@ -228,6 +228,7 @@ def test_moments_on_the_circle_are_for_measures_on_it(density):
     np.testing.assert_allclose(circle_moments(absent, 2), [[1, 0], [1, 0]])
 
 
+@pytest.mark.slow
 def test_softmax_at_one_token_of_the_circle_agrees_with_many_tokens(density, key):
     layer = Softmax(jnp.eye(2), jnp.eye(2), jnp.eye(2), beta=3.0)
     x = jnp.array([[0.0, 1.0]])

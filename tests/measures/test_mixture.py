@@ -40,6 +40,7 @@ def test_a_mixture_of_clouds_is_the_cloud_of_all_tokens():
         np.testing.assert_allclose(found, expected, atol=1e-14)
 
 
+@pytest.mark.slow
 def test_a_quadratic_tilt_shares_the_mass_anew():
     precision = jnp.array([[0.8, 0.2], [0.2, 1.5]])
     log_mass, tilted = Mixture([0.3, 0.7], clouds()).quadratic_tilt(precision)

@@ -166,6 +166,7 @@ def test_other_quadratic_tilts_are_refused_with_advice():
         UniformSphere(2).quadratic_tilt(jnp.diag(jnp.array([1.0, 2.0])))
 
 
+@pytest.mark.slow
 def test_quadratic_tilt_is_checked_under_jit_too():
     u = jnp.ones((1, 2))
 

@@ -66,6 +66,7 @@ def test_a_change_that_neighbours_share_does_not_count(problem, pairs_at_once):
     np.testing.assert_allclose([ratio, shifted], expected, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_point_alone_has_no_neighbour():
     gap, *_ = nearest.closest_pair(jnp.ones((2, 2)), jnp.array([True, False]))
     assert np.isinf(gap)

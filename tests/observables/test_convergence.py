@@ -74,6 +74,7 @@ def test_quadrature_of_a_gaussian_has_its_covariance():
     np.testing.assert_allclose(nodes, exact, rtol=1e-8)
 
 
+@pytest.mark.slow
 def test_mixtures_are_exact_too():
     mixture = Mixture([0.3, 0.7], [LAW, Gaussian([-1.0, 0.5], 0.2 * np.eye(2))])
     exact = asymptotic_covariance(SOFTMAX, mixture, PROBE)
@@ -100,6 +101,7 @@ def test_the_error_decreases_like_one_over_the_root_of_the_count():
     assert (np.diff(found.table) < 0).all()
 
 
+@pytest.mark.slow
 def test_sampled_covariances_approach_the_predicted_one():
     count, repeats, probe = 500, 1500, jnp.asarray(PROBE)
 

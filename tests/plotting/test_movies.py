@@ -436,6 +436,7 @@ def test_a_failing_ffmpeg_leaves_no_file(flat, tmp_path, ffmpeg, caplog):
     assert [p.name for p in tmp_path.iterdir()] == ["programs"]
 
 
+@pytest.mark.slow
 def test_drawing_changes_no_setting_and_keeps_no_figure(flat, tmp_path):
     import matplotlib
     from matplotlib import pyplot

@@ -209,6 +209,7 @@ def without_checksums(folder):
     (folder / "run.json").write_text(json.dumps(record))
 
 
+@pytest.mark.slow
 def test_a_run_from_before_there_were_checksums_is_opened_and_continued(
     whole, tmp_path
 ):
@@ -255,6 +256,7 @@ def test_a_flow_that_the_configuration_does_not_describe_is_not_given_out(
     assert mf.open_run(tmp_path / "old").flow is None
 
 
+@pytest.mark.slow
 def test_the_attributes_of_a_run_tell_its_parameters(whole, tmp_path):
     attributes = xarray.open_zarr(whole[0] / TRAJECTORY).attrs["parameters"]
     masked = attributes["flow"]["velocity"]["gamma"]

@@ -113,6 +113,7 @@ def test_a_stored_density_is_what_solve_returns(tmp_path):
     np.testing.assert_allclose(stored.moments, path.moments, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_saved_density_is_opened_like_a_run(tmp_path):
     flow = mf.Flow(mf.identity_attention("softmax", 2, 1.0), space=mf.Sphere())
     path = mf.solve(flow, mf.FourierDensity([[0.2, 0.1]]), 0.5, save=3)

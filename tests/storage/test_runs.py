@@ -191,6 +191,7 @@ def test_a_run_is_known_by_the_number_of_its_devices_not_by_their_names(tmp_path
         solve_into(tmp_path, cloud=on(devices))
 
 
+@pytest.mark.slow
 def test_a_run_with_noise_is_refused_another_key(tmp_path):
     noisy = mf.Flow(reference_attention(), noise=0.3)
     solve_into(tmp_path, flow=noisy, key=jr.key(7))
@@ -391,6 +392,7 @@ def test_a_file_of_the_users_own_makes_a_folder_used(config, tmp_path):
         storage.simulate(config, tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_extending_waits_for_the_lock_and_keeps_the_versions(
     config, tmp_path, monkeypatch
 ):

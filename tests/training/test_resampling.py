@@ -42,6 +42,7 @@ def test_a_refined_network_is_the_same_measure(model):
     assert cot_distance(model, fine) == 0
 
 
+@pytest.mark.slow
 def test_refining_converges_to_the_flow_at_first_order(data):
     model = drawn(1, 2, 3)
     ends = [outputs(refined(model, factor), data) for factor in (8, 16, 32)]
@@ -55,12 +56,14 @@ def test_uneven_depths_are_refined_each_on_its_own():
     np.testing.assert_allclose(fine.depths, [0, 0.1, 0.2, 0.6, 1], rtol=1e-15)
 
 
+@pytest.mark.slow
 def test_as_many_layers_and_heads_are_the_same_network(model, key):
     same = resample(model, LAYERS, HEADS, key=key)
     assert cot_distance(model, same) == 0
     assert not np.array_equal(values(model), values(same))
 
 
+@pytest.mark.slow
 def test_multiples_of_layers_and_heads_are_the_same_measure(model, key):
     larger = resample(model, 2 * LAYERS, 2 * HEADS, neurons=6, key=key)
     assert (larger.layers, larger.heads) == (2 * LAYERS, 2 * HEADS)
@@ -68,6 +71,7 @@ def test_multiples_of_layers_and_heads_are_the_same_measure(model, key):
     assert cot_distance(model, larger) == 0
 
 
+@pytest.mark.slow
 def test_fewer_heads_are_some_of_them_none_twice(model, key):
     fewer = resample(model, LAYERS, 4, key=key)
     for before, after in zip(values(model), values(fewer), strict=True):

@@ -259,6 +259,7 @@ def test_an_optimiser_that_blows_up_ends_with_good_heads(problem, optimiser):
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(run.parameters))
 
 
+@pytest.mark.slow
 def test_a_flow_of_too_long_steps_ends_with_good_heads(problem):
     model, data = problem
     with pytest.warns(mf.errors.StoppedEarly):

@@ -1,6 +1,16 @@
-"""Training infinitely deep and wide transformers: gradient flows of measures."""
+"""Training infinitely deep and wide transformers: gradient flows of measures.
+
+The way of a first day: put contexts, queries and targets into a `Dataset`; ask
+`injectivity_report` what one layer can fit; draw heads, `MeanFieldTransformer.draw`;
+look at `spectrum` for the largest stable step; `train`; ask `certificate` why it did or
+did not converge. `gradient` has the adjoints, `FirstVariation` tells what a new head
+would change, `cot_distance` compares networks, `resample` makes them smaller.
+"""
 
 from meanformer.attention.averaged_heads import Heads as Heads
+from meanformer.observables.injectivity.dependence import Dependence as Dependence
+from meanformer.observables.injectivity.dependence import dependence as dependence
+from meanformer.observables.injectivity.relations import Relation as Relation
 from meanformer.training.certificates import Certificate as Certificate
 from meanformer.training.certificates import certificate as certificate
 from meanformer.training.data import Dataset as Dataset
@@ -22,10 +32,9 @@ from meanformer.training.gradients import Stored as Stored
 from meanformer.training.gradients import gradient as gradient
 from meanformer.training.gradients import outputs as outputs
 from meanformer.training.gradients import risk as risk
-from meanformer.training.injectivity import Dependence as Dependence
 from meanformer.training.injectivity import InjectivityReport as InjectivityReport
-from meanformer.training.injectivity import dependence as dependence
 from meanformer.training.injectivity import injectivity_report as injectivity_report
+from meanformer.training.injectivity import value_kernel as value_kernel
 from meanformer.training.kernels import head_kernel as head_kernel
 from meanformer.training.kernels import kernel_product as kernel_product
 from meanformer.training.kernels import spectrum as spectrum
@@ -35,7 +44,6 @@ from meanformer.training.layer import Parameters as Parameters
 from meanformer.training.limits import refined as refined
 from meanformer.training.limits import resample as resample
 from meanformer.training.limits import resampling_gaps as resampling_gaps
-from meanformer.training.relations import Relation as Relation
 from meanformer.training.runs import TrainingRun as TrainingRun
 from meanformer.training.tasks import LinearRegression as LinearRegression
 from meanformer.training.tasks import effective_matrix as effective_matrix

@@ -11,8 +11,10 @@ from typing import Any, cast
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import jax.random as jr
 import numpy as np
 from diffrax import Euler
+from jax.scipy.optimize import minimize
 from jaxtyping import Array, Float
 
 from meanformer.attention.averaged_heads import Heads
@@ -21,6 +23,7 @@ from meanformer.errors import (
     Overflow,
     Unsupported,
     as_integer,
+    as_key,
     as_number,
     check,
     is_concrete,
@@ -28,10 +31,11 @@ from meanformer.errors import (
 from meanformer.flows import Adaptive
 from meanformer.flows.sweeps import Step, Sweep
 from meanformer.measures import TokenCloud
-from meanformer.numerics.arrays import padded
+from meanformer.numerics.arrays import padded, safe_root
 from meanformer.training.data import Dataset, Loss, squared_error
 from meanformer.training.layer import Parameters
 from meanformer.training.transformer import MeanFieldTransformer, check_transformer
+from meanformer.typing import Key
 
 
 class Fields(eqx.Module):
@@ -514,3 +518,48 @@ class FirstVariation(eqx.Module):
         """Return its values less the mean over the heads that are there."""
         own = jax.tree.map(lambda leaf: leaf[layer], self.model.parameters.heads)
         return self(layer, heads) - self(layer, own).mean()
+
+    def best_head(
+        self, layer: int, *, value_norm: float, key: Key, starts: int = 8
+    ) -> Heads:
+        r"""Search for the head that lowers the risk the most, of some size of values.
+
+        For given $Q$ and $K$ the best $V$ is opposite to the gradient in it. Queries
+        and keys are found by BFGS from several starts. If no head has a negative
+        `excess` in any layer, the network satisfies the condition of first order for a
+        minimum over measures, among heads of this size.
+
+        Args:
+            layer: the layer.
+            value_norm: the largest Frobenius norm of $V$.
+            key: a random key for the starts.
+            starts: how many.
+
+        Returns:
+            One head, with an axis in front.
+        """
+        check(value_norm > 0, f"value_norm is {value_norm}; it must be positive.")
+        own = jax.tree.map(lambda leaf: leaf[layer, :1], self.model.parameters.heads)
+        draws = as_integer("starts", starts, least=1), 2, *own.query.shape
+
+        def with_values(flat):
+            query, key = flat.reshape(draws[1:])
+            alone = own._replace(query=query, key=key)
+
+            def value(matrix):
+                return self(layer, alone._replace(value=matrix))[0]
+
+            slope = jax.grad(value)(jnp.zeros_like(own.value))
+            size = safe_root(jnp.sum(slope**2), 2)
+            limit = value_norm if self.decay == 0 else size / self.decay
+            norm = jnp.minimum(limit, value_norm)
+            matrix = -norm * slope / jnp.where(size > 0, size, 1)
+            return alone._replace(value=matrix), value(matrix)
+
+        def descend(start):
+            found = minimize(lambda flat: with_values(flat)[1], start, method="BFGS")
+            return with_values(found.x)
+
+        places = jr.normal(as_key(key), draws, own.query.dtype)
+        heads, values = jax.lax.map(descend, places.reshape(starts, -1))
+        return jax.tree.map(lambda leaf: leaf[jnp.nanargmin(values)], heads)

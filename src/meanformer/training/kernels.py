@@ -26,9 +26,13 @@ BLOCKS = ("all", "scores", "values")
 
 
 def tangent_kernel(
-    model: MeanFieldTransformer, data: Dataset, *, block: str = "all"
-) -> Float[Array, "o o"]:
-    r"""Return the tangent kernel of a network on a data set.
+    model: MeanFieldTransformer,
+    data: Dataset,
+    other: Dataset | None = None,
+    *,
+    block: str = "all",
+) -> Float[Array, "o p"]:
+    r"""Return the tangent kernel of a network on a data set, or between two.
 
     $$K_\nu = \int_0^1\!\!\int D_\theta T_\nu[\mu](x)\,D_\theta T_\nu[\mu'](x')^\top
       \,\mathrm d\nu_s\,\mathrm ds,$$
@@ -39,6 +43,9 @@ def tangent_kernel(
     Args:
         model: the transformer.
         data: contexts and queries.
+        other: those of the columns; the same by default. With
+            $K' = K(\text{other}, \text{data})$, regression with the kernel predicts
+            $T - K'K^{-1}(T - y)$.
         block: `"all"` particles; `"scores"`, queries and keys alone; or `"values"`, all
             but them.
 
@@ -49,7 +56,10 @@ def tangent_kernel(
     _check(model, data)
     check_choice("block", block, BLOCKS)
     rows = _jacobian(model, data, block)
-    return matmul(rows, rows.T)
+    if other is None:
+        return matmul(rows, rows.T)
+    _check(model, other)
+    return matmul(rows, _jacobian(model, other, block).T)
 
 
 @eqx.filter_jit

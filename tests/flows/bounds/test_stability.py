@@ -179,6 +179,7 @@ def test_the_factor_of_a_constant_expansion_is_exact():
     np.testing.assert_allclose(growth.log_factors[-1], 0.5 * 2.0, rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_a_path_backward_has_the_rates_of_the_reversed_field():
     flow = Flow(Softmax([[0.0]], [[0.0]], [[0.5]]))
     path = solve(flow, TokenCloud([[1.0], [-2.0]]), -2.0, save=3)

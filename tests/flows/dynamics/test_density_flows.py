@@ -134,6 +134,7 @@ def test_any_map_moves_densities_as_it_moves_their_nodes(name):
     np.testing.assert_allclose(path.moments[-1, :6], expected, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_a_rotated_score_takes_the_fast_way_and_agrees():
     turn = np.array([[0.8, -0.6], [0.6, 0.8]])
     flow = mf.Flow(mf.Softmax(turn, np.eye(2), np.eye(2), beta=2.0), space=mf.Sphere())

@@ -447,6 +447,7 @@ def negative_score(direction):
     return query, -query, np.eye(2)
 
 
+@pytest.mark.slow
 def test_eigenvalues_stay_positive_and_right_relatively_over_a_million():
     direction = np.array([1.0, 2.0]) / np.sqrt(5)
     matrices = negative_score(direction)

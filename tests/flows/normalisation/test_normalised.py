@@ -345,6 +345,7 @@ def test_a_token_at_the_origin_is_refused():
         run_normalised_layers(PLANE, mf.flows.PreNorm(), cloud, 2)
 
 
+@pytest.mark.slow
 def test_tokens_off_the_sphere_are_refused_where_the_radius_is_one():
     cloud = mf.TokenCloud(jnp.array([[2.0, 0.0], [0.0, 1.0]]))
     for scheme in (

@@ -444,6 +444,7 @@ def told_error(warned) -> float:
     return float(re.search(r"differs by (\S+) from", message)[1])
 
 
+@pytest.mark.slow
 def test_a_distance_between_unlike_measures_tells_its_error():
     box, normal = UniformBox([0.0], [1.0]), Gaussian([0.0], [[1.0]])
     with pytest.warns(

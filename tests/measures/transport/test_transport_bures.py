@@ -137,6 +137,7 @@ def test_a_singular_gaussian_is_mapped_within_its_range():
         transport_map(mu, Gaussian(ZERO, jnp.eye(2)))
 
 
+@pytest.mark.slow
 def test_the_map_is_differentiable():
     nu = Gaussian(ZERO, S2)
     jacobian = jax.jacfwd(

@@ -489,6 +489,7 @@ def test_a_batch_gets_what_its_members_get():
         np.testing.assert_allclose(one, mean(strength), atol=1e-8)
 
 
+@pytest.mark.slow
 def test_single_precision_keeps_what_it_can_and_refuses_the_rest():
     with jax.enable_x64(False):
         pairs, values = problem("gauss", 1, 1.0, dtype=np.float32)

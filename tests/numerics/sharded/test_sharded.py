@@ -260,6 +260,7 @@ def test_a_profile_may_use_values_traced_outside():
     np.testing.assert_allclose(jax.jit(jax.grad(mass))(1.5), expected, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_one_axis_of_a_mesh_shares_and_the_other_repeats():
     assert Sharded(mesh_of(2, 2)).axis == "tokens"
     sums = Sharded(mesh_of(2, 2), Auto(), axis="copies")

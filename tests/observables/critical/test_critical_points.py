@@ -237,6 +237,7 @@ def test_repulsive_units_push_atoms_to_their_back():
     np.testing.assert_allclose(top.eigenvalues, [4.0], rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_the_search_finds_both_stable_states_and_the_flat_region(key):
     found = find_critical_points(
         block_flow(2.0), [0.5, 0.5], key=key, starts=8, deflations=4

@@ -234,6 +234,7 @@ def test_on_the_sphere_the_energy_climbs_at_the_rate_of_the_tangent_field(kind, 
     np.testing.assert_allclose(gained, predicted, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_repulsion_lowers_the_energy_all_along_the_path():
     flow = Flow(Softmax(FORM, IDENTITY, -FORM))
     path = solve(flow, CLOUD, 1.0, save=21)

@@ -273,6 +273,7 @@ def test_the_hessian_of_the_sum_is_symmetric_and_adds_up(key):
     np.testing.assert_allclose(whole, parts, atol=1e-13)
 
 
+@pytest.mark.slow
 def test_the_energy_climbs_at_the_rate_of_the_dissipation_identity(key):
     flow = Flow(both(activation=jnp.tanh), space=Sphere())
     cloud = cloud_of(key)

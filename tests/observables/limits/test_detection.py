@@ -217,6 +217,7 @@ def test_a_tie_that_rounding_breaks_is_undecided_in_every_order(order):
     assert guessed.verdict == "reached"
 
 
+@pytest.mark.slow
 def test_errors_of_a_solve_in_original_coordinates_do_not_pass_for_a_limit():
     path = mf.solve(mf.Flow(plain(VALUE)), mf.TokenCloud(TOKENS), 30.0)
     assert detect_limit(path, second_look=False).verdict == "reached"
@@ -247,6 +248,7 @@ def test_hyperplanes_are_reached_whoever_attends_to_whom():
     assert len(found.offsets) == 2
 
 
+@pytest.mark.slow
 def test_tokens_of_one_place_fall_to_the_origin():
     found = limit_of(-np.eye(2), np.array([[1.0, 2.0], [1.0, 2.0]])).detection
     assert (found.geometry, found.verdict) == ("origin", "reached")
@@ -257,6 +259,7 @@ def test_the_depth_of_a_decay_follows_its_rate():
     assert (found.verdict, found.depth) == ("reached", pytest.approx(1e7))
 
 
+@pytest.mark.slow
 def test_wrong_questions_are_refused():
     layer, cloud = plain(np.eye(2)), mf.TokenCloud(TOKENS)
     with pytest.raises(InvalidInput, match="must be positive"):
@@ -369,6 +372,7 @@ def test_what_is_not_a_flow_of_tokens_in_space_is_refused(untyped):
     assert again.verdict == detect_limit(flat, mf.Flow(layer)).verdict == "not reached"
 
 
+@pytest.mark.slow
 def test_followers_that_drift_beyond_numbers_are_told():
     tokens = np.column_stack([TOKENS, THIRD])
     phase = limit_of(np.diag([1, 1, -0.5]), tokens).detection.phase

@@ -89,6 +89,7 @@ def test_the_component_of_the_shift_along_the_leader_is_a_log_laplace_transform(
     np.testing.assert_allclose(shift[[0, 4, 8]] @ leader, float(exact), rtol=1e-13)
 
 
+@pytest.mark.slow
 def test_the_first_order_shift_has_an_error_of_second_order():
     betas, depths = np.array([40.0, 80.0, 160.0]), [4.0, 8.0, 16.0]
     run = low_temperature_comparison(softmax(), CLOUD, depths, betas, **SHARP)
@@ -189,6 +190,7 @@ def test_in_a_collapsed_cloud_every_token_has_changed_its_leader():
     assert run.changed[0, 2] == 9
 
 
+@pytest.mark.slow
 def test_the_last_phase_has_the_rates_of_the_spectrum_of_the_value():
     value = np.diag([1.0, 0.3])
     depths = [8.0, 30.0, 40.0]

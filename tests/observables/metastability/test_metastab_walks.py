@@ -331,6 +331,7 @@ def test_plateaus_and_predictions_are_printed_as_tables(plain):
     assert merges[-1].startswith("3 merges predicted")
 
 
+@pytest.mark.slow
 def test_the_saddles_of_a_pentagon_are_a_ladder():
     found = saddles(walked(AROUND, 20.0, log_depths(1e22)))
     assert [step.plateau.count for step in found] == [5, 4, 3, 2, 1]

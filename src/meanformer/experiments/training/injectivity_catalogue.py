@@ -19,7 +19,7 @@ from scipy.special import softmax
 import meanformer as mf
 import meanformer.experiments as lab
 from meanformer.plotting import draw_curves, style
-from meanformer.training.injectivity import dependence, injectivity_report
+from meanformer.training import dependence, injectivity_report
 
 
 @dataclass(frozen=True)

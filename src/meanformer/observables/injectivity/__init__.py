@@ -1,0 +1,1 @@
+"""Contexts from which heads read what is linearly dependent, and why."""
