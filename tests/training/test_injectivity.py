@@ -18,12 +18,8 @@ from meanformer.experiments.training.injectivity_catalogue import (
     catalogue,
 )
 from meanformer.measures import Gaussian, Mixture, TokenCloud
+from meanformer.training import dependence, injectivity_report, value_kernel
 from meanformer.training.data import Dataset
-from meanformer.training.injectivity import (
-    dependence,
-    injectivity_report,
-    value_kernel,
-)
 from meanformer.training.kernels import head_kernel
 from meanformer.training.transformer import MeanFieldTransformer
 

@@ -104,3 +104,12 @@ def test_mistakes_are_told(reference):
     tokens = training.Dataset(data.contexts, targets=data.tokens)
     with pytest.raises(mf.InvalidInput, match="data has no queries"):
         training.tangent_kernel(model, tokens)
+
+
+def test_the_kernel_between_two_data_sets_is_a_part_of_that_of_both(key):
+    model, data = random_problem(key, layers=2)
+    whole = training.tangent_kernel(model, data)
+    first, last = data.some([0]), data.some(slice(1, None))
+    found = training.tangent_kernel(model, first, last)
+    size = first.queries.size
+    np.testing.assert_allclose(found, whole[:size, size:], atol=1e-13)

@@ -429,3 +429,16 @@ def test_what_is_no_attention_is_no_kind(untyped):
     heads = np.ones((3, 1, 1, 2, 2))
     with pytest.raises(mf.InvalidInput, match="kind returns a tuple"):
         training.MeanFieldTransformer(*heads, kind=lambda *args, **rest: args)
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.5])
+def test_the_best_head_is_better_than_random_ones(key, decay):
+    model, data = random_problem(key, layers=2)
+    variation = training.FirstVariation(model, data, decay=decay)
+    best = variation.best_head(1, value_norm=2.0, key=key, starts=3)
+    query, keys, value = jr.normal(jr.key(1), (3, 200, 2, 2))
+    sizes = jnp.linalg.norm(value, axis=(1, 2))[:, None, None]
+    random = training.Heads(query, keys, 2 * value / sizes)
+    found = variation.excess(1, best)[0]
+    assert found < variation.excess(1, random).min()
+    assert jnp.linalg.norm(best.value) <= 2 * (1 + 1e-12)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from meanformer.measures import Gaussian, TokenCloud, UniformBall, UniformBox
-from meanformer.training.relations import find_relations, prepared
+from meanformer.observables.injectivity.relations import find_relations, prepared
 
 X, Y = np.array([1.0, 0.5]), np.array([-0.4, 1.0])
 RNG = np.random.default_rng(5)
