@@ -85,6 +85,7 @@ def test_a_later_token_changes_nothing_before_it():
     )
 
 
+@pytest.mark.slow
 def test_its_flow_is_the_one_of_another_integrator():
     names = example()
     x = np.asarray(names["tokens"])

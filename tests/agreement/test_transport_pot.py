@@ -56,6 +56,7 @@ def test_weighted_distances_solve_the_linear_programme(seed, count, other, order
     )
 
 
+@pytest.mark.slow
 @few
 @given(SEEDS, st.sampled_from([2, 6, 20]), st.sampled_from([2, 5]))
 def test_equal_weights_solve_the_assignment_problem(seed, count, dimension):

@@ -121,6 +121,7 @@ def test_values_of_another_dimension_than_the_tokens_are_allowed():
     np.testing.assert_allclose(power, dense, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_the_jacobian_of_few_tokens_is_decomposed_and_that_of_many_is_not(key):
     assert lipschitz_report(SOFTMAX, WEIGHTED).iterations == 0
     assert lipschitz_report(SOFTMAX, WEIGHTED, method="power").iterations > 0

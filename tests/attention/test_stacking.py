@@ -60,7 +60,9 @@ def at_tokens(gamma, cloud):
 
 
 @every_map
-@pytest.mark.parametrize("dtype", [jnp.float64, jnp.float32])
+@pytest.mark.parametrize(
+    "dtype", [jnp.float64, pytest.param(jnp.float32, marks=pytest.mark.slow)]
+)
 def test_compiled_and_one_by_one_agree_to_rounding(name, dtype):
     gamma, cloud = cast(MAPS[name], dtype), cloud_of(dtype=dtype)
     plain = at_tokens(gamma, cloud)

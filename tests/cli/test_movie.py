@@ -41,6 +41,7 @@ def frames_of(path):
     return Image.open(io.BytesIO(path.read_bytes())).n_frames
 
 
+@pytest.mark.slow
 def test_a_stored_run_becomes_a_movie(stored, tmp_path):
     out = tmp_path / "new" / "a.gif"
     result = call("movie", stored, "--out", out, "--frames", 4, "--fps", 8, "--dpi", 30)

@@ -100,6 +100,7 @@ def test_the_attention_of_ones_own_accepts_clouds_and_gaussians():
     np.testing.assert_allclose(matrix @ cloud.points, [values[0], -values[0]])
 
 
+@pytest.mark.slow
 def test_the_kernel_of_ones_own_has_a_matrix_a_mask_and_an_energy():
     names = run("own_kernel")
     mf, attention, cloud = (names[name] for name in ("mf", "attention", "cloud"))

@@ -221,6 +221,7 @@ def test_a_gaussian_does_not_switch():
         mf.solve(mf.Flow(plain(-np.eye(2))), gaussian, 1.0, solver=mf.flows.Switching())
 
 
+@pytest.mark.slow
 def test_a_trajectory_knows_its_flow_where_numbers_are_known():
     flow, cloud = mf.Flow(plain(VALUE)), mf.TokenCloud(TOKENS)
     assert eqx.tree_equal(mf.solve(flow, cloud, 0.1, save=2).flow, flow)

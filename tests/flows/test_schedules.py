@@ -29,6 +29,7 @@ def test_a_schedule_of_equal_maps_is_the_constant_flow():
     np.testing.assert_allclose(final(same), final(reference_attention()), atol=1e-9)
 
 
+@pytest.mark.slow
 def test_a_held_schedule_is_one_flow_after_the_other():
     first, second = turned(jnp.array(0.3)), turned(jnp.array(1.1))
     halfway = mf.solve(mf.Flow(first), reference_cloud(), 0.5, **PRECISE).cloud(-1)

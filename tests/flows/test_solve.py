@@ -67,6 +67,7 @@ def test_the_sphere_flow_agrees_with_angles_on_the_circle():
     np.testing.assert_allclose(path.points[-1], expected, atol=1e-8)
 
 
+@pytest.mark.slow
 def test_a_probe_on_a_token_moves_with_it_and_changes_nothing():
     cloud = reference_cloud()
     alone = mf.solve(softmax_flow(), cloud, 1.0, save=3, solver=mf.FixedStep(0.1))
@@ -163,6 +164,7 @@ def test_tokens_that_leave_the_escape_radius_stop_the_solve():
     assert float(path.statistics["radius"][-1]) > 3.0
 
 
+@pytest.mark.slow
 def test_a_steady_state_stops_the_solve_without_a_warning():
     path = mf.solve(
         softmax_flow(),
@@ -312,6 +314,7 @@ def test_probes_off_the_sphere_are_refused():
         mf.solve(flow, mf.TokenCloud(np.eye(2)), 1.0, probes=[[1.0, 0.0], [0.0, 5.0]])
 
 
+@pytest.mark.slow
 def test_noise_ends_where_a_condition_says():
     flow, cloud = (
         mf.Flow(mf.identity_attention("softmax", 2), noise=0.1),

@@ -141,7 +141,10 @@ SHARP = [(2, 1), (3, 1), (3, 2), (4, 2), (4, 3), (5, 3)]
 
 
 @pytest.mark.parametrize("kind", ["softmax", "l2", "sinkhorn"])
-@pytest.mark.parametrize(("dimension", "rank"), SHARP)
+@pytest.mark.parametrize(
+    ("dimension", "rank"),
+    [*SHARP[:3], *(pytest.param(*one, marks=pytest.mark.slow) for one in SHARP[3:])],
+)
 def test_every_covariance_on_an_isotropic_range_rests_for_any_values(
     kind, dimension, rank
 ):

@@ -149,6 +149,7 @@ def test_samples_invert_the_distribution_function(density, key):
         assert below == pytest.approx(float(share), abs=1e-10)
 
 
+@pytest.mark.slow
 def test_a_density_of_positive_mass_where_the_series_is_zero_can_be_sampled(key):
     touching = FourierDensity([[0.5, 0.0]])  # zero at the angle pi
     angles = np.arctan2(*touching.sample(1000, key=key).T[::-1])

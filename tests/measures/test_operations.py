@@ -69,6 +69,7 @@ def test_a_token_elsewhere_in_the_sequence_is_no_link_of_a_chain():
     assert merge(cloud, 1.2).count == 3
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None, derandomize=True)
 @given(arrays(np.int64, (6, 2), elements=st.integers(-2, 2)))
 def test_merging_does_not_change_the_measure(grid):

@@ -104,6 +104,7 @@ def test_quadrature_is_exact_up_to_its_degree(dimension, order):
         np.testing.assert_allclose(measured, expected, atol=1e-14)
 
 
+@pytest.mark.slow
 def test_attention_on_the_ball_is_that_of_its_quadrature(key):
     identity, x = jnp.eye(3), jr.normal(key, (4, 3))
     ball = UniformBall(3, 1.5)

@@ -118,6 +118,7 @@ def test_wiggles_of_a_flow_at_its_tolerance_are_no_failure(independent):
     assert training.certificate(run, data).verdict == "certified"
 
 
+@pytest.mark.slow
 def test_other_steps_than_those_of_the_flow_are_not_certified(independent):
     run, data = independent
     rule = training.GradientDescent(0.25, optimiser=optax.sign_sgd(1e-3))

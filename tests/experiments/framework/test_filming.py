@@ -36,6 +36,7 @@ def frames_of(gif):
     return Image.open(io.BytesIO(gif)).n_frames
 
 
+@pytest.mark.slow
 def test_a_quick_run_makes_no_movie_and_a_full_one_does():
     assert run("toy-moves").reels == ()
     (reel,) = run("toy-moves", "full").reels

@@ -108,6 +108,7 @@ def test_steps_grow_with_the_logarithm_of_the_depth(beta):
     assert int(path.accepted_steps[-1] + path.rejected_steps[-1]) < 25
 
 
+@pytest.mark.slow
 def test_a_depth_inside_a_metastable_phase_is_hit():
     path = walked([0.0, np.pi / 2], 40.0, 2e15)
     first, second = angles_of(np.asarray(path.points[-1]))[:2]

@@ -222,6 +222,7 @@ def test_positions_and_noise_are_refused_with_the_reason():
         )
 
 
+@pytest.mark.slow
 def test_a_derivative_is_refused_with_the_reason():
     def loss(points):
         path = mf.solve(CONTRACTION, mf.TokenCloud(points), 1.0, save=2, merge=0.1)

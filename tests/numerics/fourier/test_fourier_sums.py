@@ -300,6 +300,7 @@ def test_the_circle_is_summed_by_angle():
     assert levels[int(report.level)].kind == GAUSSIAN
 
 
+@pytest.mark.slow
 def test_far_queries_are_summed_exactly_one_by_one():
     pairs, _ = problem(beta=100.0)
     side = jnp.where(jnp.arange(COUNT) % 2 == 0, 1.0, -1.0)

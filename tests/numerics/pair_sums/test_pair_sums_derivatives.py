@@ -235,6 +235,7 @@ def test_a_query_that_sees_nothing_has_zero_derivatives(block_size):
     assert all((leaf == 0).all() for leaf in jax.tree.leaves(alone))
 
 
+@pytest.mark.slow
 def test_gradients_of_huge_scores_are_finite():
     for dtype in (np.float32, np.float64):
         pairs, values = random_problem(dtype=dtype)

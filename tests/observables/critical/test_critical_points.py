@@ -203,6 +203,7 @@ def test_rates_in_single_precision_stay_in_its_range():
     assert found.holds_together
 
 
+@pytest.mark.slow
 def test_a_kink_is_noticed_in_single_precision():
     flow = single_flow(2.0, (0.7,))
     found = newton_critical_point(flow, single_cloud([0.7 + np.pi / 2]))

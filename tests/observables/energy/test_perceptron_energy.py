@@ -210,6 +210,7 @@ def test_padding_splitting_and_order_change_no_energy(key):
     assert (np.asarray(slopes[5:]) == 0).all()
 
 
+@pytest.mark.slow
 def test_the_energy_works_under_jit_and_vmap(key):
     layer, cloud = both(), cloud_of(key)
     value = jax.jit(lambda one, x: energy(one, cloud.moved(x)))(layer, cloud.points)

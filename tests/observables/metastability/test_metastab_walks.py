@@ -348,6 +348,7 @@ def test_the_saddles_of_a_pentagon_are_a_ladder():
     assert found[0].direction.shape == (5, 2)
 
 
+@pytest.mark.slow
 def test_on_an_arc_below_a_half_circle_only_the_collapse_is_critical(soft):
     found = saddles(soft)
     for step in list(found)[:-1]:
