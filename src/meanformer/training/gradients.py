@@ -15,7 +15,7 @@ import jax.random as jr
 import numpy as np
 from diffrax import Euler
 from jax.scipy.optimize import minimize
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from meanformer.attention.averaged_heads import Heads
 from meanformer.errors import (
@@ -440,11 +440,9 @@ def check_fits(model: MeanFieldTransformer, data: Dataset) -> None:
         data.dimension == model.input_dimension,
         f"data has dimension {data.dimension}; the heads take {model.input_dimension}.",
     )
-    check(
-        data.tokens.dtype == model.parameters.heads.query.dtype,
-        f"data is {data.tokens.dtype}, the heads are "
-        f"{model.parameters.heads.query.dtype}; give both in one precision.",
-    )
+    given, wanted = data.tokens.dtype, model.parameters.heads.query.dtype
+    told = f"data is {given}, the heads are {wanted}; give contexts of {wanted}."
+    check(given == wanted, told)
 
 
 def check_heads(heads: Heads, dimension: int) -> None:
@@ -499,10 +497,18 @@ class FirstVariation(eqx.Module):
 
     def __call__(self, layer: int, heads: Heads) -> Float[Array, " h"]:
         """Return its values at heads, side by side along a leading axis."""
+        check_heads(heads, self.model.input_dimension)
+        return self._values(self._checked(layer), heads)
+
+    def _checked(self, layer: int) -> Int[Array, ""]:
+        """Return the layer as an array, so that one program serves all of them."""
         layer, last = as_integer("layer", layer, least=0), self.model.layers - 1
         check(layer <= last, f"layer is {layer}; the last one is {last}.")
+        return jnp.asarray(layer)
 
-        check_heads(heads, self.model.input_dimension)
+    @eqx.filter_jit
+    def _values(self, layer: Int[Array, ""], heads: Heads) -> Float[Array, " h"]:
+        """Return the values at heads of right shapes."""
 
         def of_head(head: Heads):
             alone = Parameters(jax.tree.map(lambda leaf: leaf[None], head))
@@ -539,15 +545,21 @@ class FirstVariation(eqx.Module):
             One head, with an axis in front.
         """
         check(value_norm > 0, f"value_norm is {value_norm}; it must be positive.")
+        size, starts = jnp.asarray(value_norm), as_integer("starts", starts, least=1)
+        return self._search(self._checked(layer), size, as_key(key), starts)
+
+    @eqx.filter_jit
+    def _search(self, layer: Int[Array, ""], value_norm, key: Key, starts: int):
+        """Return the best head that is found."""
         own = jax.tree.map(lambda leaf: leaf[layer, :1], self.model.parameters.heads)
-        draws = as_integer("starts", starts, least=1), 2, *own.query.shape
+        draws = starts, 2, *own.query.shape
 
         def with_values(flat):
             query, key = flat.reshape(draws[1:])
             alone = own._replace(query=query, key=key)
 
             def value(matrix):
-                return self(layer, alone._replace(value=matrix))[0]
+                return self._values(layer, alone._replace(value=matrix))[0]
 
             slope = jax.grad(value)(jnp.zeros_like(own.value))
             size = safe_root(jnp.sum(slope**2), 2)
@@ -560,6 +572,6 @@ class FirstVariation(eqx.Module):
             found = minimize(lambda flat: with_values(flat)[1], start, method="BFGS")
             return with_values(found.x)
 
-        places = jr.normal(as_key(key), draws, own.query.dtype)
+        places = jr.normal(key, draws, own.query.dtype)
         heads, values = jax.lax.map(descend, places.reshape(starts, -1))
         return jax.tree.map(lambda leaf: leaf[jnp.nanargmin(values)], heads)
