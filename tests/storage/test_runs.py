@@ -152,7 +152,7 @@ def test_a_run_that_stopped_is_not_taken_further(tmp_path):
 
 def test_a_run_with_other_depths_in_the_same_folder_is_refused(tmp_path):
     solve_into(tmp_path)
-    with pytest.raises(mf.InvalidInput, match="other saved depths"):
+    with pytest.raises(mf.InvalidInput, match="other saved depths; list in save="):
         solve_into(tmp_path, save=11)
     with pytest.raises(mf.InvalidInput, match="more than"):
         solve_into(tmp_path, save=3)

@@ -194,6 +194,8 @@ def test_a_store_of_another_training_is_refused(problem, tmp_path):
     options = {"solver": GradientDescent(0.1), "save": 2}
     store = storage.RunStore(tmp_path)
     training.train(model, data, 0.1, **options, store=store)
+    with pytest.raises(mf.InvalidInput, match=r"as kind, such as training\.Train"):
+        mf.open_run(tmp_path)
     with pytest.raises(mf.InvalidInput, match="differs in decay"):
         training.train(model, data, 0.1, **options, decay=0.1, store=store)
 
@@ -212,8 +214,10 @@ def test_dependent_data_do_not_move(key):
 
 def test_mistakes_of_training_are_told(problem, untyped):
     for options, message in (
-        ({"solver": GradientDescent(0.3), "save": 2}, "must be multiples of the step"),
+        ({"solver": GradientDescent(0.3), "save": 2}, "of the step, such as 0.9"),
+        ({"solver": GradientDescent(7.0), "save": 2}, "of the step, such as 7"),
         ({"solver": "adam"}, "solver is 'adam'; it must be Adaptive"),
+        ({"solver": optax.adam(0.1)}, "which takes an optimiser of optax"),
         ({"key": jr.key(0)}, "key is for batches"),
         ({"solver": GradientDescent(0.1, batch=2)}, "batches need key"),
         ({"rtol": -1.0}, "both must be positive"),
@@ -286,6 +290,8 @@ def test_the_words_of_a_run_are_those_of_time(problem):
     model, data = problem
     run = training.train(model, data, 0.1, solver=GradientDescent(0.1), save=2)
     assert run.message == "At time 0.1 the time asked for was reached."
+    first, last = (f"{float(run.risks[index]):.4g}" for index in (0, -1))
+    assert str(run).endswith(f"The risk was {first} at the start, {last} at the end.")
     with pytest.raises(mf.InvalidInput, match="index is 7; there are 2 saved times"):
         run.at(7)
 

@@ -423,12 +423,48 @@ def test_a_data_set_without_tokens_or_with_positions_is_refused(untyped):
     placed = mf.TokenCloud(np.ones((2, 2)), positions=np.array([0.0, 1.0]))
     with pytest.raises(mf.InvalidInput, match="contexts have positions"):
         training.Dataset([placed])
+    gaussian = mf.Gaussian(np.zeros(2), np.eye(2))
+    with pytest.raises(mf.InvalidInput, match="a context is a Gaussian; .* quadrature"):
+        training.Dataset([gaussian])
+
+
+def test_shapes_of_a_data_set_are_told_as_they_were_given(untyped):
+    with pytest.raises(mf.InvalidInput, match=r"contexts has .*it must be \(N, n, d\)"):
+        training.Dataset(np.ones((3, 2)))
+    contexts = np.ones((3, 4, 2))
+    wanted = r"it must be \(3, 2\), or \(3, m, 2\)"
+    for shape in ((2, 2), (2,), (3, 3), (3, 5, 3)):
+        given = str(shape).replace("(", r"\(").replace(")", r"\)")
+        with pytest.raises(mf.InvalidInput, match=f"shape {given}; {wanted}"):
+            training.Dataset(contexts, np.ones(shape))
+    with pytest.raises(mf.InvalidInput, match="queries has shape"):
+        training.Dataset(contexts, np.ones((3, 1, 2, 1)))
+    assert training.Dataset(contexts, np.ones((3, 2))).queries.shape == (3, 1, 2)
 
 
 def test_what_is_no_attention_is_no_kind(untyped):
     heads = np.ones((3, 1, 1, 2, 2))
     with pytest.raises(mf.InvalidInput, match="kind returns a tuple"):
         training.MeanFieldTransformer(*heads, kind=lambda *args, **rest: args)
+    for kind in ("softmax", mf.identity_attention("softmax", 2)):
+        with pytest.raises(mf.InvalidInput, match="must be a class of attention"):
+            training.MeanFieldTransformer(*heads, kind=kind)
+
+
+def test_the_search_for_a_head_is_compiled_once_for_all_layers(key):
+    traced = []
+
+    def counted(*matrices, **options):
+        traced.append(1)
+        return mf.Softmax(*matrices, **options)
+
+    model, data = random_problem(key, layers=2)
+    model = training.MeanFieldTransformer(*model.parameters.heads[:3], kind=counted)
+    variation = training.FirstVariation(model, data)
+    variation.best_head(0, value_norm=1.0, key=key, starts=1)
+    count = len(traced)
+    variation.best_head(1, value_norm=2.0, key=key, starts=1)
+    assert len(traced) == count
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.5])

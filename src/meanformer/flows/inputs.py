@@ -219,7 +219,7 @@ def _given_depths(start, end, depths: Float[Array, " t"]) -> Float[Array, " t"]:
     low, high = sorted((first, last))
     check(
         bool(((known >= low) & (known <= high)).all()),
-        f"save is {known}; its depths must lie between {first} and {last}.",
+        f"save is {known}; it must lie between {first} and {last}.",
     )
     before, after = ([one] if one not in known else [] for one in (first, last))
     known = np.concatenate([before, known, after]).astype(known.dtype)

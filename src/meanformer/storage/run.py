@@ -174,7 +174,8 @@ class RunStore(flows.AbstractRecorder):
         stored = kept.depths[np.asarray(kept.status == flows.Status.reached)]
         check(
             bool((stored == depths[: len(stored)]).all()),
-            f"{self.path} holds a run with other saved depths; choose another folder.",
+            f"{self.path} holds a run with other saved depths; list in save=… those "
+            "that it has, and further ones, or choose another folder.",
         )
 
 
@@ -223,7 +224,7 @@ def open_run(
 
     Args:
         path: the folder of a run, finished or not, or a zarr folder.
-        kind: the class of the trajectory, for one of your own.
+        kind: the class of the trajectory, for `training.TrainingRun` or your own.
     """
     path = Path(path)
     folder = path / TRAJECTORY if (path / TRAJECTORY).exists() else path
@@ -278,8 +279,8 @@ def _known_kind(columns: Mapping[str, np.ndarray]) -> type[flows.AbstractTraject
         if name in columns:
             return kind
     raise LookupError(
-        f"it has {', '.join(sorted(columns))}; for a trajectory of your own give its "
-        "class as kind."
+        f"it has {', '.join(sorted(columns))}; give the class of what was run as kind, "
+        "such as training.TrainingRun or your own."
     )
 
 

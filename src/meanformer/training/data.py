@@ -10,7 +10,8 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from meanformer.errors import as_finite_array, as_float_array, check
-from meanformer.measures import TokenCloud
+from meanformer.measures import AbstractMeasure, TokenCloud
+from meanformer.measures.cloud import check_cloud
 from meanformer.measures.comparison import Atoms
 from meanformer.measures.operations import batch
 from meanformer.typing import ArrayLike
@@ -37,7 +38,7 @@ Loss = Callable[[End, Any], Float[Array, ""]]
 class Dataset(eqx.Module):
     r"""Contexts $\mu^k$, queries $x^k$ and targets $y^k$.
 
-    Contexts of different sizes are padded with tokens of weight zero.
+    Contexts are padded with tokens of weight zero; the rest takes their precision.
 
     Args:
         contexts: token clouds, or arrays of points, or one array of shape (N, n, d).
@@ -62,7 +63,9 @@ class Dataset(eqx.Module):
         count, _, size = self.tokens.shape
         none = jnp.zeros((count, 0, size), self.tokens.dtype)
         given = as_float_array("queries", none if queries is None else queries)
+        told = f"queries has shape {given.shape}; it must be ({count}, {size}), or"
         given = given[:, None] if given.ndim == 2 else given
+        check(given.shape[::2] == (count, size), f"{told} ({count}, m, {size}).")
         shape = (count, None, size)
         self.queries = as_finite_array("queries", given, shape, self.tokens.dtype)
         self.targets = self._checked_targets(targets)
@@ -163,18 +166,18 @@ def _stacked(contexts) -> tuple[Float[Array, "N n d"], Float[Array, "N n"]]:
     check(is_list, f"contexts is a {type(contexts).__name__}; it must be a list.")
     check(len(contexts) > 0, "contexts is empty; at least one is needed.")
     if isinstance(contexts, np.ndarray | jax.Array):
-        tokens = as_finite_array("contexts", contexts, (None, None, None))
-        check(
-            tokens.size > 0, f"contexts has shape {tokens.shape}; tokens are missing."
-        )
+        told = f"contexts has shape {contexts.shape}; "
+        check(contexts.ndim == 3, f"{told}it must be (N, n, d), n tokens in each.")
+        check(contexts.size > 0, f"{told}tokens are missing.")
+        tokens = as_finite_array("contexts", contexts, contexts.shape)
         return tokens, jnp.full(tokens.shape[:2], 1 / tokens.shape[1], tokens.dtype)
-    clouds = [
-        one if isinstance(one, TokenCloud) else TokenCloud(one) for one in contexts
+    clouds: list[Any] = [
+        one if isinstance(one, AbstractMeasure) else TokenCloud(one) for one in contexts
     ]
-    check(
-        all(one.positions is None for one in clouds),
-        "contexts have positions, which training does not know; leave them out.",
-    )
+    told = "contexts have positions, which training does not know; leave them out."
+    for one in clouds:
+        check_cloud("a context", one)
+        check(one.positions is None, told)
     stacked = batch(clouds)
     # What absent tokens have must not overflow.
     present = (stacked.weights > 0)[:, :, None]
@@ -198,5 +201,5 @@ def _check_target(target, points) -> None:
     check(
         target.shape == points.shape,
         f"a target has shape {target.shape}; squared_error compares it with points of "
-        f"shape {points.shape}; for another dimension give a loss that reads out.",
+        f"shape {points.shape}; other targets need a loss of their own.",
     )

@@ -96,7 +96,7 @@ class InjectivityReport(eqx.Module):
             text.append(
                 f"The risk of one layer cannot fall below {self.floor:.6g}{deep}."
             )
-        text.append(f"Tokens are the same up to {self.tolerance:.2g} of the radius.")
+        text.append(f"Tokens within {self.tolerance:.2g} of the radius count as equal.")
         return "\n".join(text)
 
 
@@ -206,7 +206,7 @@ def _asked(data, queries, tolerance) -> tuple[Asked, np.ndarray | None]:
     check(
         number == 1,
         f"data has {number} queries for each context; one is needed: repeat a context "
-        "for each of its queries.",
+        "for each of its queries, Dataset([c for c in contexts for _ in range(m)], …).",
     )
     places, residuals = np.asarray(data.queries[:, 0], np.float64), None
     if targets is not None and np.shape(targets) == data.queries.shape:

@@ -211,7 +211,7 @@ def _head_kernel(heads: Heads, data: Dataset, beta, block: str):
 
 def _check(model: MeanFieldTransformer, data: Dataset) -> None:
     check_fits(model, data)
-    check(data.queries.shape[1] > 0, "data has no queries; outputs are those of them.")
+    check(data.queries.shape[1] > 0, "data has no queries; give its tokens as queries.")
     if isinstance(model.method, Adaptive):
         raise Unsupported(
             "the tangent kernel is that of a network: give the transformer a method of "

@@ -67,8 +67,8 @@ class TrainingRun(AbstractTrajectory):
         "not_finite": "the risk or its gradient was not finite, so that the last "
         "finite heads were kept; look at the loss, or take smaller steps",
         "diverging": "the risk rose from step to step, and the heads from before it "
-        "did were kept; take a smaller step: close to a minimum those below "
-        "2 N / spectrum(model, data).largest are stable",
+        "did were kept; take a smaller step: close to a minimum of the squared error "
+        "those below 2 N / spectrum(model, data).largest are stable",
     }
 
     depths: Float[Array, " t"]
@@ -83,6 +83,10 @@ class TrainingRun(AbstractTrajectory):
     notes: UInt8[Array, "t e"] | None
     status: PyTree
     start: MeanFieldTransformer | None = None
+
+    def __str__(self) -> str:
+        first, last = (f"{float(self.risks[index]):.4g}" for index in (0, -1))
+        return f"{self.message} The risk was {first} at the start, {last} at the end."
 
     @property
     def times(self) -> Float[Array, " t"]:

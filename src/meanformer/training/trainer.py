@@ -113,7 +113,7 @@ def train(
     if not isinstance(solver, Adaptive | FixedStep):
         raise InvalidInput(
             f"solver is {solver!r}; it must be Adaptive(…), FixedStep(h), or "
-            "GradientDescent(step)."
+            "GradientDescent(step), which takes an optimiser of optax."
         )
     _checked_key(key, None, len(data))
     flow = GradientFlow(problem, factors, options.settings(solver, dtype))
@@ -180,6 +180,6 @@ def times_of_steps(times: Float[Array, " t"], step: float) -> Float[Array, " u"]
     check(
         bool(abs(counts[-1] - whole[-1]) <= 1e-6 * whole[-1]) and bool(whole[-1] >= 1),
         f"the time is {float(times[-1])}, the step {step}; times must be multiples of "
-        "the step.",
+        f"the step, such as {max(1, int(whole[-1])) * step:.6g}.",
     )
     return times[0] + step * jnp.unique(whole)

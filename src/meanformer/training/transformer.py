@@ -118,7 +118,8 @@ class MeanFieldTransformer(AbstractInContextMap):
         beta = as_finite_array("beta", beta, (), query.dtype)
         if is_concrete(beta):
             check(bool(beta >= 0), f"beta is {float(beta)}; it must not be negative.")
-        check_function("kind", kind)
+        told = f"kind is {kind!r}; it must be a class of attention, such as Softmax."
+        check(callable(kind) and not isinstance(kind, AbstractInContextMap), told)
         check_function("activation", activation)
         heads = Heads(query, key, value, value_bias)
         self.parameters = Parameters(heads, neurons)

@@ -56,7 +56,8 @@ class Relation:
         pairs = zip(self.coefficients, self.indices, strict=True)
         terms = " ".join(f"{c:+.4g} m{k}" for c, k in pairs)
         reach = "at every depth" if self.persists else "in one layer"
-        return f"{self.name} (contexts {who}): {WHY[self.name]}; {terms} = 0 {reach}"
+        why = f"{WHY[self.name]}; what heads read obeys {terms} = 0"
+        return f"{self.name} (contexts {who}): {why} {reach}"
 
 
 WHY = {
