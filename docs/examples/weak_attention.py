@@ -4,8 +4,6 @@ As $\beta \to 0$ softmax attention with $Q=K=V=I$ returns the mean of the tokens
 leaves the mean in the direction $\mathrm{Cov}(\mu)\,x$.
 """
 
-from dataclasses import dataclass
-
 import jax.numpy as jnp
 import jax.random as jr
 
@@ -14,8 +12,7 @@ import meanformer.experiments as lab
 from meanformer.plotting import style
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """Size of the cloud."""
 
     count: int = lab.setting(50, full=5000, help="tokens, $n$", at_least=1)

@@ -29,6 +29,7 @@ from meanformer.experiments.framework.records import run as run
 from meanformer.experiments.framework.registry import all_experiments as all_experiments
 from meanformer.experiments.framework.registry import find as find
 from meanformer.experiments.framework.settings import Movies as Movies
+from meanformer.experiments.framework.settings import Parameters as Parameters
 from meanformer.experiments.framework.settings import movie_setting as movie_setting
 from meanformer.experiments.framework.settings import setting as setting
 from meanformer.experiments.helpers.dense import by_scipy as by_scipy

@@ -5,8 +5,6 @@ weighs the tokens it sees. Here they stand side by side on four weighted tokens 
 plane, with no symmetry to hide behind, and are compared where two of them are one.
 """
 
-from dataclasses import dataclass
-
 import jax.numpy as jnp
 import numpy as np
 
@@ -15,8 +13,7 @@ import meanformer.experiments as lab
 from meanformer.plotting import draw_field, draw_matrix, style
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """What is drawn."""
 
     resolution: int = lab.setting(

@@ -8,8 +8,6 @@ arrangement is Strang splitting, of second order. Every integrator used here has
 order measured: a method that is not what it says would show.
 """
 
-from dataclasses import dataclass
-
 import jax.numpy as jnp
 import numpy as np
 
@@ -18,8 +16,7 @@ import meanformer.experiments as lab
 from meanformer.plotting import draw_paths, draw_rate, mark_sizes, style
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """How far the number of layers is pushed."""
 
     doublings: int = lab.setting(

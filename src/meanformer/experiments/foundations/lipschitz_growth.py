@@ -7,8 +7,6 @@ opposite to $n-1$ others attains it, until $n$ reaches $e^{2\beta R^2\gamma}$. T
 constant of these clouds falls again; which clouds are worst there is not known.
 """
 
-from dataclasses import dataclass
-
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -19,8 +17,7 @@ import meanformer.experiments as lab
 from meanformer.plotting import draw_curves, draw_slope, mark_sizes, style
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """Sizes of the clouds."""
 
     sizes: int = lab.setting(

@@ -10,8 +10,6 @@ $p/(p-1)$: finite at $p = 2$, infinite at $p = 1$, and there stability really fa
 logarithmically in the number of tokens.
 """
 
-from dataclasses import dataclass
-
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -23,8 +21,7 @@ import meanformer.experiments as lab
 from meanformer.plotting import draw_curves, mark_values, style
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """Sizes of the stress tests."""
 
     trials: int = lab.setting(

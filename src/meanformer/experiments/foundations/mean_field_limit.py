@@ -8,8 +8,6 @@ the rate does not see the dimension, but the constant grows like $e^{q/2}$, and
 $n \gg e^q$ tokens are needed before the limit shows.
 """
 
-from dataclasses import dataclass
-
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -25,8 +23,7 @@ COVARIANCE = ((1.0, 0.3), (0.3, 0.6))
 PROBE = (1.0, -0.5)
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """Sizes of the samples."""
 
     smallest: int = lab.setting(128, help="smallest number of tokens", at_least=64)

@@ -10,7 +10,6 @@ beforehand.
 """
 
 import itertools
-from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -26,8 +25,7 @@ from meanformer.plotting import draw_curves, style
 SHIFT = ((1.0, -1.0), (0.5, 0.3), (-0.2, 0.8), (0.0, 1.0))
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """Sizes of the random trials."""
 
     trials: int = lab.setting(6, full=60, help="random pairs of clouds", at_least=1)

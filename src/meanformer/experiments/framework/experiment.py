@@ -102,7 +102,7 @@ class Experiment:
         name: kebab-case; the file is the same name with underscores.
         title: a short sentence, the heading of its card in the report.
         room: the room of the library that it exercises, such as `flows`.
-        parameters: frozen dataclass of `setting(...)` fields.
+        parameters: its `Parameters`, or another frozen dataclass of settings.
         run: `run(parameters, *, progress) -> Outcome`.
         claims: what is checked; all claims of the file of `run` if left out.
         about: a paragraph for the reader; the docstring of that file if left out.

@@ -11,8 +11,6 @@ written-out equations in SciPy, many tokens. Sigmoid and unnormalised attention 
 Gaussians, and it is measured by how much.
 """
 
-from dataclasses import dataclass
-
 import jax.numpy as jnp
 import numpy as np
 import scipy.linalg
@@ -31,8 +29,7 @@ SCORE, MEAN = KEY.T @ QUERY, np.array([0.3, -0.4])
 LAYERS = 10
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """How many tokens stand for the Gaussian, and how many nodes."""
 
     counts: tuple[int, ...] = lab.setting(

@@ -16,7 +16,6 @@ neither the velocity nor the energy of the library is compared with itself.
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -42,8 +41,7 @@ AXES = (0.8, -0.6)  # eigenvalues of the form in the landscape
 DIFFERENCES = np.array([-1, 9, -45, 0, 45, -9, 1]) / 60  # derivative of sixth order
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """Depth of the flows and accuracy of the integrals."""
 
     depth: float = lab.setting(

@@ -12,8 +12,6 @@ of zero, positive and negative eigenvalues of $A_s$, and this is reached. At mos
 the dimension, as has been said, holds for invertible $A_s$ only.
 """
 
-from dataclasses import dataclass
-
 import jax.random as jr
 import numpy as np
 import scipy.linalg
@@ -37,8 +35,7 @@ SURE = 30 * RESIDUAL**0.5
 SIGNATURES = ((1, 1, -1, -1), (1, 1, 1, -1), (1, 1, 0, -1), (1, 0, 0, -1), (1, 1, 1, 1))
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """How far the covariances are followed, and how many of them."""
 
     depth: float = lab.setting(1e6, full=1e8, help="depth of the flows", at_least=1e4)

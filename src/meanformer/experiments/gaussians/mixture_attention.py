@@ -13,8 +13,6 @@ covariance? Nothing while the components coincide, and the more the farther they
 apart. Tokens tell.
 """
 
-from dataclasses import dataclass
-
 import jax.numpy as jnp
 import numpy as np
 import scipy.integrate
@@ -33,8 +31,7 @@ SCORE, VALUE = np.array([[[0.5, -0.3], [0.2, 0.4]], [[0.15, 0.06], [-0.03, -0.18
 SMALL = 0.1
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """How far the components are apart, and how the mixture is resolved."""
 
     separations: tuple[float, ...] = lab.setting(

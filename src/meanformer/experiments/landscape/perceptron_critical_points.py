@@ -8,8 +8,6 @@ angles $0$ and $2\pi/3$ two atoms rest near them. The largest energy still belon
 one atom, since $E$ is convex in $\mu$.
 """
 
-from dataclasses import dataclass
-
 import jax.numpy as jnp
 import numpy as np
 import scipy.optimize
@@ -27,8 +25,7 @@ STRENGTH = 4.0
 LIMITS = ("one atom at $0$", r"one atom at $2\pi/3$", "two atoms", "flat region")
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """Sizes."""
 
     grid: int = lab.setting(24, full=160, help="starts of each token", at_least=8)

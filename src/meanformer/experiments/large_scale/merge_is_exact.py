@@ -11,8 +11,6 @@ bounds the error for small $r$. Five tokens on the circle are compared with an o
 integrator in angles.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 
 import meanformer as mf
@@ -26,8 +24,7 @@ WEIGHTS = np.array([0.25, 0.15, 0.2, 0.3, 0.1])
 PAIRS = ((0, 1), (3, 4))  # the closest tokens, in the order in which they meet
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """The flow, and how far the distance of a join is lowered."""
 
     halvings: int = lab.setting(

@@ -9,8 +9,6 @@ published run of five tokens with an ordinary integrator, and steps are counted:
 grow with the logarithm of the depth at most.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 
 import meanformer as mf
@@ -31,8 +29,7 @@ MEETING = 0.1  # the angle up to which a dwell time is taken
 CLOSE = 1e-2  # the angle between two tokens that are close
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """How far the temperature is lowered."""
 
     longest: float = lab.setting(

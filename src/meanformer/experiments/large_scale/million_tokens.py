@@ -12,7 +12,6 @@ is measured.
 """
 
 import time
-from dataclasses import dataclass
 
 import jax.numpy as jnp
 import numpy as np
@@ -26,8 +25,7 @@ BETAS = (4.0, 25.0)
 QUERIES = 1024
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """How many tokens, and how accurate."""
 
     count: int = lab.setting(

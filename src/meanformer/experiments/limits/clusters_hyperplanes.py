@@ -10,8 +10,6 @@ like $e^{2\lambda_1t}$. Here it is solved until attention is Boolean and goes on
 closed form; the classical Runge-Kutta step of a published script turns out as Euler's.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 import scipy.special
 
@@ -44,8 +42,7 @@ MATRICES = {
 }
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """Sizes of the random clouds."""
 
     tokens: int = lab.setting(20, full=40, help="tokens of the movies", at_least=4)

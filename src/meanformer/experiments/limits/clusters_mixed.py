@@ -8,8 +8,6 @@ followers stand above their leader in the first two and drift off like $e^{t/2}$
 third: a polytope times a line.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 
 import meanformer as mf
@@ -21,8 +19,7 @@ from meanformer.plotting import SpaceFrames, draw_hull, draw_paths_3d, style
 VALUE = np.diag([1.0, 1.0, -0.5])
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """Sizes of the random clouds."""
 
     tokens: int = lab.setting(20, full=40, help="tokens of the cloud", at_least=4)

@@ -12,8 +12,6 @@ for small covariances and observed here; that all tokens tend to the origin is a
 theorem.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 
 import meanformer as mf
@@ -25,8 +23,7 @@ from meanformer.plotting import draw_paths, draw_slope, style
 CASES = ((2, 0.5), (2, 1.0), (2, 2.0), (3, 1.0))  # dimensions and betas
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """Random clouds."""
 
     tokens: int = lab.setting(12, full=60, help="tokens of a random cloud", at_least=4)

@@ -7,8 +7,6 @@ themselves alone; every other token attends to one leader and comes closer to it
 $e^{-t}$. The attention matrix is then Boolean, and its rank is the number of leaders.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 
 import meanformer as mf
@@ -21,8 +19,7 @@ from meanformer.plotting import style
 COMMON = 4  # dimensions in which tokens of a high dimension differ most
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """Sizes of the random clouds."""
 
     cloud: int = lab.setting(24, full=40, help="tokens in space", at_least=4)

@@ -9,7 +9,6 @@ wrong answer is a failure, an open one is not.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
@@ -23,8 +22,7 @@ from meanformer.plotting import style
 Matrices = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """How many layers."""
 
     cases: int = lab.setting(5, full=63, help="layers of each kind", at_least=2)

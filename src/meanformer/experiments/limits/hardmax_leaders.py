@@ -9,7 +9,6 @@ to its leader doubles its pull. So everything is compared with a run in exact ra
 arithmetic. How softmax attention tends to this is told by `low-temperature`.
 """
 
-from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
@@ -27,8 +26,7 @@ SQUARE = ((1, 1), (1, -1), (-1, -1), (-1, 1))
 EXTRA = ((0.2, 0.1), (-0.3, 0.25), (0.05, -0.4), (-0.2, -0.1))
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """Random clouds."""
 
     clouds: int = lab.setting(10, full=200, help="random clouds and forms")

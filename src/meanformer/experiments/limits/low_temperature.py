@@ -15,8 +15,6 @@ $\sqrt{\log(\beta+1)/\beta}\,e^{Ct} + e^{-ct}$ [ABRR26], for laws of tokens; its
 hypotheses and constants are not checked here, where clouds are finite.
 """
 
-from dataclasses import dataclass
-
 import jax.numpy as jnp
 import numpy as np
 import scipy.special
@@ -30,8 +28,7 @@ TOKENS, DEPTHS = 30, np.linspace(0, 12, 25)
 CORNERS = np.array([(1.0, 1.0), (1.0, -1.0), (-1.0, -1.0), (-1.0, 1.0)])
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """How many clouds and temperatures."""
 
     clouds: int = lab.setting(24, full=100, help="random clouds", at_least=20)

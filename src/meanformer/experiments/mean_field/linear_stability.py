@@ -11,8 +11,6 @@ of Funk and Hecke, with the derivative of the velocity of weighted nodes, with f
 small waves, and with many random tokens.
 """
 
-from dataclasses import dataclass
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -34,8 +32,7 @@ CASES = [(d, beta) for d in (2, 3, 8, 128) for beta in (1.0, 5.0, 25.0)]
 LINEAR = [("softmax", 3), ("unnormalised", 8)]
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """How many tokens, how often."""
 
     tokens: int = lab.setting(10_000, full=100_000, help="random tokens", at_least=2000)

@@ -10,8 +10,6 @@ noise show hysteresis. Branches are computed by continuation, and compared with 
 discretisation, with expansions and with tokens.
 """
 
-from dataclasses import dataclass
-
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -30,8 +28,7 @@ SMOOTH, STEEP = 2.3, 5.0  # on the circle, below and above the tricritical beta
 LOOP_DIMENSION, LOOP_BETA = 8, 3.0
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """How many tokens, and how slowly the noise changes."""
 
     count: int = lab.setting(120, full=1000, help="tokens of the loop", at_least=50)

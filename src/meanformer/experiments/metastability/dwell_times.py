@@ -11,7 +11,6 @@ tokens first tighten and then wait in the same way. All is walked by `LongDepth`
 """
 
 import itertools
-from dataclasses import dataclass
 
 import numpy as np
 import scipy.integrate
@@ -32,8 +31,7 @@ GROUPS = (-0.05, 0.0, 0.06, 1.23, 1.29)  # three tokens and two
 TIGHT = 1e-6  # tokens so close count as one
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """How far the temperature is lowered."""
 
     largest: float = lab.setting(

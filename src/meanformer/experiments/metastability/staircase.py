@@ -9,8 +9,6 @@ and near the point of squared masses under softmax. Each plateau is then set aga
 critical point of the energy that belongs to it, if there is one.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 import scipy.integrate
 
@@ -31,8 +29,7 @@ SMALL, NEAR = 1e-5, 1e-3  # where it puts tokens on top of each other
 AROUND = 2 * np.pi * np.arange(5) / 5 + np.array([0.10, -0.14, 0.05, 0.10, -0.02])
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """How accurately, and how far the published scheme is followed."""
 
     rtol: float = lab.setting(1e-10, full=1e-12, help="tolerance of the walks", above=0)

@@ -9,8 +9,6 @@ a Poisson process. That density is computed in two ways that share nothing: by c
 and by quadrature of a characteristic function.
 """
 
-from dataclasses import dataclass
-
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
@@ -38,8 +36,7 @@ SIZES = 100, 300, 1000
 RATES = 1.5, 3.0, 1.0, 0.5, 0.7, 2.0
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """How much is counted."""
 
     samples: int = lab.setting(

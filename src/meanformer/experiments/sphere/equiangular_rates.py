@@ -9,8 +9,6 @@ the clustered phase, and independent tokens in high dimension, which are nearly
 orthogonal, follow the same curve.
 """
 
-from dataclasses import dataclass
-
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -28,8 +26,7 @@ KINDS = ("softmax", "unnormalised")
 SAVED = 41
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """Sizes of the random start."""
 
     count: int = lab.setting(32, help="random tokens", at_least=8)

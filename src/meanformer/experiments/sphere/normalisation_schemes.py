@@ -8,7 +8,6 @@ $\sqrt{1+t}$ (sqrt-scaling), or Post and later Pre (Mix). Radii that grow turn t
 exponential collapse into a power of depth.
 """
 
-from dataclasses import dataclass
 from functools import partial
 
 import jax
@@ -36,8 +35,7 @@ SAVED = np.linspace(0, DEPTH, 25)
 DEPTHS = np.unique(np.r_[0:12:49j, np.geomspace(0.3, 1e4, 140), 50, 51, 1e4, 2e4])
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """Sizes of the networks."""
 
     dimension: int = lab.setting(64, full=512, help="dimension of tokens", at_least=16)

@@ -8,7 +8,6 @@ ones resist small perturbations exactly if $\lambda_1\tanh\lambda_1 > \lambda_2$
 explains the published counts.
 """
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -32,8 +31,7 @@ SHARP = 1e-7, 1e-9, 1e-8  # tolerances, and the speed of tokens at rest
 LOW, HIGH = np.tanh(1.0), float(brentq(lambda d: d * np.tanh(d) - 1, 1.0, 2.0))
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """Sizes."""
 
     tokens: int = lab.setting(100, help="tokens of the runs", at_least=20)

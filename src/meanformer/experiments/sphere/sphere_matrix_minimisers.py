@@ -7,8 +7,6 @@ solves an equation; the best density on the circle is the solution of a convex p
 and is computed with a certificate.
 """
 
-from dataclasses import dataclass
-
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
@@ -32,8 +30,7 @@ SPREAD = {
 }
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """Sizes."""
 
     nodes: int = lab.setting(300, full=1000, help="nodes on the circle", at_least=100)

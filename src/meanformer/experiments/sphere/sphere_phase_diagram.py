@@ -11,7 +11,6 @@ Euler steps and division by the norm, is late, because it also moves along the r
 """
 
 import math
-from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -29,8 +28,7 @@ STEEPEST = 6.0  # up to here the front of high dimension is compared with the cu
 SPAN = 8  # dimension of the tokens moved by random matrices
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """Sizes of the diagrams."""
 
     starts: int = lab.setting(24, full=2048, help="random starts", at_least=8)

@@ -8,8 +8,6 @@ ends there at every $\beta \ge 0$; on the circle at every $\beta \ge -0.16$, but
 below $-2/3$, where a triangle resists. From a hemisphere the approach is exponential.
 """
 
-from dataclasses import dataclass
-
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
@@ -27,8 +25,7 @@ LONG = {"SA": 200.0, "USA": 1500.0}  # in units of the rate at the end
 CASES = [(name, beta) for name in KINDS for beta in BETAS]
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """Sizes."""
 
     tokens: int = lab.setting(32, full=64, help="tokens on the sphere", at_least=16)
