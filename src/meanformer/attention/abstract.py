@@ -27,6 +27,7 @@ from meanformer.errors import (
 from meanformer.measures import AbstractContext, AbstractMeasure, Gaussian, TokenCloud
 from meanformer.measures.cloud import AbstractCloud
 from meanformer.numerics.arrays import matmul, widened
+from meanformer.typing import Places
 
 NEGATIVE_BETA = (
     "must not be negative; for the repulsive case change the sign of query, or set "
@@ -116,11 +117,7 @@ class AbstractInContextMap(eqx.Module):
 
     @abc.abstractmethod
     def __call__(
-        self,
-        mu: AbstractContext,
-        x: Float[Array, "m d"],
-        *,
-        positions: Float[Array, " m"] | None = None,
+        self, mu: AbstractContext, x: Float[Array, "m d"], *, positions: Places = None
     ) -> Float[Array, "m e"]:
         """Return the image of each query point in the context."""
 
@@ -381,11 +378,7 @@ class AbstractAttention(AbstractInContextMap):
         return projected + (share if mass is None else mass[:, None] * share)
 
     def __call__(
-        self,
-        mu: AbstractContext,
-        x: Float[Array, "m d"],
-        *,
-        positions: Float[Array, " m"] | None = None,
+        self, mu: AbstractContext, x: Float[Array, "m d"], *, positions: Places = None
     ) -> Float[Array, "m e"]:
         """Return what each query makes of the context; half precision in single.
 

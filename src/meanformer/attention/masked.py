@@ -30,6 +30,7 @@ from meanformer.measures import AbstractContext, MaskedCloud, TokenCloud
 from meanformer.measures.checks import checked_places
 from meanformer.measures.cloud import check_cloud
 from meanformer.numerics.arrays import any_in_batch
+from meanformer.typing import Places
 
 
 class Masked(AbstractInContextMap):
@@ -111,11 +112,7 @@ class Masked(AbstractInContextMap):
         return None if attention is None else replace(self, attention=attention)
 
     def __call__(
-        self,
-        mu: AbstractContext,
-        x: Float[Array, "m d"],
-        *,
-        positions: Float[Array, " m"] | None = None,
+        self, mu: AbstractContext, x: Float[Array, "m d"], *, positions: Places = None
     ) -> Float[Array, "m e"]:
         """Return the attention of each query to what it sees.
 
@@ -134,10 +131,7 @@ class Masked(AbstractInContextMap):
         return jnp.where(sees[:, None], output, 0)
 
     def view(
-        self,
-        mu: AbstractContext,
-        x: Float[Array, "m d"],
-        positions: Float[Array, " m"] | None = None,
+        self, mu: AbstractContext, x: Float[Array, "m d"], positions: Places = None
     ) -> tuple[MaskedCloud, Array]:
         """Return what each query sees, and the order that sorts the tokens."""
         if not isinstance(mu, TokenCloud):

@@ -12,6 +12,7 @@ from meanformer.numerics.arrays import held, matmul, safe_norm
 from meanformer.numerics.nearest import PAIRS_AT_ONCE, squared_distances
 from meanformer.numerics.pair_sums.kernel import ROUNDINGS
 from meanformer.numerics.pair_sums.tiles import map_rows
+from meanformer.typing import Places
 
 
 class NearestOther(AbstractInContextMap):
@@ -41,11 +42,7 @@ class NearestOther(AbstractInContextMap):
     tolerance: float = number("tolerance", least=0, default=0.0, kw_only=True)
 
     def __call__(
-        self,
-        mu: AbstractContext,
-        x: Float[Array, "m d"],
-        *,
-        positions: Float[Array, " m"] | None = None,
+        self, mu: AbstractContext, x: Float[Array, "m d"], *, positions: Places = None
     ) -> Float[Array, "m d"]:
         """Return the nearest other token of each query point."""
         x = checked_queries(self, mu, x)

@@ -9,7 +9,7 @@ from meanformer.flows.schedule import AbstractSchedule, as_schedule
 from meanformer.geometry import AbstractSpace, Euclidean
 from meanformer.measures import TokenCloud
 from meanformer.measures.cloud import check_cloud
-from meanformer.typing import ArrayLike
+from meanformer.typing import ArrayLike, Places
 
 
 class Flow(eqx.Module):
@@ -79,7 +79,7 @@ class Flow(eqx.Module):
         depth: Float[Array, ""],
         cloud: TokenCloud,
         x: Float[Array, "m d"],
-        positions: Float[Array, " m"] | None = None,
+        positions: Places = None,
     ) -> Float[Array, "m d"]:
         """Return the velocity of any points in the measure of a cloud at a depth.
 
