@@ -227,7 +227,7 @@ CONSTRUCTIONS = {
     ),
     "masked number": (
         lambda: Masked(3),
-        "attention is a int; it must be an in-context map",
+        "attention is 3; it must be an in-context map",
     ),
     "mask in words": (
         lambda: Masked(soft(), "causal"),
@@ -395,7 +395,7 @@ CALLS = {
     ),
     "slope of a number": (
         lambda: local_lipschitz(3, reference_cloud()),
-        "gamma is a int; it must be an in-context map",
+        "gamma is 3; it must be an in-context map",
     ),
     "radius in words": (
         lambda: lipschitz_bounds(soft(), "a", 2),

@@ -20,6 +20,7 @@ from meanformer.errors import (
     as_number,
     check,
     check_finite,
+    check_kind,
     check_range,
     check_shape,
     is_concrete,
@@ -418,11 +419,8 @@ def checked_queries(
     gamma: AbstractInContextMap, mu: AbstractContext, x: Float[Array, "m d"]
 ) -> Float[Array, "m d"]:
     """Return the queries as an array, or raise if they do not fit map and context."""
-    if not isinstance(mu, AbstractContext):
-        raise InvalidInput(
-            f"the context is of type {type(mu).__name__}; it must be a measure, for "
-            "instance TokenCloud(points)."
-        )
+    allowed = "a measure, for instance TokenCloud(points)"
+    check_kind("the context", mu, AbstractContext, allowed)
     dimension, name = gamma.input_dimension, type(gamma).__name__
     check(
         dimension in (None, mu.dimension),
@@ -460,11 +458,8 @@ def check_function(name: str, value: object) -> None:
 
 def check_map(name: str, value: object) -> None:
     """Raise unless the value is an in-context map."""
-    if not isinstance(value, AbstractInContextMap):
-        raise InvalidInput(
-            f"{name} is a {type(value).__name__}; it must be an in-context map, for "
-            "instance Softmax(query, key, value)."
-        )
+    allowed = "an in-context map, for instance Softmax(query, key, value)"
+    check_kind(name, value, AbstractInContextMap, allowed)
 
 
 def _check_projections(attention: AbstractAttention) -> None:

@@ -24,6 +24,7 @@ from meanformer.errors import (
     Unsupported,
     check,
     check_choice,
+    check_kind,
     is_concrete,
 )
 from meanformer.measures import AbstractContext, MaskedCloud, TokenCloud
@@ -68,10 +69,7 @@ class Masked(AbstractInContextMap):
     def __check_init__(self):
         check_choice("empty", self.empty, ("error", "zero"))
         check_map("attention", self.attention)
-        if not isinstance(self.mask, AbstractMask):
-            raise InvalidInput(
-                f"mask is {self.mask!r}; it must be a mask, for instance Causal()."
-            )
+        check_kind("mask", self.mask, AbstractMask, "a mask, for instance Causal()")
         kind = type(self.attention).__name__
         check(
             not isinstance(self.attention, (Residual, Composition, Masked)),

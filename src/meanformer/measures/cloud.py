@@ -19,13 +19,11 @@ from meanformer.errors import (
     as_key,
     check,
     check_finite,
+    check_kind,
 )
 from meanformer.geometry.circle import on_circle
 from meanformer.measures.abstract import AbstractContext, AbstractMeasure, FeatureMap
-from meanformer.measures.checks import (
-    checked_positions,
-    checked_weights,
-)
+from meanformer.measures.checks import checked_positions, checked_weights
 from meanformer.numerics.arrays import held, matmul, safe_norm
 from meanformer.numerics.fourier.sums import Auto
 from meanformer.numerics.nearest import farthest_pair
@@ -237,11 +235,8 @@ class TokenCloud(AbstractWeightedCloud):
         check_finite("points", self.points)
         self.weights = checked_weights(self.points, weights, normalize=normalize)
         self.positions = checked_positions(self.points, positions)
-        if not isinstance(sums, AbstractPairSums | None):
-            raise InvalidInput(
-                f"sums is {sums!r}; it must be Auto(…), Blocked(…), Fourier(…) or "
-                "Sharded(…)."
-            )
+        allowed = "Auto(…), Blocked(…), Fourier(…) or Sharded(…)"
+        check_kind("sums", sums, AbstractPairSums | None, allowed)
         self.sums = Auto() if sums is None else sums
 
     @classmethod
