@@ -27,6 +27,7 @@ SLOPE = lab.observation(
 )
 
 
+@lab.experiment("Weak attention averages", room="attention", seconds=2)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Compare a difference quotient with the covariance."""
     key_cloud, key_query = jr.split(jr.key(parameters.seed))
@@ -47,6 +48,3 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
         findings=[SLOPE.close_to(slope(1e-5), expected, tolerance=1e-3)],
         pictures=[lab.Picture(figure, r"The error vanishes linearly in $\beta$.")],
     )
-
-
-experiment = lab.experiment(run, "Weak attention averages", room="attention", seconds=2)

@@ -65,6 +65,11 @@ MAXIMISED = lab.observation(
 )
 
 
+@lab.experiment(
+    "The Lipschitz constant grows like the root of the number of tokens",
+    room="attention",
+    seconds=30,
+)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Measure constants of random, adversarial and maximised clouds."""
     gamma = mf.Softmax([[-1.0]], [[1.0]], [[1.0]])  # A = -1, V = 1 on the line
@@ -168,11 +173,3 @@ def draw(counts, adversarial, random, bounds, maximised) -> lab.Picture:
         r"= 1$ on the line, with both $n$-dependent bounds and a line of slope "
         r"$\tfrac12$. The adversarial clouds bend where $n$ approaches $e^{2R^2}$.",
     )
-
-
-experiment = lab.experiment(
-    run,
-    "The Lipschitz constant grows like the root of the number of tokens",
-    room="attention",
-    seconds=30,
-)

@@ -87,6 +87,9 @@ HARDY_TWO = lab.theorem(
 )
 
 
+@lab.experiment(
+    "Causal attention is a map of measures with places", room="attention", seconds=15
+)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Check the structure, then stress the stability constants."""
     ratios = {n: stress(parameters, n) for n in progress.over((2, 5, 12), 0.5)}
@@ -205,11 +208,3 @@ def draw_growth(counts, moves, ratios) -> lab.Picture:
         "without bound in $d_1$, but not in $d_2$. Right: random attentions and "
         "clouds against the bound with Hardy's factor (dotted at 1).",
     )
-
-
-experiment = lab.experiment(
-    run,
-    "Causal attention is a map of measures with places",
-    room="attention",
-    seconds=15,
-)

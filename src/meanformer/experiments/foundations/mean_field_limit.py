@@ -68,6 +68,11 @@ CONSTANT = lab.observation(
 )
 
 
+@lab.experiment(
+    "Attention on many tokens tends to attention on their law",
+    room="observables",
+    seconds=25,
+)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Sample clouds of growing size and compare with the Gaussian closed form."""
     counts = [parameters.smallest * 2**k for k in range(parameters.doublings)]
@@ -158,11 +163,3 @@ def draw(rates, others) -> lab.Picture:
         r"limit theorem's $Cn^{-1/2}$, with the constant from the closed form for the "
         r"three values of $\beta$, and through the last point for the others.",
     )
-
-
-experiment = lab.experiment(
-    run,
-    "Attention on many tokens tends to attention on their law",
-    room="observables",
-    seconds=25,
-)

@@ -78,6 +78,7 @@ ESCAPES = lab.observation(
 )
 
 
+@lab.experiment("The support grows at most exponentially", room="flows", seconds=15)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Measure the growth under every kind, and under the two that are no averages."""
     growth = {
@@ -217,8 +218,3 @@ def draw_growth(growth, depth: float, alone) -> lab.Picture:
         r"line. Right: a single token under linear and under unnormalised attention "
         r"leaves the ball of the bound.",
     )
-
-
-experiment = lab.experiment(
-    run, "The support grows at most exponentially", room="flows", seconds=15
-)

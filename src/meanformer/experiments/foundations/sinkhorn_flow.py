@@ -80,6 +80,11 @@ DISSIPATION = lab.theorem(
 )
 
 
+@lab.experiment(
+    "Doubly stochastic attention conserves, contracts and ascends",
+    room="attention",
+    seconds=25,
+)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Solve two flows and watch mean, plan and energy along them."""
     cloud, form = random_cloud(parameters), jnp.array(FORM)
@@ -205,11 +210,3 @@ def draw_ascent(path: mf.Trajectory, profile) -> lab.Picture:
         "one eigenvector and gather along the other (left), while the entropic energy "
         "grows (right).",
     )
-
-
-experiment = lab.experiment(
-    run,
-    "Doubly stochastic attention conserves, contracts and ascends",
-    room="attention",
-    seconds=25,
-)

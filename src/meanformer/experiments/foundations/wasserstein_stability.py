@@ -71,6 +71,9 @@ SHARP = lab.observation(
 )
 
 
+@lab.experiment(
+    "The flow is stable in the Wasserstein distance", room="flows", seconds=30
+)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Compare observed growth with both bounds, for reference and random clouds."""
     points, flow = lab.reference_cloud().points, mf.Flow(lab.reference_attention())
@@ -188,8 +191,3 @@ def draw(depths: np.ndarray, logs: np.ndarray) -> lab.Picture:
         "observed, bounded along the path, and bounded beforehand (right, logarithm "
         "of the growth on a logarithmic scale).",
     )
-
-
-experiment = lab.experiment(
-    run, "The flow is stable in the Wasserstein distance", room="flows", seconds=30
-)

@@ -110,6 +110,9 @@ L2_BOUND = lab.theorem(
 )
 
 
+@lab.experiment(
+    "When covariances of Gaussians become infinite", room="gaussian", seconds=25
+)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Run into blow-ups, and past depths where there are none."""
     symmetric, inverse = EXPLICIT_SCORE + EXPLICIT_SCORE.T, np.linalg.inv(COVARIANCE)
@@ -240,8 +243,3 @@ def draw_growth(explicit, blow_up, singular, depths, clocks) -> lab.Picture:
         "blow-up; one stays bounded, the other grows by the dashed powers. Right: "
         "the clocks of one dimension go straight, softmax and linear at one rate.",
     )
-
-
-experiment = lab.experiment(
-    run, "When covariances of Gaussians become infinite", room="gaussian", seconds=25
-)

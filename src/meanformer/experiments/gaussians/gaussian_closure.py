@@ -89,6 +89,9 @@ FIT = lab.observation(
 )
 
 
+@lab.experiment(
+    "Gaussians stay Gaussian, and obey two equations", room="gaussian", seconds=35
+)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Solve the four flows, and hold each against what does not know the formulas."""
     mu, counts = mf.Gaussian(jnp.array(MEAN), jnp.array(COVARIANCE)), parameters.counts
@@ -240,8 +243,3 @@ def draw_flows(paths, pairs) -> lab.Picture:
         "Two standard deviations of the Gaussian along depth, with the path of its "
         "mean. Grey: tokens that started with the same moments, at depth 1.",
     )
-
-
-experiment = lab.experiment(
-    run, "Gaussians stay Gaussian, and obey two equations", room="gaussian", seconds=35
-)

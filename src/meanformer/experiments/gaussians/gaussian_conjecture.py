@@ -108,6 +108,9 @@ OPEN = lab.observation(
 )
 
 
+@lab.experiment(
+    "Covariances lose rank, but not all of them", room="gaussian", seconds=90
+)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Explore the ensembles, then look at the known cases."""
     explored = {}
@@ -240,8 +243,3 @@ def draw_outcomes(explorations) -> lab.Picture:
         "What becomes of a covariance, by ensemble (number of draws in brackets). A "
         "limit of a rank that the conjecture forbids would say so.",
     )
-
-
-experiment = lab.experiment(
-    run, "Covariances lose rank, but not all of them", room="gaussian", seconds=90
-)

@@ -111,6 +111,9 @@ class Row(NamedTuple):
     mobility: np.ndarray = np.eye(2)
 
 
+@lab.experiment(
+    "Some flows of Gaussians are gradient flows", room="gaussian", seconds=30
+)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Differentiate the energies, then follow them along the flows."""
     listed, mu = rows(), mf.gaussian.centred(COVARIANCE)
@@ -241,8 +244,3 @@ def draw_climb_and_fall(flows, depths, falling) -> lab.Picture:
         "that of the page, and flows (from dots) cross level lines at right angles. "
         "Right: the energy of $V = A$ along a flow with an indefinite matrix in front.",
     )
-
-
-experiment = lab.experiment(
-    run, "Some flows of Gaussians are gradient flows", room="gaussian", seconds=30
-)

@@ -105,6 +105,9 @@ FALLING = lab.theorem(
 )
 
 
+@lab.experiment(
+    "Attention lowers the rank of a covariance", room="gaussian", seconds=25
+)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Follow covariances over many decades of depth, and look for those at rest."""
     cases = [case for rank in (1, 2, 3) for case in drawn_cases(rank, parameters)]
@@ -240,8 +243,3 @@ def draw_decay(runs, falls, parameters: Parameters) -> lab.Picture:
         "have positive limits, two decay like $1/t$ (dashed). Left: one draw, three "
         "kinds of attention, with the same limits. Right: a colour for each draw.",
     )
-
-
-experiment = lab.experiment(
-    run, "Attention lowers the rank of a covariance", room="gaussian", seconds=25
-)

@@ -89,6 +89,7 @@ LINEAR = lab.theorem(
 )
 
 
+@lab.experiment("A mixture of Gaussians is not closed", room="gaussian", seconds=15)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Look at one velocity closely, then follow mixtures of growing separation."""
     line, dots = line_mixture(), np.array([integrated(query) for query in QUERIES])
@@ -234,8 +235,3 @@ def draw_departures(residuals, comparisons, linear, parameters) -> lab.Picture:
         "tokens from those of the single Gaussian; with components that coincide, and "
         "under linear attention, only rounding.",
     )
-
-
-experiment = lab.experiment(
-    run, "A mixture of Gaussians is not closed", room="gaussian", seconds=15
-)

@@ -56,6 +56,9 @@ AXES = lab.observation(
 )
 
 
+@lab.experiment(
+    "No critical point of two atoms is missed", room="observables", seconds=12
+)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Search, scan and count."""
     searches = (
@@ -198,8 +201,3 @@ def draw_landscape(scanned) -> lab.Picture:
         "all pairs of angles, with its maxima (triangles up), saddles (crosses) and "
         "minima (triangles down), by a scan.",
     )
-
-
-experiment = lab.experiment(
-    run, "No critical point of two atoms is missed", room="observables", seconds=12
-)

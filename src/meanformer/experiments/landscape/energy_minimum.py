@@ -47,6 +47,7 @@ VARIATION = lab.observation(
 )
 
 
+@lab.experiment("The least energy, with a certificate", room="observables", seconds=5)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Minimise by conditional gradients, and compare with masses on nodes."""
     units = mf.TokenCloud.from_angles(UNITS).points
@@ -119,8 +120,3 @@ def draw_minimiser(cloud: mf.TokenCloud, heights, at_atoms) -> lab.Picture:
         "from the two units (left), and its first variation, which touches its "
         "smallest value (dashed) at the atoms and lies above it elsewhere (right).",
     )
-
-
-experiment = lab.experiment(
-    run, "The least energy, with a certificate", room="observables", seconds=5
-)

@@ -77,6 +77,7 @@ BASINS = lab.observation(
 )
 
 
+@lab.experiment("A perceptron block keeps atoms apart", room="observables", seconds=15)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Find critical points, and compare with root finders and closed forms."""
     states = {beta: two_atoms(beta) for beta in progress.over(range(5), 0.1)}
@@ -233,8 +234,3 @@ def draw_basin_picture(labels: np.ndarray) -> lab.Picture:
         "at which they start, coloured by where they end. Tokens that start on "
         "different sides of the valley between the units stay two.",
     )
-
-
-experiment = lab.experiment(
-    run, "A perceptron block keeps atoms apart", room="observables", seconds=15
-)

@@ -74,6 +74,11 @@ ENERGY = lab.observation(
 )
 
 
+@lab.experiment(
+    "Joining tokens that have met costs no more than their distance",
+    room="flows",
+    seconds=12,
+)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Merge at smaller and smaller distances, against the flow without merging."""
     beta, depths = parameters.beta, np.linspace(0, parameters.depth, 161)
@@ -163,11 +168,3 @@ def draw(depths, distances, errors, bounds) -> lab.Picture:
         "a join, with slopes 1 and 3 (dashed). Right: along depth, with the jumps "
         "carried along the path (dashed).",
     )
-
-
-experiment = lab.experiment(
-    run,
-    "Joining tokens that have met costs no more than their distance",
-    room="flows",
-    seconds=12,
-)

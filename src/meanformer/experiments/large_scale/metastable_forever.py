@@ -73,6 +73,9 @@ RISES = lab.theorem(
 )
 
 
+@lab.experiment(
+    "Metastable phases are walked through, however long", room="flows", seconds=15
+)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Walk two groups and five tokens, each against another method."""
     betas = np.append([10.0, 60.0], parameters.longest * np.array([0.5, 0.75, 1]))
@@ -190,8 +193,3 @@ def draw_five(five: mf.Trajectory, energies: np.ndarray) -> lab.Picture:
         r"The five tokens of the published run at $\beta = 4$: angles (above) and "
         "energy (below). Dotted: where tokens, by then $10^{-9}$ apart, are joined.",
     )
-
-
-experiment = lab.experiment(
-    run, "Metastable phases are walked through, however long", room="flows", seconds=15
-)

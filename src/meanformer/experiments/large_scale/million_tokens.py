@@ -68,6 +68,7 @@ ENERGY = lab.theorem(
 )
 
 
+@lab.experiment("A million tokens on the sphere", room="numerics", seconds=25)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Check the sums, time them, and flow all tokens."""
     fast, tolerance = mf.Fourier(parameters.tolerance), parameters.tolerance
@@ -185,8 +186,3 @@ def draw_times(counts, seconds, exact, parameters: Parameters) -> lab.Picture:
         f"For all tokens fast sums take {nanoseconds:.0f} nanoseconds per token, and "
         f"exact ones {ratio:.0f} times as long.",
     )
-
-
-experiment = lab.experiment(
-    run, "A million tokens on the sphere", room="numerics", seconds=25
-)

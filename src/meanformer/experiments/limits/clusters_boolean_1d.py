@@ -66,6 +66,7 @@ EXCEPTIONAL = lab.observation(
 )
 
 
+@lab.experiment("On the line attention becomes Boolean", room="observables", seconds=8)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Follow given and random tokens to their leaders, bisect the tipping point."""
     rng = np.random.default_rng(parameters.seed)
@@ -195,8 +196,3 @@ def draw_matrices(report) -> lab.Picture:
         "The attention matrix of the first start: full rank at first, Boolean of rank "
         "two at the end. The rank counts singular values above $10^{-6}$.",
     )
-
-
-experiment = lab.experiment(
-    run, "On the line attention becomes Boolean", room="observables", seconds=8
-)

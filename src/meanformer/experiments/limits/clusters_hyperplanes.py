@@ -82,6 +82,7 @@ EULER = lab.observation(
 )
 
 
+@lab.experiment("Tokens settle on parallel hyperplanes", room="observables", seconds=15)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Follow tokens under the published matrices."""
     rng = np.random.default_rng(parameters.seed)
@@ -209,8 +210,3 @@ def movie_of(report, depth: float, words: str, frames) -> lab.Movie:
     path = report.continued(np.linspace(0, depth, 121))
     caption = f"Rescaled tokens of {words} on their way to two parallel hyperplanes."
     return lab.Movie(path, caption, draw=frames(hyperplanes=hyperplanes_of(report)))
-
-
-experiment = lab.experiment(
-    run, "Tokens settle on parallel hyperplanes", room="observables", seconds=15
-)

@@ -53,6 +53,7 @@ SETTLED = lab.theorem(
 )
 
 
+@lab.experiment("A polytope times a free subspace", room="observables", seconds=10)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Follow six tokens, a random cloud, and random layers."""
     rng = np.random.default_rng(parameters.seed)
@@ -142,8 +143,3 @@ def shade_polygon(axes, frame) -> None:
     points = np.array(frame.cloud.points)
     points[:, 2] = axes.get_zlim()[0]
     draw_hull(points, axes)
-
-
-experiment = lab.experiment(
-    run, "A polytope times a free subspace", room="observables", seconds=10
-)

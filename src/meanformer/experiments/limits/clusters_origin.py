@@ -74,6 +74,9 @@ AGREES = lab.theorem(
 )
 
 
+@lab.experiment(
+    "Drawn inwards, tokens collapse into a ball", room="observables", seconds=12
+)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Follow the six tokens, random clouds and two tokens for a long depth."""
     six = find_limit(inwards(2), lab.six_tokens())
@@ -197,8 +200,3 @@ def draw_clouds(six) -> lab.Picture:
         r"$\sqrt{2\beta t}$ come to rest: what is left has the identity as covariance, "
         "and keeps a shape of its own.",
     )
-
-
-experiment = lab.experiment(
-    run, "Drawn inwards, tokens collapse into a ball", room="observables", seconds=12
-)

@@ -70,6 +70,9 @@ AGREES = lab.theorem(
 )
 
 
+@lab.experiment(
+    "For V = I tokens tend to polytope vertices", room="observables", seconds=12
+)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Follow tokens to the vertices, in the plane, in space and in high dimension."""
     rng = np.random.default_rng(parameters.seed)
@@ -179,8 +182,3 @@ def draw_space(space) -> lab.Picture:
         f"{path.points.shape[1]} tokens of a cube under $V = I$: their rescaled paths, "
         f"and the polytope with {len(space.detection.leaders)} vertices they end on.",
     )
-
-
-experiment = lab.experiment(
-    run, "For V = I tokens tend to polytope vertices", room="observables", seconds=12
-)

@@ -56,6 +56,9 @@ DECIDED = lab.observation(
 )
 
 
+@lab.experiment(
+    "Query, key and value tell the tokens' limit", room="observables", seconds=15
+)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Draw layers, predict, follow, detect, compare."""
     seeds = range(parameters.seed, parameters.seed + parameters.cases)
@@ -231,8 +234,3 @@ def draw(made_for, found) -> lab.Picture:
         "found. Off the diagonal only the last column, where the detector stays open, "
         "is allowed.",
     )
-
-
-experiment = lab.experiment(
-    run, "Query, key and value tell the tokens' limit", room="observables", seconds=15
-)

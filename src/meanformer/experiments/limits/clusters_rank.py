@@ -58,6 +58,7 @@ COORDINATES = lab.observation(
 )
 
 
+@lab.experiment("Attention loses its rank along depth", room="observables", seconds=10)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Follow tokens of the plane and of high dimension under random matrices."""
     rng = np.random.default_rng(parameters.seed)
@@ -189,8 +190,3 @@ def draw_wide(wide) -> lab.Picture:
         "token to the mean that it attends to in each eigencoordinate, median and 90% "
         "of the coordinates.",
     )
-
-
-experiment = lab.experiment(
-    run, "Attention loses its rank along depth", room="observables", seconds=10
-)

@@ -96,6 +96,9 @@ NOT_ZERO = lab.observation(
 )
 
 
+@lab.experiment(
+    "Hardmax tokens go straight through their cells", room="geometry", seconds=6
+)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Cells of all settings, then tokens that move over them."""
     chosen = {name: cells_of(*name) for name in SETTINGS[: parameters.settings]}
@@ -234,8 +237,3 @@ def draw_steps(paths, shrinking, collapsing) -> lab.Picture:
         "$v_1$ and the hull shrinks to a triangle. Right: for a negative form a "
         "symmetric cloud (grey: at the start) collapses to the origin.",
     )
-
-
-experiment = lab.experiment(
-    run, "Hardmax tokens go straight through their cells", room="geometry", seconds=6
-)

@@ -88,6 +88,7 @@ CONVERGE = lab.observation(
 )
 
 
+@lab.experiment("Hardmax attention gathers tokens at leaders", room="flows", seconds=12)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """The four cases, the critical step and random clouds."""
     cases = {name: as_run(points) for name, points in four_cases().items()}
@@ -241,8 +242,3 @@ def picture_of_critical_step(near) -> lab.Picture:
         "token 2 keeps following 4 (dotted) and goes to token 1; just above it token 4 "
         "gets away, and token 2 leads.",
     )
-
-
-experiment = lab.experiment(
-    run, "Hardmax attention gathers tokens at leaders", room="flows", seconds=12
-)

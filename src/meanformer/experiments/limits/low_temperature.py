@@ -87,6 +87,9 @@ LOG_BETA = lab.observation(
 )
 
 
+@lab.experiment(
+    "Softmax keeps to hardmax up to depth log beta", room="observables", seconds=12
+)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Random clouds, and a cloud with known leaders."""
     betas = 10.0 ** np.arange(1, 5 + 1e-9, 1 / parameters.per_decade)
@@ -232,8 +235,3 @@ def draw_phases(phases) -> lab.Picture:
         r"lines are horizontal), above it like $1/\beta$ (vertical). On the left, at "
         r"$\beta$ of order one, all tokens meet near the origin.",
     )
-
-
-experiment = lab.experiment(
-    run, "Softmax keeps to hardmax up to depth log beta", room="observables", seconds=12
-)

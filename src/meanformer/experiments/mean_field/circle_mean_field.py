@@ -92,6 +92,9 @@ CLUSTERS = lab.observation(
 )
 
 
+@lab.experiment(
+    "The mean field on the circle, mode by mode", room="mean_field", seconds=25
+)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Solve for densities, each against something else."""
     flow, start = flow_of("softmax"), ripple(0.1)
@@ -240,8 +243,3 @@ def draw_space_time(evolutions: dict[float, Evolution]) -> lab.Picture:
         "perturbation of one in a thousand of the uniform density. Above the white "
         "line it is too sharp for 256 modes, and weighted tokens go on.",
     )
-
-
-experiment = lab.experiment(
-    run, "The mean field on the circle, mode by mode", room="mean_field", seconds=25
-)

@@ -84,6 +84,9 @@ FEWER = lab.observation(
 )
 
 
+@lab.experiment(
+    "Waves on the uniform measure have closed rates", room="mean_field", seconds=30
+)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Rates by five methods, then clusters from smooth and from random starts."""
     integrals = [integral_rates(d, b) for d, b in progress.over(CASES, 0.1)]
@@ -240,8 +243,3 @@ def draw_walks(smooth: mf.Trajectory, chance: mf.Trajectory) -> lab.Picture:
         "periods. From a tiny smooth perturbation it wins, and seven clusters emerge "
         "(left); random tokens gather at once, where chance has put more (right).",
     )
-
-
-experiment = lab.experiment(
-    run, "Waves on the uniform measure have closed rates", room="mean_field", seconds=30
-)

@@ -86,6 +86,9 @@ SOFTMAX = lab.observation(
 )
 
 
+@lab.experiment(
+    "Noise: order sets in continuously, or jumps", room="mean_field", seconds=20
+)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Follow branches, and compare them with expansions, grids and tokens."""
     smooth, steep = (branch_of(2, beta) for beta in progress.over((SMOOTH, STEEP), 0.1))
@@ -239,8 +242,3 @@ def draw_transitions(smooth, branch, loop) -> lab.Picture:
         r"$\beta = 3$, the branch turns back to a fold (dot); tokens leave the uniform "
         r"state near $\kappa_c$ and fall off the branch at its fold.",
     )
-
-
-experiment = lab.experiment(
-    run, "Noise: order sets in continuously, or jumps", room="mean_field", seconds=20
-)

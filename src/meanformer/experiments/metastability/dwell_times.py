@@ -87,6 +87,9 @@ STAY = lab.observation(
 )
 
 
+@lab.experiment(
+    "Groups stay apart for a time exponential in beta", room="observables", seconds=14
+)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Compare integrals with SciPy, asymptotics and flows."""
     rtol, betas = parameters.rtol, np.linspace(20, 45, parameters.groups)
@@ -238,11 +241,3 @@ def draw_groups(path: mf.Trajectory, beta: float) -> lab.Picture:
         rf"Groups of three and two tokens at $\beta = {beta:g}$: they tighten (below) "
         "by the depth $T_1$, then wait, and meet at $T_2$ (above).",
     )
-
-
-experiment = lab.experiment(
-    run,
-    "Groups stay apart for a time exponential in beta",
-    room="observables",
-    seconds=14,
-)

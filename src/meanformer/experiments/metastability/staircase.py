@@ -90,6 +90,11 @@ NO_SADDLE = lab.theorem(
 )
 
 
+@lab.experiment(
+    "The energy climbs a staircase that a greedy rule predicts",
+    room="observables",
+    seconds=28,
+)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Walk all staircases, and set them against the rule and the published scheme."""
     rtol, long = parameters.rtol, walks.long_depths(1e300)
@@ -236,11 +241,3 @@ def draw_ladder(path: mf.Trajectory, ladder: observables.Saddles) -> lab.Picture
         "dotted: joins. Right: the plateaus, with the index of the critical point that "
         "Newton's method finds from each, and how far its farthest group is from it.",
     )
-
-
-experiment = lab.experiment(
-    run,
-    "The energy climbs a staircase that a greedy rule predicts",
-    room="observables",
-    seconds=28,
-)

@@ -101,6 +101,9 @@ CONSTANT = lab.observation(
 )
 
 
+@lab.experiment(
+    "How many modes the density of random tokens has", room="observables", seconds=15
+)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Count, integrate, compare."""
     first, second = jr.split(jr.key(parameters.seed))
@@ -226,11 +229,3 @@ def draw_window(window) -> lab.Picture:
         r"(dots, two standard errors), the corrected formula (lines), and the constant "
         r"that it tends to, logarithmically slowly (dotted).",
     )
-
-
-experiment = lab.experiment(
-    run,
-    "How many modes the density of random tokens has",
-    room="observables",
-    seconds=15,
-)

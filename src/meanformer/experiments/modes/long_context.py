@@ -70,6 +70,11 @@ RANDOM = lab.observation(
 )
 
 
+@lab.experiment(
+    "On a long context one layer either averages or does nothing",
+    room="observables",
+    seconds=8,
+)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Run layers on explicit clouds, and compare with the closed form."""
     counts = sorted({10, 100, parameters.largest})
@@ -176,11 +181,3 @@ def draw_random(gammas, random) -> lab.Picture:
         "average cosine after one layer, and the closed form at the average cosine "
         "before it. The dotted line is the critical value.",
     )
-
-
-experiment = lab.experiment(
-    run,
-    "On a long context one layer either averages or does nothing",
-    room="observables",
-    seconds=8,
-)

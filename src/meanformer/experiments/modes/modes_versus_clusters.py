@@ -67,6 +67,11 @@ COARSENS = lab.observation(
 )
 
 
+@lab.experiment(
+    "The modes of the density at the start foretell the clusters",
+    room="observables",
+    seconds=15,
+)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Count modes, run the flow, count clusters."""
     betas = sorted(BETAS[: parameters.temperatures])
@@ -156,11 +161,3 @@ def draw(betas, modes, spread, means, errors) -> lab.Picture:
         r"the density at the start (blue); the degree that grows fastest (grey) is an "
         r"overestimate. Bars: two standard errors.",
     )
-
-
-experiment = lab.experiment(
-    run,
-    "The modes of the density at the start foretell the clusters",
-    room="observables",
-    seconds=15,
-)

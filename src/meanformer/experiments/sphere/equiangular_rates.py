@@ -81,6 +81,11 @@ RANDOM = lab.observation(
 )
 
 
+@lab.experiment(
+    "Orthogonal tokens cluster at a time given by an integral",
+    room="observables",
+    seconds=12,
+)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Compare integrals, curves, full flows and networks."""
     full = [full_gap(kind) for kind in progress.over(KINDS, 0.5)]
@@ -229,11 +234,3 @@ def draw_paths(paths, parameters: Parameters) -> lab.Picture:
         f"{parameters.dimension}, one pale line for each cloud, and the curve that "
         r"starts at $\rho = 0$ (dashed).",
     )
-
-
-experiment = lab.experiment(
-    run,
-    "Orthogonal tokens cluster at a time given by an integral",
-    room="observables",
-    seconds=12,
-)

@@ -87,6 +87,9 @@ LATE = lab.observation(
 )
 
 
+@lab.experiment(
+    "Where a layer normalises decides how fast tokens cluster", room="flows", seconds=50
+)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Solve flows, models and random networks of all schemes."""
     flows, models, gaps, random = {}, {}, {}, {}
@@ -238,11 +241,3 @@ def draw_random(random, parameters: Parameters) -> lab.Picture:
         f"{parameters.networks} networks. Post and nGPT collapse exponentially, and so "
         "does Mix while it is Post, in the first quarter of the layers.",
     )
-
-
-experiment = lab.experiment(
-    run,
-    "Where a layer normalises decides how fast tokens cluster",
-    room="flows",
-    seconds=50,
-)

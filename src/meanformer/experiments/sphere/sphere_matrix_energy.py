@@ -73,6 +73,11 @@ ONE_BETWEEN = lab.observation(
 )
 
 
+@lab.experiment(
+    "Climbing an energy with a matrix: one cluster, or two",
+    room="observables",
+    seconds=12,
+)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Climb and descend, and compare with closed forms and published runs."""
     runs = [split_runs(entry, 2, parameters) for entry in progress.over(ENTRIES, 0.8)]
@@ -200,11 +205,3 @@ def draw_curve(shares, entries, in_space, repeats: int) -> lab.Picture:
         "are stable in the plane, by the linearised flow; there most runs end in two, "
         "and between the dotted lines all end in one.",
     )
-
-
-experiment = lab.experiment(
-    run,
-    "Climbing an energy with a matrix: one cluster, or two",
-    room="observables",
-    seconds=12,
-)

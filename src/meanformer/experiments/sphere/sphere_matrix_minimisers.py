@@ -67,6 +67,9 @@ MINIMUM = lab.observation(
 )
 
 
+@lab.experiment(
+    "Descending an energy with a matrix: tokens spread", room="observables", seconds=8
+)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Descend, and compare with closed forms and published densities."""
     moments = [
@@ -140,11 +143,3 @@ def draw_spread(spread) -> lab.Picture:
         "identity, pushed towards the axis of a smaller eigenvalue, and into the "
         "kernel where there is one (two poles, then a great circle).",
     )
-
-
-experiment = lab.experiment(
-    run,
-    "Descending an energy with a matrix: tokens spread",
-    room="observables",
-    seconds=8,
-)

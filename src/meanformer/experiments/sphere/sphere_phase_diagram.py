@@ -90,6 +90,9 @@ SPAN_FALLS = lab.observation(
 )
 
 
+@lab.experiment(
+    "Phase diagrams of clustering on the sphere", room="observables", seconds=10
+)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Compute the diagrams, then compare with curves and other integrations."""
     cases = [(d, "softmax") for d in sorted({parameters.lowest, 8, 128, HIGH})]
@@ -241,8 +244,3 @@ def draw_spans(spans) -> lab.Picture:
         rf"$32$ tokens in dimension ${SPAN}$ under random matrices: drawn once for "
         "each start (left), and drawn anew at every unit of depth (right).",
     )
-
-
-experiment = lab.experiment(
-    run, "Phase diagrams of clustering on the sphere", room="observables", seconds=10
-)

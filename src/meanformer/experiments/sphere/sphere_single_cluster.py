@@ -83,6 +83,9 @@ HEMISPHERE = lab.theorem(
 )
 
 
+@lab.experiment(
+    "On the sphere all tokens become one cluster", room="observables", seconds=15
+)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Solve both flows from random starts, and compare with what is proved."""
     law, count, seed = mf.UniformSphere(3), parameters.tokens, parameters.seed
@@ -238,8 +241,3 @@ def draw_collapse(depths, gaps) -> lab.Picture:
         r"$e^{-2t}$ (dotted), under USA with depth in units of $e^{-\beta}$: all six "
         "curves become parallel.",
     )
-
-
-experiment = lab.experiment(
-    run, "On the sphere all tokens become one cluster", room="observables", seconds=15
-)
