@@ -6,6 +6,7 @@ from .abstract import GradientForm as GradientForm
 from .abstract import standard_beta as standard_beta
 from .adversarial import adversarial_cloud as adversarial_cloud
 from .adversarial import maximise_lipschitz as maximise_lipschitz
+from .affine import push_forward as push_forward
 from .bounds import LipschitzBounds as LipschitzBounds
 from .bounds import lipschitz_bounds as lipschitz_bounds
 from .bounds import speed_bound as speed_bound
@@ -40,7 +41,6 @@ from .pointwise import Perceptron as Perceptron
 from .pointwise import PointMap as PointMap
 from .pointwise import RMSNorm as RMSNorm
 from .pointwise import UnitNorm as UnitNorm
-from .push_forward import push_forward as push_forward
 from .sinkhorn import Sinkhorn as Sinkhorn
 from .softmax import L2 as L2
 from .softmax import Softmax as Softmax

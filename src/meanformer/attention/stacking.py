@@ -11,14 +11,9 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
 from meanformer.attention.abstract import AbstractInContextMap
-from meanformer.attention.affine import is_array
-from meanformer.attention.push_forward import push_forward
+from meanformer.attention.affine import is_array, push_forward
 from meanformer.measures import AbstractContext, TokenCloud
-from meanformer.numerics.fourier.sums import (
-    reported_anew,
-    with_sums,
-    without_reports,
-)
+from meanformer.numerics.fourier.sums import reported_anew, with_sums, without_reports
 from meanformer.typing import Places
 
 

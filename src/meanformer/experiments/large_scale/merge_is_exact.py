@@ -16,7 +16,7 @@ import numpy as np
 import meanformer as mf
 import meanformer.experiments as lab
 from meanformer.experiments.helpers.circle_walks import FIVE, joins_of
-from meanformer.experiments.helpers.dense_angles import dense_angle_flow
+from meanformer.experiments.helpers.dense import dense_angle_flow
 from meanformer.geometry.circle import on_circle
 from meanformer.plotting import draw_rate, mark_sizes, style
 

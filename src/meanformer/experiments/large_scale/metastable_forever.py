@@ -20,7 +20,7 @@ from meanformer.experiments.helpers.circle_walks import (
     joins_of,
     walk_on_circle,
 )
-from meanformer.experiments.helpers.dense_angles import dense_angle_flow
+from meanformer.experiments.helpers.dense import dense_angle_flow
 from meanformer.geometry.circle import angles_of, on_circle
 from meanformer.observables import TwoGroups
 from meanformer.plotting import CircleFrames, draw_curves, mark_values, style
