@@ -1,7 +1,6 @@
 """How accurate the fast sums of a solve were, and where exact sums replaced them."""
 
-import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -42,21 +41,3 @@ def summary_of(reports: Sequence[SumReport]) -> SumSummary:
 
 #: The arrays of `SumSummary` as files and statistics name them.
 SUM_NAMES = ("sum_bound", "sum_error", "patched_queries", "exact_sums")
-
-
-def sum_arrays(sums: SumSummary | None) -> dict[str, Array]:
-    """Return the arrays of a summary by their names; none without one."""
-    if sums is None:
-        return {}
-    fields = dataclasses.fields(sums)
-    return {
-        name: getattr(sums, field.name)
-        for name, field in zip(SUM_NAMES, fields, strict=True)
-    }
-
-
-def sums_from(arrays: Mapping[str, Array]) -> SumSummary | None:
-    """Return the summary that arrays of a file stand for; `None` if it has none."""
-    if SUM_NAMES[0] not in arrays:
-        return None
-    return SumSummary(*[arrays[name] for name in SUM_NAMES])
