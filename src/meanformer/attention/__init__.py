@@ -23,7 +23,6 @@ from .kernels import Sigmoid as Sigmoid
 from .kernels import Unnormalised as Unnormalised
 from .kinds import identity_attention as identity_attention
 from .lipschitz import LipschitzReport as LipschitzReport
-from .lipschitz import layer_lipschitz as layer_lipschitz
 from .lipschitz import lipschitz_report as lipschitz_report
 from .lipschitz import local_lipschitz as local_lipschitz
 from .masked import Masked as Masked
