@@ -11,7 +11,6 @@ import numbers
 import operator
 import warnings
 from collections.abc import Iterable
-from types import FrameType
 from typing import Any
 
 import jax
@@ -65,13 +64,9 @@ _BETWEEN = ("meanformer", "equinox", "jax", "jaxtyping", "beartype", "contextlib
 def warn(message: str, category: type[Warning]) -> None:
     """Warn at the line outside of the library that led here."""
     frame, level = inspect.currentframe(), 1
-    while frame is not None and _package(frame) in _BETWEEN:
+    while frame and frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN:
         frame, level = frame.f_back, level + 1
     warnings.warn(message, category, stacklevel=level)
-
-
-def _package(frame: FrameType) -> str:
-    return frame.f_globals.get("__name__", "").partition(".")[0]
 
 
 def check(condition: bool | np.bool_, message: str) -> None:

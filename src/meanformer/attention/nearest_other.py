@@ -60,7 +60,8 @@ class NearestOther(AbstractInContextMap):
         present = (mu.weights > 0)[:, None]
         held_points = held(mu.points, present)
         points, queries = lax.stop_gradient((held_points, x))
-        rounding = ROUNDINGS * jnp.finfo(x.dtype).eps * _sizes(queries, points)
+        sizes = safe_norm(queries)[:, None] + safe_norm(points)[None, :]
+        rounding = ROUNDINGS * jnp.finfo(x.dtype).eps * sizes
         # In units of the largest coordinate, whose square may be no number.
         largest = jnp.maximum(jnp.abs(points).max(), jnp.abs(queries).max())
         unit = jnp.where(largest > 0, largest, 1)
@@ -76,7 +77,3 @@ class NearestOther(AbstractInContextMap):
         whole = shares.sum(axis=1, keepdims=True)
         mean = matmul(shares / jnp.where(whole > 0, whole, 1), held_points)
         return jnp.where(whole > 0, mean, x)
-
-
-def _sizes(x: Float[Array, "m d"], points: Float[Array, "n d"]) -> Float[Array, "m n"]:
-    return safe_norm(x)[:, None] + safe_norm(points)[None, :]

@@ -195,7 +195,7 @@ def _visit_each(
                     break
                 if index > 0:
                     state = _refining(dynamics, state, depths[index], refine)
-                rows.append(_row(dynamics, state))
+                rows.append(dynamics.trajectory(*_snapshot(dynamics, state)))
                 if store is not None:
                     store.append(index, rows[-1])
                 progress.tell(rows[-1].caption)
@@ -222,11 +222,6 @@ def _empty_row(dynamics: AbstractDynamics, state: State) -> AbstractTrajectory:
     nothing = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
     row = jax.tree.map(lambda leaf: leaf[None], (state, nothing))
     return dynamics.trajectory(*row)
-
-
-def _row(dynamics: AbstractDynamics, state: State) -> AbstractTrajectory:
-    """Return a trajectory of one depth."""
-    return dynamics.trajectory(*_snapshot(dynamics, state))
 
 
 @eqx.filter_jit

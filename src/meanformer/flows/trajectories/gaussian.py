@@ -75,7 +75,9 @@ class GaussianTrajectory(AbstractTrajectory):
 
         The solve ends where less depth is left than a thousandth of the tolerance.
         """
-        return self.depths[-1] if self._is(Status.blow_up_suspected) else None
+        is_known = is_concrete(self.depths)
+        blows_up = is_known and bool(self.status == Status.blow_up_suspected)
+        return self.depths[-1] if blows_up else None
 
     def gaussian(self, index: int) -> Gaussian:
         """Return the Gaussian at a saved depth, by its index."""
@@ -148,9 +150,6 @@ class GaussianTrajectory(AbstractTrajectory):
             at_depth(self.depths, depth, self.means, self.drifts),
             at_depth(self.depths, depth, self.linear, moving),
         )
-
-    def _is(self, status: PyTree) -> bool:
-        return is_concrete(self.depths) and bool(self.status == status)
 
 
 def _participation(singular: Float[Array, "t r"]) -> Float[Array, " t"]:
