@@ -22,11 +22,8 @@ from meanformer.flows.trajectories.atoms import (
     series,
 )
 from meanformer.flows.trajectories.interpolation import at_depth
-from meanformer.flows.trajectories.sums import (
-    SUM_NAMES,
-    SumSummary,
-)
 from meanformer.measures import TokenCloud
+from meanformer.numerics.fourier.report import SUM_NAMES, SumSummary
 
 
 class Trajectory(AbstractTrajectory):
