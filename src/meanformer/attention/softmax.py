@@ -10,11 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from meanformer.attention.abstract import (
-    AbstractAttention,
-    GradientForm,
-    checked_range,
-)
+from meanformer.attention.abstract import AbstractAttention, GradientForm, checked_range
 from meanformer.attention.constants import (
     Constants,
     bias_norm,

@@ -9,11 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from meanformer.experiments.framework.claims import Claim, Finding, InvalidExperiment
-from meanformer.experiments.framework.settings import (
-    Profile,
-    check_declaration,
-    choose,
-)
+from meanformer.experiments.framework.settings import Profile, check_declaration, choose
 
 
 @dataclasses.dataclass(frozen=True)
