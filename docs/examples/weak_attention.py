@@ -4,8 +4,6 @@ As $\beta \to 0$ softmax attention with $Q=K=V=I$ returns the mean of the tokens
 leaves the mean in the direction $\mathrm{Cov}(\mu)\,x$.
 """
 
-from dataclasses import dataclass
-
 import jax.numpy as jnp
 import jax.random as jr
 
@@ -14,8 +12,7 @@ import meanformer.experiments as lab
 from meanformer.plotting import style
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """Size of the cloud."""
 
     count: int = lab.setting(50, full=5000, help="tokens, $n$", at_least=1)
@@ -30,6 +27,7 @@ SLOPE = lab.observation(
 )
 
 
+@lab.experiment("Weak attention averages", room="attention", seconds=2)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Compare a difference quotient with the covariance."""
     key_cloud, key_query = jr.split(jr.key(parameters.seed))
@@ -50,6 +48,3 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
         findings=[SLOPE.close_to(slope(1e-5), expected, tolerance=1e-3)],
         pictures=[lab.Picture(figure, r"The error vanishes linearly in $\beta$.")],
     )
-
-
-experiment = lab.experiment(run, "Weak attention averages", room="attention", seconds=2)

@@ -11,7 +11,6 @@ import numbers
 import operator
 import warnings
 from collections.abc import Iterable
-from types import FrameType
 from typing import Any
 
 import jax
@@ -65,13 +64,9 @@ _BETWEEN = ("meanformer", "equinox", "jax", "jaxtyping", "beartype", "contextlib
 def warn(message: str, category: type[Warning]) -> None:
     """Warn at the line outside of the library that led here."""
     frame, level = inspect.currentframe(), 1
-    while frame is not None and _package(frame) in _BETWEEN:
+    while frame and frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN:
         frame, level = frame.f_back, level + 1
     warnings.warn(message, category, stacklevel=level)
-
-
-def _package(frame: FrameType) -> str:
-    return frame.f_globals.get("__name__", "").partition(".")[0]
 
 
 def check(condition: bool | np.bool_, message: str) -> None:
@@ -113,6 +108,31 @@ def check_choice(
     listed = quoted if len(allowed) < 3 else f"one of {', '.join(allowed)}"
     raise InvalidInput(
         f"{name} is {value!r}; it must be {listed}{otherwise}{hint(value, allowed)}."
+    )
+
+
+def check_kind(name: str, value: object, kind: Any, allowed: str) -> None:
+    """Raise unless the value is of a kind, such as a class or a union of several.
+
+    Args:
+        name: what the user calls it.
+        value: what was given.
+        kind: as for `isinstance`.
+        allowed: what it must be, in words.
+    """
+    if not isinstance(value, kind):
+        written = repr(value)
+        is_brief = len(written) <= 60 or isinstance(value, str)
+        shown = written if is_brief else f"a {type(value).__name__}"
+        raise InvalidInput(f"{name} is {shown}; it must be {allowed}.")
+
+
+def check_known(caller: str, *arrays: Any, otherwise: str = "") -> None:
+    """Raise unless the values of all arrays are known, which this function looks at."""
+    check(
+        all(map(is_concrete, arrays)),
+        f"{caller} cannot run under jit or grad, where values are not known; call it "
+        f"outside{otherwise}.",
     )
 
 
@@ -296,3 +316,9 @@ def check_shape(name: str, array: Array, shape: tuple[int | None, ...]) -> None:
     lengths = ["any" if length is None else str(length) for length in shape]
     pattern = f"({lengths[0]},)" if len(lengths) == 1 else f"({', '.join(lengths)})"
     check(matches, f"{name} has shape {array.shape}; it must be {pattern}.")
+
+
+def check_square(name: str, matrix: Any) -> None:
+    """Raise unless this is a square matrix."""
+    is_square = len(matrix.shape) == 2 and matrix.shape[0] == matrix.shape[1]
+    check(is_square, f"{name} has shape {matrix.shape}; it must be square.")

@@ -16,3 +16,6 @@ ArrayLike = npt.ArrayLike | tuple[Any, ...]
 
 # The logarithm of a mass and a mean, for each query.
 MassAndMean = tuple[Float[Array, " m"], Float[Array, "m d"]]
+
+# Places of queries in the sequence, for masked maps.
+Places = Float[Array, " m"] | None

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meanformer.measures import TokenCloud
-from meanformer.measures.transport import entropic_cost, sinkhorn_divergence
+from meanformer.measures import TokenCloud, entropic_cost, sinkhorn_divergence
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)

@@ -10,8 +10,9 @@ from scipy.optimize import linear_sum_assignment, linprog
 from scipy.spatial.distance import cdist
 from scipy.stats import wasserstein_distance
 
-from meanformer.measures import Gaussian, TokenCloud
-from meanformer.measures.transport import (
+from meanformer.measures import (
+    Gaussian,
+    TokenCloud,
     entropic_cost,
     sinkhorn_divergence,
     transport_map,

@@ -227,7 +227,7 @@ CONSTRUCTIONS = {
     ),
     "masked number": (
         lambda: Masked(3),
-        "attention is a int; it must be an in-context map",
+        "attention is 3; it must be an in-context map",
     ),
     "mask in words": (
         lambda: Masked(soft(), "causal"),
@@ -395,11 +395,11 @@ CALLS = {
     ),
     "slope of a number": (
         lambda: local_lipschitz(3, reference_cloud()),
-        "gamma is a int; it must be an in-context map",
+        "gamma is 3; it must be an in-context map",
     ),
     "radius in words": (
         lambda: lipschitz_bounds(soft(), "a", 2),
-        "radius is 'a'; it must be a number",
+        "radius is 'a'; it must be finite and >= 0",
     ),
     "half a token": (
         lambda: lipschitz_bounds(soft(), 1.0, 2.5),
@@ -411,7 +411,7 @@ CALLS = {
     ),
     "error too large": (
         lambda: sink().predicted_half_steps(reference_cloud(), 2.0),
-        r"error is 2\.0; it must lie between 0 and 1",
+        r"error is 2\.0; it must be between 0 and 1",
     ),
     "image of another count": (
         lambda: push_forward(lambda points: points[:2], reference_cloud()),

@@ -247,7 +247,7 @@ def test_a_file_that_cannot_be_read_is_told_before_its_parameters(meanformer, tm
     file.write_text("experiment = 3\n")
     result = meanformer("run", file, "--set", "count=3")
     assert result.exit_code == 1
-    assert "must define `experiment`" in result.stdout
+    assert "must define one experiment, named" in result.stdout
 
 
 COMMANDS = ("simulate", "resume", "extend", "limit", "movie", "run", "cite", "none", "")

@@ -1,5 +1,7 @@
 """What a solve promises: space, probes, saving, stopping, transformations."""
 
+import sys
+
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -286,7 +288,7 @@ def test_what_is_no_measure_is_refused_with_advice(untyped):
 
 @pytest.mark.slow
 def test_a_measure_without_tokens_flows_as_nodes_and_tells_the_error(monkeypatch):
-    monkeypatch.setattr("meanformer.flows.dynamics.quadrature.NODES", 12)
+    monkeypatch.setattr(sys.modules["meanformer.flows.solve"], "NODES", 12)
     flow = mf.Flow(mf.identity_attention("softmax", 1, 1.0))
     start, options = mf.Gaussian([0.5], [[0.4]]), dict(save=3, solver=mf.FixedStep(0.1))
     exact = mf.solve(flow, start, 0.3, **options)

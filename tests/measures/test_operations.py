@@ -144,7 +144,7 @@ def test_mixing_other_measures_makes_a_mixture():
             lambda: jax.jit(lambda x: merge(TokenCloud(x)).points)(POINTS),
             "merge cannot run under jit or grad, where values are not known",
         ),
-        (lambda: mix(3), "measures is a int; it must be a list of measures"),
+        (lambda: mix(3), "measures is 3; it must be a list of measures"),
         (lambda: mix([1, 2]), "measures holds a int; it must hold measures"),
         (
             lambda: mix([TokenCloud([[0.0]]), reference_cloud()]),
@@ -152,7 +152,7 @@ def test_mixing_other_measures_makes_a_mixture():
         ),
         (
             lambda: resample(3, 4, key=jr.key(0)),
-            "measure is a int; it must be a measure",
+            "measure is 3; it must be a measure",
         ),
         (
             lambda: resample(GAUSSIAN, 0, key=jr.key(0)),

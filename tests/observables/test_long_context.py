@@ -187,7 +187,7 @@ def test_single_precision_stays_single():
         ),
         (
             lambda: context_similarity(mf.TokenCloud(jnp.eye(3)), 1.0, attention=3),
-            "attention is a int",
+            "attention is 3",
         ),
     ],
 )

@@ -55,7 +55,7 @@ def test_what_cannot_be_drawn_is_refused():
         draw_potential(plain, axes)
     with pytest.raises(InvalidInput, match="in dimension 2"):
         draw_potential(perceptron_flow(None, np.eye(3), 1.0), axes)
-    with pytest.raises(InvalidInput, match="square grid"):
+    with pytest.raises(InvalidInput, match="labels has .* must be square"):
         draw_basins(np.zeros((2, 3), int), axes, names=("one",))
     with pytest.raises(InvalidInput, match="there must be one for each"):
         draw_basins(np.full((2, 2), 3), axes, names=("one",))

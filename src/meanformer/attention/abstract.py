@@ -20,6 +20,7 @@ from meanformer.errors import (
     as_number,
     check,
     check_finite,
+    check_kind,
     check_range,
     check_shape,
     is_concrete,
@@ -27,6 +28,7 @@ from meanformer.errors import (
 from meanformer.measures import AbstractContext, AbstractMeasure, Gaussian, TokenCloud
 from meanformer.measures.cloud import AbstractCloud
 from meanformer.numerics.arrays import matmul, widened
+from meanformer.typing import Places
 
 NEGATIVE_BETA = (
     "must not be negative; for the repulsive case change the sign of query, or set "
@@ -116,11 +118,7 @@ class AbstractInContextMap(eqx.Module):
 
     @abc.abstractmethod
     def __call__(
-        self,
-        mu: AbstractContext,
-        x: Float[Array, "m d"],
-        *,
-        positions: Float[Array, " m"] | None = None,
+        self, mu: AbstractContext, x: Float[Array, "m d"], *, positions: Places = None
     ) -> Float[Array, "m e"]:
         """Return the image of each query point in the context."""
 
@@ -381,11 +379,7 @@ class AbstractAttention(AbstractInContextMap):
         return projected + (share if mass is None else mass[:, None] * share)
 
     def __call__(
-        self,
-        mu: AbstractContext,
-        x: Float[Array, "m d"],
-        *,
-        positions: Float[Array, " m"] | None = None,
+        self, mu: AbstractContext, x: Float[Array, "m d"], *, positions: Places = None
     ) -> Float[Array, "m e"]:
         """Return what each query makes of the context; half precision in single.
 
@@ -425,11 +419,8 @@ def checked_queries(
     gamma: AbstractInContextMap, mu: AbstractContext, x: Float[Array, "m d"]
 ) -> Float[Array, "m d"]:
     """Return the queries as an array, or raise if they do not fit map and context."""
-    if not isinstance(mu, AbstractContext):
-        raise InvalidInput(
-            f"the context is of type {type(mu).__name__}; it must be a measure, for "
-            "instance TokenCloud(points)."
-        )
+    allowed = "a measure, for instance TokenCloud(points)"
+    check_kind("the context", mu, AbstractContext, allowed)
     dimension, name = gamma.input_dimension, type(gamma).__name__
     check(
         dimension in (None, mu.dimension),
@@ -467,11 +458,8 @@ def check_function(name: str, value: object) -> None:
 
 def check_map(name: str, value: object) -> None:
     """Raise unless the value is an in-context map."""
-    if not isinstance(value, AbstractInContextMap):
-        raise InvalidInput(
-            f"{name} is a {type(value).__name__}; it must be an in-context map, for "
-            "instance Softmax(query, key, value)."
-        )
+    allowed = "an in-context map, for instance Softmax(query, key, value)"
+    check_kind(name, value, AbstractInContextMap, allowed)
 
 
 def _check_projections(attention: AbstractAttention) -> None:

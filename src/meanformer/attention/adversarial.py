@@ -183,8 +183,7 @@ def _onto_sphere(points: Array, radius: float) -> Array:
 
 def _check_size(count: int, radius) -> None:
     as_integer("count", count, least=2)
-    size = as_number("radius", radius)
-    check(size > 0, f"radius is {size}; it must be positive.")
+    as_number("radius", radius, "positive", above=0)
 
 
 def _is_real(eigenvalues: np.ndarray) -> np.ndarray:

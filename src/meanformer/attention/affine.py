@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, overload
 
 import equinox as eqx
 import jax
@@ -11,9 +11,9 @@ from jax.extend.core import Literal, jaxprs_in_params
 from jax.interpreters import partial_eval
 from jaxtyping import Array, Float
 
-from meanformer.attention.abstract import AbstractInContextMap, maps_in
-from meanformer.errors import Unsupported
-from meanformer.measures import Gaussian
+from meanformer.attention.abstract import AbstractInContextMap, check_function, maps_in
+from meanformer.errors import Unsupported, as_finite_array
+from meanformer.measures import AbstractMeasure, Gaussian, TokenCloud
 from meanformer.numerics.arrays import matmul, widened
 
 MapOfPoints = AbstractInContextMap | Callable[[Array], Array]
@@ -137,3 +137,42 @@ def affine_image(gamma: MapOfPoints, mu: Gaussian) -> Gaussian:
     slope, drift = slope_and_drift(gamma, wide)
     moved = Gaussian(drift, factor=matmul(slope, wide.root()))
     return jax.tree.map(lambda leaf: leaf.astype(mu.mean().dtype), moved)
+
+
+@overload
+def push_forward(gamma: MapOfPoints, mu: TokenCloud) -> TokenCloud: ...
+
+
+@overload
+def push_forward(gamma: MapOfPoints, mu: AbstractMeasure) -> AbstractMeasure: ...
+
+
+def push_forward(gamma: MapOfPoints, mu: AbstractMeasure) -> AbstractMeasure:
+    r"""Move a measure by a map that sees it: $\mu \mapsto \Gamma[\mu]_\#\mu$.
+
+    Atoms move and keep their weights and places. A Gaussian stays one under a map that
+    is affine on it: softmax, L2, Sinkhorn and linear attention, perceptrons without
+    activation, their sums, heads, residuals and compositions, and the `AffineMap` of a
+    transport.
+
+    Args:
+        gamma: an in-context map, or a plain function of points of shape (n, d).
+        mu: a token cloud, or a Gaussian.
+
+    Returns:
+        A token cloud for a cloud, a Gaussian for a Gaussian.
+    """
+    if isinstance(mu, Gaussian):
+        return affine_image(gamma, mu)
+    if not isinstance(mu, TokenCloud):
+        raise Unsupported(
+            f"the image of {type(mu).__name__} has no closed form here; push forward "
+            "quadrature(mu, order) or TokenCloud(mu.sample(count, key=key))."
+        )
+    if isinstance(gamma, AbstractInContextMap):
+        return mu.moved(gamma(mu, mu.points, positions=mu.positions))
+    check_function("gamma", gamma)
+    points = as_finite_array(
+        "the image of the points", gamma(mu.points), (mu.count, None)
+    )
+    return mu.moved(points)

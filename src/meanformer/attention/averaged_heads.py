@@ -79,10 +79,6 @@ def explicit_velocity(heads, beta, points, tokens, weights):
     return velocity(heads, beta, points, tokens, weights)
 
 
-def _forward(*given):
-    return velocity(*given), given
-
-
 def _backward(given, adjoint: Float[Array, "r d"]):
     r"""Return what heads, points and tokens have of an adjoint.
 
@@ -119,7 +115,7 @@ def _backward(given, adjoint: Float[Array, "r d"]):
     return Heads(of_query, of_key, of_value, bias), None, own, read, None
 
 
-explicit_velocity.defvjp(_forward, _backward)
+explicit_velocity.defvjp(lambda *given: (velocity(*given), given), _backward)
 
 
 class _Seen(NamedTuple):

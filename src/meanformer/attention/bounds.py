@@ -11,14 +11,7 @@ from meanformer.attention.abstract import AbstractInContextMap, parameter_dtype
 from meanformer.attention.adversarial import adversarial_cloud, lower_bound
 from meanformer.attention.constants import Constants
 from meanformer.attention.softmax import Softmax
-from meanformer.errors import (
-    Overflow,
-    Unsupported,
-    as_integer,
-    as_number,
-    check,
-    is_concrete,
-)
+from meanformer.errors import Overflow, Unsupported, as_integer, as_number, is_concrete
 from meanformer.measures import TokenCloud
 from meanformer.measures.checks import checked_weights
 from meanformer.typing import ArrayLike
@@ -185,11 +178,9 @@ def constants(
         radius: the radius of the ball.
         order: the order $p$ of the distance $d_p$, for masked maps.
     """
-    order = as_number("order", order)
-    check(order >= 1, f"order is {order}; it must be at least 1.")
+    order = as_number("order", order, "at least 1", least=1)
     if is_concrete(radius):
-        value = as_number("radius", radius)
-        check(0 <= value < jnp.inf, f"radius is {value}; it must be finite and >= 0.")
+        as_number("radius", radius, "finite and >= 0", least=0, below=np.inf)
     radius = jnp.asarray(radius, parameter_dtype(gamma))
     return gamma.ball_constants(radius, order)
 

@@ -32,6 +32,7 @@ from meanformer.errors import (
 )
 from meanformer.measures import AbstractContext
 from meanformer.numerics.arrays import matmul
+from meanformer.typing import Places
 
 
 def _sequence(name: str):
@@ -83,11 +84,7 @@ class Sum(AbstractInContextMap, AbstractHolder):
         return of_sum([term.ball_constants(radius, order) for term in self.maps])
 
     def __call__(
-        self,
-        mu: AbstractContext,
-        x: Float[Array, "m d"],
-        *,
-        positions: Float[Array, " m"] | None = None,
+        self, mu: AbstractContext, x: Float[Array, "m d"], *, positions: Places = None
     ) -> Float[Array, "m e"]:
         """Return the sum of the images."""
         return add_images(self.maps, mu, x, positions)
@@ -148,11 +145,7 @@ class MultiHead(AbstractInContextMap, AbstractHolder):
         return of_sum([head.ball_constants(radius, order) for head in heads])
 
     def __call__(
-        self,
-        mu: AbstractContext,
-        x: Float[Array, "m d"],
-        *,
-        positions: Float[Array, " m"] | None = None,
+        self, mu: AbstractContext, x: Float[Array, "m d"], *, positions: Places = None
     ) -> Float[Array, "m e"]:
         """Return the sum of the heads' outputs."""
         return add_images(self.projected(), mu, x, positions)
@@ -207,11 +200,7 @@ class _Projected(AbstractInContextMap):
         return self.output.shape[0]
 
     def __call__(
-        self,
-        mu: AbstractContext,
-        x: Float[Array, "m d"],
-        *,
-        positions: Float[Array, " m"] | None = None,
+        self, mu: AbstractContext, x: Float[Array, "m d"], *, positions: Places = None
     ) -> Float[Array, "m e"]:
         """Return the output of the head."""
         image = self.head(mu, x, positions=positions)
@@ -258,11 +247,7 @@ class Residual(AbstractInContextMap):
         return of_sum([identity, scaled])
 
     def __call__(
-        self,
-        mu: AbstractContext,
-        x: Float[Array, "m d"],
-        *,
-        positions: Float[Array, " m"] | None = None,
+        self, mu: AbstractContext, x: Float[Array, "m d"], *, positions: Places = None
     ) -> Float[Array, "m e"]:
         """Return each query moved by one step."""
         x = checked_queries(self, mu, x)
@@ -327,11 +312,7 @@ class Composition(AbstractInContextMap, AbstractHolder):
         return known
 
     def __call__(
-        self,
-        mu: AbstractContext,
-        x: Float[Array, "m d"],
-        *,
-        positions: Float[Array, " m"] | None = None,
+        self, mu: AbstractContext, x: Float[Array, "m d"], *, positions: Places = None
     ) -> Float[Array, "m e"]:
         """Return the queries after all layers; they never join the context."""
         mu, x = before_last(self.layers, mu, x, positions)

@@ -12,7 +12,6 @@ from meanformer.errors import (
     StoppedEarly,
     Unsupported,
     as_number,
-    check,
     check_choice,
     is_concrete,
     warn,
@@ -40,8 +39,7 @@ class Search(eqx.Module):
     def __check_init__(self):
         check_choice("method", self.method, METHODS)
         for name in ("tolerance", "vectors", "max_steps"):
-            value = as_number(name, getattr(self, name))
-            check(value > 0, f"{name} is {value}; it must be positive.")
+            as_number(name, getattr(self, name), "positive", above=0)
 
     def is_dense(self, points: Float[Array, "n d"]) -> bool:
         """Whether the Jacobian of so many tokens is decomposed as a whole."""

@@ -144,31 +144,6 @@ def _settled(gamma: AbstractInContextMap, mu: TokenCloud) -> AbstractInContextMa
     return jax.tree.map(settle, gamma, is_leaf=is_whole)
 
 
-def layer_lipschitz(
-    network: AbstractInContextMap,
-    mu: TokenCloud,
-    *,
-    method: str = "auto",
-    norm: str = "weighted",
-) -> Float[Array, " layers"]:
-    """Local Lipschitz constant of each layer of a composition, where it acts.
-
-    Their product bounds the constant of the whole network.
-
-    Args:
-        network: what `compose` returned; any other map is one layer.
-        mu: the tokens that enter.
-        method: see `local_lipschitz`.
-        norm: see `local_lipschitz`.
-    """
-    layers = network.layers if isinstance(network, Composition) else (network,)
-    constants = []
-    for layer in layers:
-        constants.append(local_lipschitz(layer, mu, method=method, norm=norm))
-        mu = mu.moved(layer(mu, mu.points, positions=mu.positions))
-    return jnp.stack(constants)
-
-
 def checked_cloud(gamma: AbstractInContextMap, mu: AbstractMeasure) -> TokenCloud:
     """Return the measure, or raise unless the map has a Jacobian at its tokens."""
     check_map("gamma", gamma)

@@ -24,12 +24,14 @@ from meanformer.errors import (
     Unsupported,
     check,
     check_choice,
+    check_kind,
     is_concrete,
 )
 from meanformer.measures import AbstractContext, MaskedCloud, TokenCloud
 from meanformer.measures.checks import checked_places
 from meanformer.measures.cloud import check_cloud
 from meanformer.numerics.arrays import any_in_batch
+from meanformer.typing import Places
 
 
 class Masked(AbstractInContextMap):
@@ -67,10 +69,7 @@ class Masked(AbstractInContextMap):
     def __check_init__(self):
         check_choice("empty", self.empty, ("error", "zero"))
         check_map("attention", self.attention)
-        if not isinstance(self.mask, AbstractMask):
-            raise InvalidInput(
-                f"mask is {self.mask!r}; it must be a mask, for instance Causal()."
-            )
+        check_kind("mask", self.mask, AbstractMask, "a mask, for instance Causal()")
         kind = type(self.attention).__name__
         check(
             not isinstance(self.attention, (Residual, Composition, Masked)),
@@ -111,11 +110,7 @@ class Masked(AbstractInContextMap):
         return None if attention is None else replace(self, attention=attention)
 
     def __call__(
-        self,
-        mu: AbstractContext,
-        x: Float[Array, "m d"],
-        *,
-        positions: Float[Array, " m"] | None = None,
+        self, mu: AbstractContext, x: Float[Array, "m d"], *, positions: Places = None
     ) -> Float[Array, "m e"]:
         """Return the attention of each query to what it sees.
 
@@ -134,10 +129,7 @@ class Masked(AbstractInContextMap):
         return jnp.where(sees[:, None], output, 0)
 
     def view(
-        self,
-        mu: AbstractContext,
-        x: Float[Array, "m d"],
-        positions: Float[Array, " m"] | None = None,
+        self, mu: AbstractContext, x: Float[Array, "m d"], positions: Places = None
     ) -> tuple[MaskedCloud, Array]:
         """Return what each query sees, and the order that sorts the tokens."""
         if not isinstance(mu, TokenCloud):

@@ -6,7 +6,7 @@ from jaxtyping import Array, Float
 from meanformer.attention.abstract import AbstractInContextMap, checked_range
 from meanformer.attention.composition import MultiHead, Residual
 from meanformer.attention.masked import Masked
-from meanformer.errors import InvalidInput, Unsupported
+from meanformer.errors import Unsupported, check_kind
 from meanformer.measures import TokenCloud
 from meanformer.measures.cloud import AbstractCloud
 from meanformer.numerics.arrays import widened
@@ -30,10 +30,7 @@ def attention_matrix(
     Returns:
         The matrix. Cost: $O(n^2)$ memory.
     """
-    if not isinstance(mu, TokenCloud):
-        raise InvalidInput(
-            f"mu is a {type(mu).__name__}; an attention matrix needs a TokenCloud."
-        )
+    check_kind("mu", mu, TokenCloud, "a TokenCloud")
     if isinstance(gamma, Residual):
         return attention_matrix(gamma.gamma, mu)
     if isinstance(gamma, MultiHead):

@@ -12,6 +12,7 @@ from meanformer.numerics.arrays import held, matmul, safe_norm
 from meanformer.numerics.nearest import PAIRS_AT_ONCE, squared_distances
 from meanformer.numerics.pair_sums.kernel import ROUNDINGS
 from meanformer.numerics.pair_sums.tiles import map_rows
+from meanformer.typing import Places
 
 
 class NearestOther(AbstractInContextMap):
@@ -41,11 +42,7 @@ class NearestOther(AbstractInContextMap):
     tolerance: float = number("tolerance", least=0, default=0.0, kw_only=True)
 
     def __call__(
-        self,
-        mu: AbstractContext,
-        x: Float[Array, "m d"],
-        *,
-        positions: Float[Array, " m"] | None = None,
+        self, mu: AbstractContext, x: Float[Array, "m d"], *, positions: Places = None
     ) -> Float[Array, "m d"]:
         """Return the nearest other token of each query point."""
         x = checked_queries(self, mu, x)
@@ -63,7 +60,8 @@ class NearestOther(AbstractInContextMap):
         present = (mu.weights > 0)[:, None]
         held_points = held(mu.points, present)
         points, queries = lax.stop_gradient((held_points, x))
-        rounding = ROUNDINGS * jnp.finfo(x.dtype).eps * _sizes(queries, points)
+        sizes = safe_norm(queries)[:, None] + safe_norm(points)[None, :]
+        rounding = ROUNDINGS * jnp.finfo(x.dtype).eps * sizes
         # In units of the largest coordinate, whose square may be no number.
         largest = jnp.maximum(jnp.abs(points).max(), jnp.abs(queries).max())
         unit = jnp.where(largest > 0, largest, 1)
@@ -79,7 +77,3 @@ class NearestOther(AbstractInContextMap):
         whole = shares.sum(axis=1, keepdims=True)
         mean = matmul(shares / jnp.where(whole > 0, whole, 1), held_points)
         return jnp.where(whole > 0, mean, x)
-
-
-def _sizes(x: Float[Array, "m d"], points: Float[Array, "n d"]) -> Float[Array, "m n"]:
-    return safe_norm(x)[:, None] + safe_norm(points)[None, :]

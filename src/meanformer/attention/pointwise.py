@@ -18,7 +18,7 @@ from meanformer.attention.abstract import (
 from meanformer.errors import as_float_array, check, check_shape
 from meanformer.measures import AbstractContext
 from meanformer.numerics.arrays import matmul, widened
-from meanformer.typing import ArrayLike
+from meanformer.typing import ArrayLike, Places
 
 
 class AbstractPointwise(AbstractInContextMap):
@@ -29,11 +29,7 @@ class AbstractPointwise(AbstractInContextMap):
         """Return the image of each point."""
 
     def __call__(
-        self,
-        mu: AbstractContext,
-        x: Float[Array, "m d"],
-        *,
-        positions: Float[Array, " m"] | None = None,
+        self, mu: AbstractContext, x: Float[Array, "m d"], *, positions: Places = None
     ) -> Float[Array, "m e"]:
         """Return the image of each point; half precision is computed in single."""
         x = checked_points(self, x)

@@ -286,8 +286,7 @@ class Sinkhorn(AbstractTilting):
             mu: the tokens.
             error: the error $e$, between 0 and 1.
         """
-        error = as_number("error", error)
-        check(0 < error < 1, f"error is {error}; it must lie between 0 and 1.")
+        error = as_number("error", error, "between 0 and 1", above=0, below=1)
         return half_steps_to_reach(self.round_ratio(mu), error)
 
     def _centred(

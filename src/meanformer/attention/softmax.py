@@ -10,11 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from meanformer.attention.abstract import (
-    AbstractAttention,
-    GradientForm,
-    checked_range,
-)
+from meanformer.attention.abstract import AbstractAttention, GradientForm, checked_range
 from meanformer.attention.constants import (
     Constants,
     bias_norm,
@@ -28,6 +24,7 @@ from meanformer.measures.cloud import AbstractCloud
 from meanformer.numerics.arrays import matmul
 from meanformer.numerics.multiples import multiple_of
 from meanformer.numerics.softmax import log_excess
+from meanformer.typing import MassAndMean
 
 
 class View(NamedTuple):
@@ -53,7 +50,7 @@ class View(NamedTuple):
         mass = self._relative(log_mass)
         return mass, mean if mass is None else mass[:, None] * mean
 
-    def log_mass_and_mean(self) -> tuple[Float[Array, " m"], Float[Array, "m d"]]:
+    def log_mass_and_mean(self) -> MassAndMean:
         """Return the log-mass seen by each query, and the mean from the origin."""
         return self._seen(self.context)
 
@@ -66,9 +63,7 @@ class View(NamedTuple):
         mass = self._relative(self.log_mass_and_mean()[0])
         return shares if mass is None else mass[:, None] * shares
 
-    def _seen(
-        self, context: AbstractContext
-    ) -> tuple[Float[Array, " m"], Float[Array, "m d"]]:
+    def _seen(self, context: AbstractContext) -> MassAndMean:
         if self.key is None:
             return context.tilted_mass_and_mean(self.tilts)
         return context.tilted_through(self.tilts, self.key)

@@ -11,14 +11,10 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
 from meanformer.attention.abstract import AbstractInContextMap
-from meanformer.attention.affine import is_array
-from meanformer.attention.push_forward import push_forward
+from meanformer.attention.affine import is_array, push_forward
 from meanformer.measures import AbstractContext, TokenCloud
-from meanformer.numerics.fourier.sums import (
-    reported_anew,
-    with_sums,
-    without_reports,
-)
+from meanformer.numerics.fourier.sums import reported_anew, with_sums, without_reports
+from meanformer.typing import Places
 
 
 class Stacked(eqx.Module):
@@ -100,10 +96,7 @@ def shapes(maps: Maps) -> Sequence[AbstractInContextMap]:
 
 
 def add_images(
-    maps: Maps,
-    mu: AbstractContext,
-    x: Float[Array, "m d"],
-    positions: Float[Array, " m"] | None,
+    maps: Maps, mu: AbstractContext, x: Float[Array, "m d"], positions: Places
 ) -> Float[Array, "m e"]:
     """Return the sum of the images under all maps; a loop over those of one kind."""
     if _is_looped(maps, (mu, x, positions)):
@@ -120,10 +113,7 @@ def add_images(
 
 
 def before_last(
-    maps: Maps,
-    mu: AbstractContext,
-    x: Float[Array, "m d"],
-    positions: Float[Array, " m"] | None,
+    maps: Maps, mu: AbstractContext, x: Float[Array, "m d"], positions: Places
 ) -> tuple[AbstractContext, Float[Array, "m e"]]:
     """Return context and queries after all maps but the last.
 

@@ -4,12 +4,12 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from meanformer.errors import as_float_array, check, check_shape
+from meanformer.errors import as_float_array, check, check_kind, check_shape
 from meanformer.flows.schedule import AbstractSchedule, as_schedule
 from meanformer.geometry import AbstractSpace, Euclidean
 from meanformer.measures import TokenCloud
 from meanformer.measures.cloud import check_cloud
-from meanformer.typing import ArrayLike
+from meanformer.typing import ArrayLike, Places
 
 
 class Flow(eqx.Module):
@@ -33,10 +33,7 @@ class Flow(eqx.Module):
     noise: float | Float[Array, ""] | None = eqx.field(default=None, kw_only=True)
 
     def __check_init__(self):
-        check(
-            isinstance(self.space, AbstractSpace),
-            f"space is {self.space!r}; it must be a space, such as Sphere().",
-        )
+        check_kind("space", self.space, AbstractSpace, "a space, such as Sphere()")
         check(
             self.noise is None or jnp.ndim(self.noise) == 0,
             "noise must be one number, the strength of the Brownian motion.",
@@ -79,7 +76,7 @@ class Flow(eqx.Module):
         depth: Float[Array, ""],
         cloud: TokenCloud,
         x: Float[Array, "m d"],
-        positions: Float[Array, " m"] | None = None,
+        positions: Places = None,
     ) -> Float[Array, "m d"]:
         """Return the velocity of any points in the measure of a cloud at a depth.
 

@@ -1,7 +1,7 @@
 """Checks of the arguments of `solve`, and the settings made from them."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import diffrax
 import equinox as eqx
@@ -16,6 +16,7 @@ from meanformer.errors import (
     as_float_array,
     check,
     check_finite,
+    check_kind,
     check_shape,
     is_concrete,
 )
@@ -111,8 +112,7 @@ class Options(NamedTuple):
 
 def check_flow(flow: Flow, mu: TokenCloud) -> None:
     """Raise unless this is a flow and a cloud it can move."""
-    if not isinstance(flow, Flow):
-        raise InvalidInput(f"flow is {type(flow).__name__}; it must be Flow(velocity).")
+    check_kind("flow", flow, Flow, "Flow(velocity)")
     if not isinstance(mu, TokenCloud):
         raise Unsupported(
             f"mu is {type(mu).__name__}; a flow moves a TokenCloud or a Gaussian: "
@@ -168,12 +168,9 @@ def checked_solver(solver: object) -> AbstractIntegrator:
             f"solver is {method.__name__} of diffrax; say how its steps are chosen: "
             f"solver={kind}({step}{method.__name__}())."
         )
-    if not isinstance(solver, AbstractIntegrator):
-        raise InvalidInput(
-            f"solver is {solver!r}; it must be Adaptive(…), Stiff(…), Switching(…), "
-            "FixedStep(…), Splitting(…) or LongDepth(…)."
-        )
-    return solver
+    known = "Adaptive(…), Stiff(…), Switching(…), FixedStep(…), Splitting(…)"
+    check_kind("solver", solver, AbstractIntegrator, f"{known} or LongDepth(…)")
+    return cast(AbstractIntegrator, solver)
 
 
 def saved_depths(depth, save, dtype, jumps) -> Float[Array, " t"]:

@@ -10,13 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, PyTree
 
-from meanformer.attention import (
-    AbstractAttention,
-    AbstractInContextMap,
-    Perceptron,
-)
+from meanformer.attention import AbstractAttention, AbstractInContextMap, Perceptron
 from meanformer.attention.stacking import Maps
-from meanformer.errors import InvalidInput, Unsupported, check
+from meanformer.errors import InvalidInput, Unsupported, check, check_kind, check_square
 from meanformer.flows.schedule import (
     AbstractSchedule,
     Constant,
@@ -201,11 +197,8 @@ class BooleanAttention(AbstractStop):
     status: ClassVar[PyTree] = Status.condition_met
 
     def __check_init__(self):
-        check(
-            isinstance(self.velocity, Rescaled | Constant),
-            f"velocity is {type(self.velocity).__name__}; it must be an attention or "
-            "Rescaled(attention).",
-        )
+        allowed = "an attention or Rescaled(attention)"
+        check_kind("velocity", self.velocity, Rescaled | Constant, allowed)
 
     def __call__(self, snapshot: Snapshot) -> Bool[Array, ""]:
         """Return whether all rows of the attention matrix have a single entry."""
@@ -240,11 +233,7 @@ def _check_rescalable(layer: AbstractInContextMap) -> None:
             f"{type(layer).__name__} has no rescaled flow here: the shares that a "
             "token pays must sum to one; use Softmax, L2 or Hardmax."
         )
-    shape = layer.value.shape
-    check(
-        shape[0] == shape[1],
-        f"value has shape {shape}; rescaling needs a square matrix.",
-    )
+    check_square("value", layer.value)
     check(
         layer.value_bias is None,
         "value_bias is set; the rescaled flow is that of linear values.",

@@ -30,7 +30,7 @@ from meanformer.errors import (
 from meanformer.flows.status import AbstractStop
 from meanformer.geometry import AbstractSpace
 from meanformer.measures import AbstractContext, TokenCloud
-from meanformer.typing import ArrayLike
+from meanformer.typing import ArrayLike, Places
 
 _FUNCTIONS = (
     "a function given to Flow takes the depth alone and returns a map: for a velocity "
@@ -56,7 +56,7 @@ class AbstractSchedule(eqx.Module):
         depth: Float[Array, ""],
         mu: AbstractContext,
         x: Float[Array, "m d"],
-        positions: Float[Array, " m"] | None,
+        positions: Places,
     ) -> Float[Array, "m d"]:
         """Return the value of the map in force at this depth."""
 
@@ -66,7 +66,7 @@ class AbstractSchedule(eqx.Module):
         depth: Float[Array, ""],
         cloud: TokenCloud,
         x: Float[Array, "m d"],
-        positions: Float[Array, " m"] | None,
+        positions: Places,
     ) -> Float[Array, "m d"]:
         """Return the tangent velocity of points of a space in the measure of a cloud.
 

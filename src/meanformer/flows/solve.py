@@ -1,12 +1,22 @@
 """Solving a flow: tokens from one depth to another, saved on the way."""
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, overload
 
+import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from meanformer.errors import InvalidInput, as_key, check
+from meanformer.errors import (
+    InvalidInput,
+    QuadratureWarning,
+    as_key,
+    check,
+    is_concrete,
+    warn,
+)
 from meanformer.flows.dynamics import density, gaussian
 from meanformer.flows.dynamics.clock import check_long_depth
 from meanformer.flows.dynamics.driver import State, drive
@@ -17,7 +27,6 @@ from meanformer.flows.dynamics.merging import (
     check_mergeable,
     initial_atoms,
 )
-from meanformer.flows.dynamics.quadrature import by_quadrature
 from meanformer.flows.dynamics.recorder import AbstractProgress, AbstractRecorder
 from meanformer.flows.dynamics.tokens import Points, Tokens
 from meanformer.flows.flow import Flow
@@ -49,9 +58,13 @@ from meanformer.measures import (
     UniformBall,
     UniformBox,
     UniformSphere,
+    wasserstein,
 )
+from meanformer.measures.quadrature import quadratures_within
 from meanformer.typing import ArrayLike, Key
 
+# Nodes of the quadrature of a measure without tokens, at most.
+NODES = 500
 Stops = AbstractStop | StepBudget | Sequence[AbstractStop | StepBudget]
 Number = float | Float[Array, ""]
 Depth = Number | tuple[Number, Number]
@@ -191,7 +204,7 @@ def solve(
     if isinstance(mu, AbstractMeasure) and not isinstance(mu, FLOWING):
         given = dict(save=save, solver=solver, rtol=rtol, atol=atol, stop=stop)
         given |= {"progress": progress, **others}
-        return by_quadrature(mu, partial(solve, flow, depth=depth, **given), store)
+        return _by_quadrature(mu, partial(solve, flow, depth=depth, **given), store)
     options = Options(depth, save, solver, rtol, atol, stop)
     if isinstance(mu, FourierDensity):
         dynamics, *start = density.set_up(flow, mu, options, **others)
@@ -239,3 +252,46 @@ def tokens_set_up(
     atoms = initial_atoms(depths[0], mu.points, is_long)
     state = State.first(depths[0], points, atoms)
     return MergingTokens(tokens, merging), state, depths
+
+
+def _by_quadrature(
+    mu: AbstractMeasure,
+    solve: Callable[..., Trajectory],
+    store: AbstractRecorder | None,
+) -> Trajectory:
+    """Flow the finest quadrature of few nodes, and tell how far a coarser one is.
+
+    Args:
+        mu: the measure.
+        solve: flows a cloud, the keyword argument `mu`.
+        store: where to write the trajectory of the finer one.
+    """
+    fine, coarse = quadratures_within(mu, NODES)
+    path, rough = solve(mu=fine, store=store), solve(mu=coarse)
+    error = _moment_distances(path, rough)
+    largest = error.max()
+    if is_concrete(largest):
+        warn(
+            f"a {type(mu).__name__} flows as {fine.count} tokens, the nodes of its "
+            f"quadrature; the flow of {coarse.count} nodes is up to "
+            f"{float(largest):.2g} away in mean and covariance: pass "
+            "quadrature(mu, order) for other nodes.",
+            QuadratureWarning,
+        )
+    return dataclasses.replace(path, quadrature_error=error)
+
+
+def _moment_distances(path: Trajectory, other: Trajectory) -> Float[Array, " t"]:
+    """Return the distance between Gaussians of the same moments at each depth."""
+    # One may have ended before the other: then its end is compared.
+    same = jnp.minimum(jnp.arange(len(path)), len(other) - 1)
+    series = ("mean", "covariance")
+    here = [path.statistics[name] for name in series]
+    there = [other.statistics[name][same] for name in series]
+
+    def distance(mean, covariance, other_mean, other_covariance):
+        return wasserstein(
+            Gaussian(mean, covariance), Gaussian(other_mean, other_covariance)
+        )
+
+    return jax.vmap(distance)(*here, *there)

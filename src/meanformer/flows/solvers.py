@@ -404,5 +404,4 @@ class Spectral(eqx.Module):
 
     def __check_init__(self):
         as_integer("most_modes", self.most_modes, least=1)
-        tail = as_number("tail", self.tail, "a positive number")
-        check(tail > 0, f"tail is {tail}; it must be positive.")
+        as_number("tail", self.tail, "positive", above=0)

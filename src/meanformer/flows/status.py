@@ -8,7 +8,7 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PyTree
 
-from meanformer.errors import check
+from meanformer.errors import check, check_kind
 from meanformer.measures import AbstractMeasure, TokenCloud
 
 
@@ -206,11 +206,8 @@ class StopWhen(AbstractStop):
     status: ClassVar[PyTree] = Status.condition_met
 
     def __check_init__(self):
-        check(
-            callable(self.condition),
-            f"condition is {self.condition!r}; it must be a function of depth and "
-            "measure.",
-        )
+        allowed = "a function of depth and measure"
+        check_kind("condition", self.condition, Callable, allowed)
 
     def __call__(self, snapshot: Snapshot) -> Bool[Array, ""]:
         """Return what the function says."""

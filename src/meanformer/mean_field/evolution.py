@@ -14,7 +14,7 @@ from meanformer.errors import (
     StoppedEarly,
     Unsupported,
     as_integer,
-    check,
+    check_kind,
     warn,
 )
 from meanformer.flows import Flow
@@ -129,11 +129,8 @@ def evolve(
         The measures along depth, with an estimate of the error; there is a warning if
         it is more than a thousand times `rtol`.
     """
-    check(
-        isinstance(density, FourierDensity),
-        f"density is {type(density).__name__}; it must be a FourierDensity: make one "
-        "by FourierDensity.from_function, or move tokens by solve.",
-    )
+    how = "make one by FourierDensity.from_function, or move tokens by solve"
+    check_kind("density", density, FourierDensity, f"a FourierDensity: {how}")
     check_circle_flow(flow)
     most_modes = as_integer("most_modes", most_modes, least=1)
     nodes = max(4 * most_modes, MANY) if nodes is None else nodes

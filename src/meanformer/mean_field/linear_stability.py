@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float, ScalarLike
 
 from meanformer.attention import AbstractExponential
-from meanformer.attention.isotropic import isotropic_factors
+from meanformer.attention.exponential import isotropic_factors
 from meanformer.errors import (
     InvalidInput,
     Overflow,

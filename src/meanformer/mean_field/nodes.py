@@ -12,7 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from meanformer.errors import as_finite_array, as_integer, check, is_concrete
+from meanformer.errors import (
+    as_finite_array,
+    as_integer,
+    check,
+    check_kind,
+    is_concrete,
+)
 from meanformer.measures import AbstractMeasure, TokenCloud, quadrature
 from meanformer.numerics.special.quadrature import gauss_gegenbauer
 
@@ -106,9 +112,7 @@ def _weighted(
     density: Density, nodes: Array, masses: Float[Array, " n"], *, normalize: bool
 ) -> Float[Array, " n"]:
     """Return masses times density, checked to be a probability."""
-    check(
-        callable(density), f"density is {density!r}; it must be a function of points."
-    )
+    check_kind("density", density, Callable, "a function of points")
     values = as_finite_array("density", density(nodes), masses.shape, masses.dtype)
     weights = masses * values
     total = jnp.sum(weights)

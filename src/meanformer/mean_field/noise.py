@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Float
 
 from meanformer.attention import AbstractExponential
-from meanformer.attention.isotropic import isotropic_factors
+from meanformer.attention.exponential import isotropic_factors
 from meanformer.errors import Overflow, Unsupported, as_integer, as_number, check
 from meanformer.numerics.special.zonal import log_zonal_mass, zonal_ratios
 

@@ -30,6 +30,7 @@ from meanformer.numerics.pair_sums.tiles import map_rows
 from meanformer.numerics.softmax import weighted_logsumexp
 from meanformer.numerics.special.bessel import sphere_transform
 from meanformer.numerics.special.quadrature import sphere_rule
+from meanformer.typing import MassAndMean, Places
 
 
 class Axisymmetric(AbstractInContextMap):
@@ -76,11 +77,7 @@ class Axisymmetric(AbstractInContextMap):
         return 2
 
     def __call__(
-        self,
-        mu: AbstractContext,
-        x: Float[Array, "m d"],
-        *,
-        positions: Float[Array, " m"] | None = None,
+        self, mu: AbstractContext, x: Float[Array, "m d"], *, positions: Places = None
     ) -> Float[Array, "m d"]:
         """Return what each ring makes of the others. Cost: $O(mn)$ time."""
         x = checked_queries(self, mu, x)
@@ -126,9 +123,7 @@ class Rings(AbstractContext):
         """Two: tilts have a part along the axis and one away from it."""
         return 2
 
-    def tilted_mass_and_mean(
-        self, u: Float[Array, "m d"]
-    ) -> tuple[Float[Array, " m"], Float[Array, "m d"]]:
+    def tilted_mass_and_mean(self, u: Float[Array, "m d"]) -> MassAndMean:
         """Return the log-Laplace transform and the tilted mean of the rings."""
         distances, heights = self.cloud.points.T
 
@@ -144,7 +139,7 @@ class Rings(AbstractContext):
 
     def linear_mean(
         self, u: Float[Array, "m k"], feature_map: FeatureMap | None = None
-    ) -> tuple[Float[Array, " m"], Float[Array, "m d"]]:
+    ) -> MassAndMean:
         """Return mass and moment of a linear kernel, from moments of the rings."""
         if feature_map is not None:
             raise Unsupported("linear attention between rings has no feature map.")

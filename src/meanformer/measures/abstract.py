@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Float
 
 from meanformer.errors import Unsupported, check_range
 from meanformer.numerics.arrays import matmul
-from meanformer.typing import Key
+from meanformer.typing import Key, MassAndMean
 
 FeatureMap = Callable[[Float[Array, "n d"]], Float[Array, "n k"]]
 
@@ -31,14 +31,12 @@ class AbstractContext(eqx.Module):
         """Dimension $d$ of the space the tokens live in."""
 
     @abc.abstractmethod
-    def tilted_mass_and_mean(
-        self, u: Float[Array, "m d"]
-    ) -> tuple[Float[Array, " m"], Float[Array, "m d"]]:
+    def tilted_mass_and_mean(self, u: Float[Array, "m d"]) -> MassAndMean:
         r"""Return $\Lambda_\mu(u)$ and its gradient for each row of `u`."""
 
     def tilted_through(
         self, queries: Float[Array, "m k"], key: Float[Array, "k d"]
-    ) -> tuple[Float[Array, " m"], Float[Array, "m d"]]:
+    ) -> MassAndMean:
         r"""Return the same at the tilts $K^\top q$; a cloud is cheaper for few rows."""
         return self.tilted_mass_and_mean(matmul(queries, key))
 
@@ -57,7 +55,7 @@ class AbstractContext(eqx.Module):
     @abc.abstractmethod
     def linear_mean(
         self, u: Float[Array, "m k"], feature_map: FeatureMap | None = None
-    ) -> tuple[Float[Array, " m"], Float[Array, "m d"]]:
+    ) -> MassAndMean:
         r"""Return $\int \langle u,\varphi(y)\rangle\,\mathrm{d}\mu$, and with $y$."""
 
     def centred(self) -> tuple[Float[Array, " d"] | None, "AbstractContext"]:
@@ -87,7 +85,7 @@ class AbstractContext(eqx.Module):
 
     def kernel_mean(
         self, u: Float[Array, "m d"], profile: Callable[[Array], Array]
-    ) -> tuple[Float[Array, " m"], Float[Array, "m d"]]:
+    ) -> MassAndMean:
         r"""Return $\int \varphi(\langle u,y\rangle)\,\mathrm{d}\mu$, and with $y$."""
         raise self._refusal("a function of the score, as in sigmoid attention")
 
@@ -146,7 +144,7 @@ class AbstractMeasure(AbstractContext):
 
     def linear_mean(
         self, u: Float[Array, "m k"], feature_map: FeatureMap | None = None
-    ) -> tuple[Float[Array, " m"], Float[Array, "m d"]]:
+    ) -> MassAndMean:
         r"""Return $\langle u, m\rangle$ and $M_2 u$ from the first two moments."""
         if feature_map is not None:
             raise self._refusal("linear attention with a feature map")

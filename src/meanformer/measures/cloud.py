@@ -19,20 +19,18 @@ from meanformer.errors import (
     as_key,
     check,
     check_finite,
+    check_kind,
 )
 from meanformer.geometry.circle import on_circle
 from meanformer.measures.abstract import AbstractContext, AbstractMeasure, FeatureMap
-from meanformer.measures.checks import (
-    checked_positions,
-    checked_weights,
-)
+from meanformer.measures.checks import checked_positions, checked_weights
 from meanformer.numerics.arrays import held, matmul, safe_norm
 from meanformer.numerics.fourier.sums import Auto
 from meanformer.numerics.nearest import farthest_pair
 from meanformer.numerics.pair_sums.dense import kernel_shares, softmax_shares
 from meanformer.numerics.pair_sums.pairs import Pairs
 from meanformer.numerics.pair_sums.sums import AbstractPairSums
-from meanformer.typing import ArrayLike, Key
+from meanformer.typing import ArrayLike, Key, MassAndMean
 
 
 class AbstractCloud(AbstractContext):
@@ -54,7 +52,7 @@ class AbstractCloud(AbstractContext):
         """
 
     @abc.abstractmethod
-    def averaged(self, pairs: Pairs) -> tuple[Float[Array, " m"], Float[Array, "m d"]]:
+    def averaged(self, pairs: Pairs) -> MassAndMean:
         """Return log-mass and mean of the points under these scores."""
 
     @abc.abstractmethod
@@ -96,15 +94,13 @@ class AbstractCloud(AbstractContext):
         """Number of points, padding included."""
         return self.points.shape[0]
 
-    def tilted_mass_and_mean(
-        self, u: Float[Array, "m d"]
-    ) -> tuple[Float[Array, " m"], Float[Array, "m d"]]:
+    def tilted_mass_and_mean(self, u: Float[Array, "m d"]) -> MassAndMean:
         """Return the log-Laplace transform and the tilted mean from one pass."""
         return self._tilted(as_finite_array("u", u, (None, self.dimension)), None)
 
     def tilted_through(
         self, queries: Float[Array, "m k"], key: Float[Array, "k d"]
-    ) -> tuple[Float[Array, " m"], Float[Array, "m d"]]:
+    ) -> MassAndMean:
         """Return the same with scores between queries and keys, if that is cheaper."""
         if len(key) >= self.dimension:
             return self.tilted_mass_and_mean(matmul(queries, key))
@@ -112,7 +108,7 @@ class AbstractCloud(AbstractContext):
 
     def _tilted(
         self, queries: Float[Array, "m k"], key: Float[Array, "k d"] | None
-    ) -> tuple[Float[Array, " m"], Float[Array, "m d"]]:
+    ) -> MassAndMean:
         r"""Return log-mass and mean at the tilts $K^\top q$, seen from amid the tokens.
 
         Derivatives are covariances: as differences of second moments about a far
@@ -129,7 +125,7 @@ class AbstractCloud(AbstractContext):
 
     def kernel_mean(
         self, u: Float[Array, "m d"], profile: Callable[[Array], Array]
-    ) -> tuple[Float[Array, " m"], Float[Array, "m d"]]:
+    ) -> MassAndMean:
         """Return the profile's mass and first moment; $O(mnd)$ time."""
         return self.sums.kernel(self.kernel_pairs(u, self.points), self.points, profile)
 
@@ -146,7 +142,7 @@ class AbstractWeightedCloud(AbstractCloud, AbstractMeasure):
 
     weights: eqx.AbstractVar[Float[Array, " n"]]
 
-    def averaged(self, pairs: Pairs) -> tuple[Float[Array, " m"], Float[Array, "m d"]]:
+    def averaged(self, pairs: Pairs) -> MassAndMean:
         """Return log-mass and mean of the points under these scores."""
         return self.sums.softmax(pairs, self.points)
 
@@ -195,7 +191,7 @@ class AbstractWeightedCloud(AbstractCloud, AbstractMeasure):
 
     def linear_mean(
         self, u: Float[Array, "m k"], feature_map: FeatureMap | None = None
-    ) -> tuple[Float[Array, " m"], Float[Array, "m d"]]:
+    ) -> MassAndMean:
         """Return mass and moment of a linear kernel; $O((m+n)kd)$, no pair formed."""
         weighted = self.weights[:, None] * features_of(self, feature_map)
         moments = matmul(weighted.T, held(self.points, (self.weights > 0)[:, None]))
@@ -239,11 +235,8 @@ class TokenCloud(AbstractWeightedCloud):
         check_finite("points", self.points)
         self.weights = checked_weights(self.points, weights, normalize=normalize)
         self.positions = checked_positions(self.points, positions)
-        if not isinstance(sums, AbstractPairSums | None):
-            raise InvalidInput(
-                f"sums is {sums!r}; it must be Auto(…), Blocked(…), Fourier(…) or "
-                "Sharded(…)."
-            )
+        allowed = "Auto(…), Blocked(…), Fourier(…) or Sharded(…)"
+        check_kind("sums", sums, AbstractPairSums | None, allowed)
         self.sums = Auto() if sums is None else sums
 
     @classmethod

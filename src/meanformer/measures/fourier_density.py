@@ -20,6 +20,7 @@ from meanformer.errors import (
     as_integer,
     as_key,
     check,
+    check_kind,
     is_concrete,
 )
 from meanformer.geometry import Sphere
@@ -80,10 +81,7 @@ class FourierDensity(AbstractMeasure):
             normalize: divide by the mass; otherwise it must be one.
         """
         modes = as_integer("modes", modes, least=1)
-        check(
-            callable(density),
-            f"density is {density!r}; it must be a function of angles.",
-        )
+        check_kind("density", density, Callable, "a function of angles")
         count = 4 * modes + 4
         angles = trigonometric.grid_angles(count, jnp.result_type(float))
         values = as_float_array("density", density(angles))

@@ -7,7 +7,14 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Float
 
-from meanformer.errors import InvalidInput, as_finite_array, as_integer, as_key, check
+from meanformer.errors import (
+    InvalidInput,
+    as_finite_array,
+    as_integer,
+    as_key,
+    check,
+    check_kind,
+)
 from meanformer.measures.abstract import AbstractMeasure
 from meanformer.measures.checks import checked_weights
 from meanformer.numerics.arrays import matmul
@@ -97,10 +104,7 @@ class Mixture(AbstractMeasure):
 
 def check_measures(name: str, measures: Sequence[AbstractMeasure]) -> None:
     """Raise unless there are measures, at least one, and all of one dimension."""
-    if not isinstance(measures, Sequence):
-        raise InvalidInput(
-            f"{name} is a {type(measures).__name__}; it must be a list of measures."
-        )
+    check_kind(name, measures, Sequence, "a list of measures")
     check(len(measures) > 0, f"{name} is empty; it must hold at least one measure.")
     for measure in measures:
         if not isinstance(measure, AbstractMeasure):

@@ -10,14 +10,14 @@ import numpy as np
 from jaxtyping import Array
 
 from meanformer.errors import (
-    InvalidInput,
     Unsupported,
     as_integer,
     as_key,
     as_number,
     check,
     check_choice,
-    is_concrete,
+    check_kind,
+    check_known,
 )
 from meanformer.measures.abstract import AbstractMeasure
 from meanformer.measures.checks import checked_weights
@@ -45,11 +45,8 @@ def merge(cloud: TokenCloud, tolerance: float = 0.0) -> TokenCloud:
     """
     check_cloud("cloud", cloud)
     tolerance = as_number("tolerance", tolerance, "a number, zero or more", least=0)
-    check(
-        is_concrete(cloud.points) and is_concrete(cloud.weights),
-        "merge cannot run under jit or grad, where values are not known; the number of "
-        "tokens left depends on them, so call it outside.",
-    )
+    # The number of tokens left depends on them.
+    check_known("merge", cloud.points, cloud.weights)
     kept = np.flatnonzero(np.asarray(cloud.weights) > 0)
     # In float64, because many small masses in one group would round away in float32.
     masses = np.asarray(cloud.weights, np.float64)[kept]
@@ -145,10 +142,7 @@ def resample(
     Returns:
         The cloud. Cost: that of sampling, $O(n + \mathrm{count}\log n)$ for a cloud.
     """
-    if not isinstance(measure, AbstractMeasure):
-        raise InvalidInput(
-            f"measure is a {type(measure).__name__}; it must be a measure."
-        )
+    check_kind("measure", measure, AbstractMeasure, "a measure")
     number, key = as_integer("count", count, least=1), as_key(key)
     check_choice("method", method, ("independent", "systematic"))
     if isinstance(measure, AbstractWeightedCloud):

@@ -130,9 +130,14 @@ def checked_covariance(name: str, matrix: Float[Array, "d d"]) -> Float[Array, "
     rounding = 8 * len(matrix) * float(jnp.finfo(matrix.dtype).eps)
     tolerance = max(NEGATIVE_TOLERANCE, rounding) * scale
     _check_symmetric(name, exact, tolerance)
-    _check_nonnegative(name, float(eigenvalues[0]), tolerance)
-    if eigenvalues[0] < -rounding * scale:
-        _warn_of_clipping(name, float(eigenvalues[0]))
+    lowest = float(eigenvalues[0])
+    check(
+        lowest >= -tolerance,
+        f"{name} has the eigenvalue {lowest:.6g}; it must be positive semi-definite.",
+    )
+    if lowest < -rounding * scale:
+        advice = f"{name} has the eigenvalue {lowest:.3g}, which is taken as zero."
+        warn(advice, PrecisionWarning)
         exact = (vectors * np.maximum(eigenvalues, 0)) @ vectors.T
         return jnp.asarray(exact, matrix.dtype)
     return matrix if (exact == exact.T).all() else (matrix + matrix.T) / 2
@@ -144,18 +149,4 @@ def _check_symmetric(name: str, matrix: np.ndarray, tolerance: float) -> None:
         asymmetry <= tolerance,
         f"{name} differs from its transpose by {asymmetry:.3g}; it must be symmetric: "
         "pass (S + S.T) / 2 if that is what you mean.",
-    )
-
-
-def _check_nonnegative(name: str, lowest: float, tolerance: float) -> None:
-    check(
-        lowest >= -tolerance,
-        f"{name} has the eigenvalue {lowest:.6g}; it must be positive semi-definite.",
-    )
-
-
-def _warn_of_clipping(name: str, lowest: float) -> None:
-    warn(
-        f"{name} has the eigenvalue {lowest:.3g}, which is taken as zero.",
-        PrecisionWarning,
     )

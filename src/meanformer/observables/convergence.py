@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from meanformer.attention import AbstractInContextMap, Softmax
-from meanformer.errors import Unsupported, as_float_array, as_key, check
+from meanformer.errors import Unsupported, as_float_array, as_key, check, check_kind
 from meanformer.flows import AbstractIntegrator, Flow, solve
 from meanformer.measures import AbstractMeasure, TokenCloud
 from meanformer.typing import ArrayLike, Key
@@ -96,10 +96,7 @@ def token_convergence(
         f"counts is {counts}; it must hold at least two different positive numbers.",
     )
     check(repeats >= 2, f"repeats is {repeats}; at least two are needed.")
-    check(
-        isinstance(layer, AbstractInContextMap | Flow),
-        f"layer is {layer!r}; it must be a map or a Flow.",
-    )
+    check_kind("layer", layer, AbstractInContextMap | Flow, "a map or a Flow")
     limit = source if reference is None else reference
     check(
         isinstance(limit, AbstractMeasure),

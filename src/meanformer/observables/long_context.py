@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from meanformer.attention import AbstractAttention, identity_attention
-from meanformer.errors import as_doubles, as_number, check, is_concrete
+from meanformer.errors import as_doubles, as_number, check, check_kind, is_concrete
 from meanformer.geometry import Sphere
 from meanformer.measures import TokenCloud
 from meanformer.measures.cloud import check_cloud
@@ -225,11 +225,8 @@ def _at_temperature(
     if attention is None:
         layer = identity_attention("softmax", cloud.dimension, beta)
         return cast(layer, cloud.points.dtype)
-    check(
-        isinstance(attention, AbstractAttention),
-        f"attention is a {type(attention).__name__}; it must be one attention with a "
-        "beta, such as Softmax(query, key, value).",
-    )
+    allowed = "one attention with a beta, such as Softmax(query, key, value)"
+    check_kind("attention", attention, AbstractAttention, allowed)
     return eqx.tree_at(lambda layer: layer.beta, attention, beta)
 
 

@@ -8,7 +8,15 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from meanformer.errors import as_finite_array, as_integer, as_number, check, is_concrete
+from meanformer.errors import (
+    as_finite_array,
+    as_integer,
+    as_number,
+    check,
+    check_kind,
+    check_known,
+    is_concrete,
+)
 from meanformer.flows import Trajectory
 from meanformer.geometry import AbstractSpace, Sphere
 from meanformer.measures import TokenCloud
@@ -51,11 +59,9 @@ def inner_products(cloud: TokenCloud) -> Float[Array, " p"]:
         for histograms of many tokens use `gram_histogram`.
     """
     check_cloud("cloud", cloud)
-    check(
-        is_concrete(cloud.weights),
-        "how many pairs there are depends on the weights, which are not known under "
-        "jit; close over the cloud, or use smallest_inner_product.",
-    )
+    # How many pairs there are depends on the weights.
+    otherwise = ", close over the cloud, or use smallest_inner_product"
+    check_known("inner_products", cloud.weights, otherwise=otherwise)
     points = cloud.points[np.flatnonzero(np.asarray(cloud.weights) > 0)]
     first, second = np.triu_indices(len(points), 1)
     return matmul(points, points.T)[first, second]
@@ -176,10 +182,7 @@ def first_passage(
     """
     check_trajectory(trajectory)
     space = Sphere() if space is None else space
-    check(
-        isinstance(space, AbstractSpace),
-        f"space is {space!r}; it must be a space, such as Sphere().",
-    )
+    check_kind("space", space, AbstractSpace, "a space, such as Sphere()")
     given = np.asarray(as_finite_array("levels", levels, (None,)), np.float64)
     clouds = [trajectory.cloud(index) for index in range(len(trajectory))]
     for cloud in clouds:
@@ -195,11 +198,8 @@ def first_passage(
 
 def check_trajectory(trajectory: Trajectory) -> None:
     """Raise unless the trajectory is one of tokens."""
-    check(
-        isinstance(trajectory, Trajectory),
-        f"trajectory is a {type(trajectory).__name__}; give a Trajectory, the solution "
-        "of a flow of tokens.",
-    )
+    allowed = "a Trajectory, the solution of a flow of tokens"
+    check_kind("trajectory", trajectory, Trajectory, allowed)
 
 
 def _smallest_on(space: AbstractSpace, cloud: TokenCloud) -> float:

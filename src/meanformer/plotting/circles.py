@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from meanformer.attention import Perceptron, Sum
-from meanformer.errors import check
+from meanformer.errors import check, check_square
 from meanformer.measures import TokenCloud
 from meanformer.observables import first_variation
 from meanformer.observables.energy.structure import terms_of
@@ -156,10 +156,7 @@ def draw_basins(labels: Any, axes: Any, *, names: Any) -> Any:
     from matplotlib.patches import Patch
 
     labels = np.asarray(labels)
-    check(
-        labels.ndim == 2 and labels.shape[0] == labels.shape[1],
-        f"labels has shape {labels.shape}; it must be a square grid.",
-    )
+    check_square("labels", labels)
     check(
         int(labels.max(initial=0)) < len(names) <= len(style.PALETTE),
         f"there are {len(names)} names for labels up to {labels.max()}; there must be "

@@ -1,11 +1,11 @@
 """Parameters are typed, documented, and read from the command line with care."""
 
 import dataclasses
-from dataclasses import dataclass
 from typing import Literal
 
 import pytest
 
+from meanformer import experiments
 from meanformer.errors import InvalidInput
 from meanformer.experiments import Claim, Experiment, InvalidExperiment, setting
 from meanformer.experiments.framework.settings import (
@@ -16,8 +16,7 @@ from meanformer.experiments.framework.settings import (
 )
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(experiments.Parameters):
     depth: float = setting(1.0, full=10.0, help="depth", above=0)
     count: int = setting(8, full=512, help="tokens", at_least=1, at_most=1000)
     betas: tuple[float, ...] = setting((1.0, 2.0), help="temperatures", above=0)
@@ -103,6 +102,11 @@ def test_json_of_settings_holds_lists():
 def declare(parameters):
     claim = Claim("a", "b", "observation")
     return Experiment("toy", "Toy", "numerics", parameters, print, claims=(claim,))
+
+
+def test_parameters_cannot_be_changed():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Parameters().depth = 2.0
 
 
 def test_parameters_must_be_frozen():

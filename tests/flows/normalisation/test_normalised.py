@@ -381,7 +381,7 @@ def test_a_larger_radius_slows_directions_down():
         (lambda: mf.flows.normalised_flow(PLANE, "pre"), "scheme is 'pre'"),
         (
             lambda: mf.flows.normalised_flow(3.0, mf.flows.PreNorm()),
-            "attention is a float",
+            "attention is 3.0",
         ),
         (
             lambda: run_normalised_layers(

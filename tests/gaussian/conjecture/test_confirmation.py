@@ -14,17 +14,13 @@ REST, CYCLE, DECAY = (
 # What is known of the first two without a computation, for a trace of 1.6.
 KNOWN = {
     REST: Classification(
-        "converges", "", 0.0, 2, 2, 0.8 * np.eye(2), np.full(2, 0.8), np.zeros(2)
+        "converges", "", 0.0, np.full(2, 0.8), 2, 2, 0.8 * np.eye(2), np.zeros(2)
     ),
     CYCLE: Classification(
         "periodic",
         "",
         10.0,
-        None,
-        None,
-        None,
         np.array([1.16055513, 0.43944487]),
-        None,
         period=np.pi / 1.6,
     ),
 }

@@ -11,8 +11,11 @@ import numpy as np
 import pytest
 
 from meanformer.errors import InvalidInput, QuadratureWarning, Unsupported
-from meanformer.measures import Gaussian, TokenCloud, UniformBox, UniformSphere
-from meanformer.measures.transport import (
+from meanformer.measures import (
+    Gaussian,
+    TokenCloud,
+    UniformBox,
+    UniformSphere,
     pairwise_wasserstein,
     transport_plan,
     wasserstein,

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from meanformer.errors import InvalidInput, Unsupported
-from meanformer.measures import Gaussian, TokenCloud
-from meanformer.measures.transport import (
+from meanformer.measures import (
+    Gaussian,
+    TokenCloud,
     pairwise_wasserstein,
     transport_map,
     wasserstein,

@@ -8,8 +8,9 @@ import pytest
 from scipy.special import logsumexp
 
 from meanformer.errors import InvalidInput, StoppedEarly, Unsupported
-from meanformer.measures import Gaussian, TokenCloud
-from meanformer.measures.transport import (
+from meanformer.measures import (
+    Gaussian,
+    TokenCloud,
     entropic_cost,
     sinkhorn_divergence,
     wasserstein,

@@ -5,8 +5,7 @@ import jax.random as jr
 import numpy as np
 import pytest
 
-from meanformer.measures import TokenCloud
-from meanformer.measures.transport import pairwise_wasserstein, wasserstein
+from meanformer.measures import TokenCloud, pairwise_wasserstein, wasserstein
 
 X = jnp.array([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.5], [0.5, -1.0]])
 Y = jnp.array([[0.2, 0.3], [1.5, -0.5], [-0.7, -0.7], [0.0, 2.0]])

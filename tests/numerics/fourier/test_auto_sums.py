@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 import meanformer as mf
-from meanformer.numerics.fourier.costs import fast_seconds
 from meanformer.numerics.fourier.levels import GAUSSIAN, Level, full_ladder
-from meanformer.numerics.fourier.sums import Auto, Fourier
+from meanformer.numerics.fourier.sums import Auto, Fourier, fast_seconds
 from meanformer.numerics.pair_sums.pairs import Pairs, thinned
 from meanformer.numerics.pair_sums.sums import Blocked, Sizes
 

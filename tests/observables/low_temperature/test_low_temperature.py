@@ -275,9 +275,11 @@ def test_bad_numbers_are_told(depths, betas, message):
 
 
 def test_bad_input_is_told(untyped):
-    with pytest.raises(InvalidInput, match="attention is Hardmax; it must be Softmax"):
+    with pytest.raises(
+        InvalidInput, match="attention is a Hardmax; it must be Softmax"
+    ):
         low_temperature_comparison(mf.Hardmax(*[np.eye(2)] * 3), CLOUD, [1.0], [10.0])
-    with pytest.raises(InvalidInput, match="must be a square matrix"):
+    with pytest.raises(InvalidInput, match="must be square"):
         low_temperature_flow(mf.Softmax(np.eye(2), np.eye(2), np.ones((1, 2))))
     with pytest.raises(InvalidInput, match="attention is Linear; it must be Softmax"):
         low_temperature_flow(mf.identity_attention("linear", 2))

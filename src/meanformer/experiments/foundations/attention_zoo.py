@@ -5,8 +5,6 @@ weighs the tokens it sees. Here they stand side by side on four weighted tokens 
 plane, with no symmetry to hide behind, and are compared where two of them are one.
 """
 
-from dataclasses import dataclass
-
 import jax.numpy as jnp
 import numpy as np
 
@@ -15,8 +13,7 @@ import meanformer.experiments as lab
 from meanformer.plotting import draw_field, draw_matrix, style
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """What is drawn."""
 
     resolution: int = lab.setting(
@@ -46,6 +43,7 @@ ONE_PASS = lab.theorem(
 )
 
 
+@lab.experiment("Every attention on the same four tokens", room="attention", seconds=8)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Compare variants at the tokens, and draw all of them."""
     cloud = lab.reference_cloud(positions=jnp.array([0.25, 0.5, 0.75, 1.0]))
@@ -98,8 +96,3 @@ def draw_matrices(cloud: mf.TokenCloud) -> lab.Picture:
         "Attention matrices $P_{ij}$: the weight of token $j$ as seen from token $i$. "
         "Rows sum to one, except for linear attention, whose weights have both signs.",
     )
-
-
-experiment = lab.experiment(
-    run, "Every attention on the same four tokens", room="attention", seconds=8
-)

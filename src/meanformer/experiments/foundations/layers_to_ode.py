@@ -8,8 +8,6 @@ arrangement is Strang splitting, of second order. Every integrator used here has
 order measured: a method that is not what it says would show.
 """
 
-from dataclasses import dataclass
-
 import jax.numpy as jnp
 import numpy as np
 
@@ -18,8 +16,7 @@ import meanformer.experiments as lab
 from meanformer.plotting import draw_paths, draw_rate, mark_sizes, style
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """How far the number of layers is pushed."""
 
     doublings: int = lab.setting(
@@ -62,6 +59,7 @@ RUNGE_KUTTA = lab.observation(
 FITTED = lab.theory("fitted to the three finest steps")
 
 
+@lab.experiment("Residual layers converge to a flow", room="flows", seconds=12)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Refine layers and splittings, and compare both with independent solutions."""
     counts = [10 * 2**k for k in range(parameters.doublings)]
@@ -152,8 +150,3 @@ def draw_both(flow: mf.Trajectory, layers: mf.Trajectory) -> lab.Picture:
         "The four reference tokens flowing from depth 0 (blue) to depth 1 (gold), and "
         "the tokens after each of ten residual layers (dots), which lag behind.",
     )
-
-
-experiment = lab.experiment(
-    run, "Residual layers converge to a flow", room="flows", seconds=12
-)

@@ -7,8 +7,6 @@ opposite to $n-1$ others attains it, until $n$ reaches $e^{2\beta R^2\gamma}$. T
 constant of these clouds falls again; which clouds are worst there is not known.
 """
 
-from dataclasses import dataclass
-
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -19,8 +17,7 @@ import meanformer.experiments as lab
 from meanformer.plotting import draw_curves, draw_slope, mark_sizes, style
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """Sizes of the clouds."""
 
     sizes: int = lab.setting(
@@ -68,6 +65,11 @@ MAXIMISED = lab.observation(
 )
 
 
+@lab.experiment(
+    "The Lipschitz constant grows like the root of the number of tokens",
+    room="attention",
+    seconds=30,
+)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Measure constants of random, adversarial and maximised clouds."""
     gamma = mf.Softmax([[-1.0]], [[1.0]], [[1.0]])  # A = -1, V = 1 on the line
@@ -171,11 +173,3 @@ def draw(counts, adversarial, random, bounds, maximised) -> lab.Picture:
         r"= 1$ on the line, with both $n$-dependent bounds and a line of slope "
         r"$\tfrac12$. The adversarial clouds bend where $n$ approaches $e^{2R^2}$.",
     )
-
-
-experiment = lab.experiment(
-    run,
-    "The Lipschitz constant grows like the root of the number of tokens",
-    room="attention",
-    seconds=30,
-)

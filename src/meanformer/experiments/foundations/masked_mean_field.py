@@ -10,8 +10,6 @@ $p/(p-1)$: finite at $p = 2$, infinite at $p = 1$, and there stability really fa
 logarithmically in the number of tokens.
 """
 
-from dataclasses import dataclass
-
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -23,8 +21,7 @@ import meanformer.experiments as lab
 from meanformer.plotting import draw_curves, mark_values, style
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """Sizes of the stress tests."""
 
     trials: int = lab.setting(
@@ -90,6 +87,9 @@ HARDY_TWO = lab.theorem(
 )
 
 
+@lab.experiment(
+    "Causal attention is a map of measures with places", room="attention", seconds=15
+)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Check the structure, then stress the stability constants."""
     ratios = {n: stress(parameters, n) for n in progress.over((2, 5, 12), 0.5)}
@@ -208,11 +208,3 @@ def draw_growth(counts, moves, ratios) -> lab.Picture:
         "without bound in $d_1$, but not in $d_2$. Right: random attentions and "
         "clouds against the bound with Hardy's factor (dotted at 1).",
     )
-
-
-experiment = lab.experiment(
-    run,
-    "Causal attention is a map of measures with places",
-    room="attention",
-    seconds=15,
-)

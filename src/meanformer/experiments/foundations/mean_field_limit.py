@@ -8,8 +8,6 @@ the rate does not see the dimension, but the constant grows like $e^{q/2}$, and
 $n \gg e^q$ tokens are needed before the limit shows.
 """
 
-from dataclasses import dataclass
-
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -25,8 +23,7 @@ COVARIANCE = ((1.0, 0.3), (0.3, 0.6))
 PROBE = (1.0, -0.5)
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """Sizes of the samples."""
 
     smallest: int = lab.setting(128, help="smallest number of tokens", at_least=64)
@@ -71,6 +68,11 @@ CONSTANT = lab.observation(
 )
 
 
+@lab.experiment(
+    "Attention on many tokens tends to attention on their law",
+    room="observables",
+    seconds=25,
+)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Sample clouds of growing size and compare with the Gaussian closed form."""
     counts = [parameters.smallest * 2**k for k in range(parameters.doublings)]
@@ -161,11 +163,3 @@ def draw(rates, others) -> lab.Picture:
         r"limit theorem's $Cn^{-1/2}$, with the constant from the closed form for the "
         r"three values of $\beta$, and through the last point for the others.",
     )
-
-
-experiment = lab.experiment(
-    run,
-    "Attention on many tokens tends to attention on their law",
-    room="observables",
-    seconds=25,
-)

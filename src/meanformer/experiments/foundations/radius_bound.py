@@ -10,8 +10,6 @@ Growth is measured in units of the bound: the exponent
 $\log(R(t)/R_0) \,/ \int_0^t \|V(s)\|_2\,\mathrm{d}s$ must not exceed $1$.
 """
 
-from dataclasses import dataclass
-
 import equinox as eqx
 import jax.numpy as jnp
 import jax.random as jr
@@ -23,8 +21,7 @@ from meanformer.errors import check
 from meanformer.plotting import draw_curves, mark_values, style
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """Sizes of the random trials."""
 
     trials: int = lab.setting(16, full=64, help="random clouds per kind", at_least=1)
@@ -81,6 +78,7 @@ ESCAPES = lab.observation(
 )
 
 
+@lab.experiment("The support grows at most exponentially", room="flows", seconds=15)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Measure the growth under every kind, and under the two that are no averages."""
     growth = {
@@ -220,8 +218,3 @@ def draw_growth(growth, depth: float, alone) -> lab.Picture:
         r"line. Right: a single token under linear and under unnormalised attention "
         r"leaves the ball of the bound.",
     )
-
-
-experiment = lab.experiment(
-    run, "The support grows at most exponentially", room="flows", seconds=15
-)

@@ -8,7 +8,6 @@ oscillation of the score. And with a symmetric form $B$ and $V = cB$ the flow is
 Wasserstein gradient ascent of $\tfrac c2 E_B$, so the energy never decreases.
 """
 
-from dataclasses import dataclass
 from typing import cast
 
 import jax.numpy as jnp
@@ -24,8 +23,7 @@ from meanformer.plotting import draw_curves, draw_paths, style
 FORM = ((0.8, 0.3), (0.3, -0.4))
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """Sizes and depth of the flows."""
 
     count: int = lab.setting(
@@ -82,6 +80,11 @@ DISSIPATION = lab.theorem(
 )
 
 
+@lab.experiment(
+    "Doubly stochastic attention conserves, contracts and ascends",
+    room="attention",
+    seconds=25,
+)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Solve two flows and watch mean, plan and energy along them."""
     cloud, form = random_cloud(parameters), jnp.array(FORM)
@@ -207,11 +210,3 @@ def draw_ascent(path: mf.Trajectory, profile) -> lab.Picture:
         "one eigenvector and gather along the other (left), while the entropic energy "
         "grows (right).",
     )
-
-
-experiment = lab.experiment(
-    run,
-    "Doubly stochastic attention conserves, contracts and ascends",
-    room="attention",
-    seconds=25,
-)

@@ -10,7 +10,6 @@ beforehand.
 """
 
 import itertools
-from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -26,8 +25,7 @@ from meanformer.plotting import draw_curves, style
 SHIFT = ((1.0, -1.0), (0.5, 0.3), (-0.2, 0.8), (0.0, 1.0))
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """Sizes of the random trials."""
 
     trials: int = lab.setting(6, full=60, help="random pairs of clouds", at_least=1)
@@ -73,6 +71,9 @@ SHARP = lab.observation(
 )
 
 
+@lab.experiment(
+    "The flow is stable in the Wasserstein distance", room="flows", seconds=30
+)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Compare observed growth with both bounds, for reference and random clouds."""
     points, flow = lab.reference_cloud().points, mf.Flow(lab.reference_attention())
@@ -190,8 +191,3 @@ def draw(depths: np.ndarray, logs: np.ndarray) -> lab.Picture:
         "observed, bounded along the path, and bounded beforehand (right, logarithm "
         "of the growth on a logarithmic scale).",
     )
-
-
-experiment = lab.experiment(
-    run, "The flow is stable in the Wasserstein distance", room="flows", seconds=30
-)

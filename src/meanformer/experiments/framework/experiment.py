@@ -1,6 +1,7 @@
 """An experiment: what is claimed, with which settings, and how it is measured."""
 
 import dataclasses
+import functools
 import inspect
 import re
 from collections.abc import Callable, Sequence
@@ -8,11 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from meanformer.experiments.framework.claims import Claim, Finding, InvalidExperiment
-from meanformer.experiments.framework.settings import (
-    Profile,
-    check_declaration,
-    choose,
-)
+from meanformer.experiments.framework.settings import Profile, check_declaration, choose
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +99,7 @@ class Experiment:
         name: kebab-case; the file is the same name with underscores.
         title: a short sentence, the heading of its card in the report.
         room: the room of the library that it exercises, such as `flows`.
-        parameters: frozen dataclass of `setting(...)` fields.
+        parameters: its `Parameters`, or another frozen dataclass of settings.
         run: `run(parameters, *, progress) -> Outcome`.
         claims: what is checked; all claims of the file of `run` if left out.
         about: a paragraph for the reader; the docstring of that file if left out.
@@ -155,13 +152,16 @@ class Experiment:
 
 
 def experiment(
-    run: Callable[..., Outcome], title: str, *, room: str, seconds: float = 5.0
-) -> Experiment:
+    run: Any, title: str | None = None, *, room: str, seconds: float = 5.0
+) -> Any:
     """The experiment of the file in which `run` is written.
 
     Its name is that of the file with hyphens, its parameters are what `run` says it
-    takes, its claims are those of the file, and the file's docstring is its text.
+    takes, its claims are those of the file, and the file's docstring is its text. Write
+    `@experiment(title, room=…)` above `run`, or call it with `run` and the title.
     """
+    if title is None:
+        return functools.partial(experiment, title=run, room=room, seconds=seconds)
     written = inspect.unwrap(run)
     name = Path(written.__code__.co_filename).stem.replace("_", "-")
     parameters = inspect.get_annotations(written)["parameters"]

@@ -88,12 +88,13 @@ def _name_of(file: Path) -> str:
 def _from_file(path: Path) -> Experiment:
     name = _name_of(path)
     try:
-        experiment = _imported(path).experiment
-        if not isinstance(experiment, Experiment) or experiment.name != name:
+        known = vars(_imported(path)).values()
+        found = [one for one in known if isinstance(one, Experiment)]
+        if [one.name for one in found] != [name]:
             raise InvalidExperiment(
-                f"{path.name} must define `experiment`, an Experiment named {name!r}."
+                f"{path.name} must define one experiment, named {name!r}."
             )
-        return experiment
+        return found[0]
     except Exception as error:
         return _unreadable(name, error)
 

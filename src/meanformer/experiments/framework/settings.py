@@ -15,6 +15,14 @@ Profile = Literal["quick", "full"]
 Movies = Literal["none", "gif", "mp4"]
 
 
+@typing.dataclass_transform(frozen_default=True)
+class Parameters:
+    """The parameters of an experiment: each subclass is a frozen dataclass of them."""
+
+    def __init_subclass__(cls) -> None:
+        dataclasses.dataclass(frozen=True)(cls)
+
+
 def setting(
     quick: Any,
     *,
@@ -24,7 +32,7 @@ def setting(
     at_most: float | None = None,
     above: float | None = None,
 ) -> Any:
-    """A field of a parameter dataclass.
+    """A field of `Parameters`.
 
     Args:
         quick: its value in the default profile, a few seconds per experiment.

@@ -9,8 +9,6 @@ theorem of global existence needs that hypothesis. In one dimension every kind h
 clock, a function of the variance that grows linearly with depth.
 """
 
-from dataclasses import dataclass
-
 import jax.numpy as jnp
 import numpy as np
 import scipy.linalg
@@ -31,8 +29,7 @@ LEFT = np.r_[1.0, 1 - np.geomspace(0.03, 0.85, 10), np.geomspace(0.1, 1e-4, 13)]
 QUERY, KEY, VALUE, BETA, MEAN, VARIANCE = 0.9, 1.0, 0.7, 1.3, 0.2, 0.5
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """How many random cases, and how far."""
 
     cases: int = lab.setting(12, full=200, help="random cases of each kind", at_least=2)
@@ -113,6 +110,9 @@ L2_BOUND = lab.theorem(
 )
 
 
+@lab.experiment(
+    "When covariances of Gaussians become infinite", room="gaussian", seconds=25
+)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Run into blow-ups, and past depths where there are none."""
     symmetric, inverse = EXPLICIT_SCORE + EXPLICIT_SCORE.T, np.linalg.inv(COVARIANCE)
@@ -243,8 +243,3 @@ def draw_growth(explicit, blow_up, singular, depths, clocks) -> lab.Picture:
         "blow-up; one stays bounded, the other grows by the dashed powers. Right: "
         "the clocks of one dimension go straight, softmax and linear at one rate.",
     )
-
-
-experiment = lab.experiment(
-    run, "When covariances of Gaussians become infinite", room="gaussian", seconds=25
-)

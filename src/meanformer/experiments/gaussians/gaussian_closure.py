@@ -11,8 +11,6 @@ written-out equations in SciPy, many tokens. Sigmoid and unnormalised attention 
 Gaussians, and it is measured by how much.
 """
 
-from dataclasses import dataclass
-
 import jax.numpy as jnp
 import numpy as np
 import scipy.linalg
@@ -31,8 +29,7 @@ SCORE, MEAN = KEY.T @ QUERY, np.array([0.3, -0.4])
 LAYERS = 10
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """How many tokens stand for the Gaussian, and how many nodes."""
 
     counts: tuple[int, ...] = lab.setting(
@@ -92,6 +89,9 @@ FIT = lab.observation(
 )
 
 
+@lab.experiment(
+    "Gaussians stay Gaussian, and obey two equations", room="gaussian", seconds=35
+)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Solve the four flows, and hold each against what does not know the formulas."""
     mu, counts = mf.Gaussian(jnp.array(MEAN), jnp.array(COVARIANCE)), parameters.counts
@@ -243,8 +243,3 @@ def draw_flows(paths, pairs) -> lab.Picture:
         "Two standard deviations of the Gaussian along depth, with the path of its "
         "mean. Grey: tokens that started with the same moments, at depth 1.",
     )
-
-
-experiment = lab.experiment(
-    run, "Gaussians stay Gaussian, and obey two equations", room="gaussian", seconds=35
-)

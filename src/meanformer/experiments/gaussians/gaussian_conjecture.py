@@ -12,8 +12,6 @@ Draw after draw is followed until the exponents of its eigenvalues tell what bec
 it. Every exception is looked at again, a hundred times longer, and kept.
 """
 
-from dataclasses import dataclass
-
 import jax.random as jr
 import numpy as np
 import scipy.optimize
@@ -30,8 +28,7 @@ LOOKED_AT, SEARCHED = 40, 8
 PERTURBED, NOISE = 4, 0.02
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """How many draws of each ensemble, and how far they are followed."""
 
     plane: int = lab.setting(
@@ -111,6 +108,9 @@ OPEN = lab.observation(
 )
 
 
+@lab.experiment(
+    "Covariances lose rank, but not all of them", room="gaussian", seconds=90
+)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Explore the ensembles, then look at the known cases."""
     explored = {}
@@ -243,8 +243,3 @@ def draw_outcomes(explorations) -> lab.Picture:
         "What becomes of a covariance, by ensemble (number of draws in brackets). A "
         "limit of a rank that the conjecture forbids would say so.",
     )
-
-
-experiment = lab.experiment(
-    run, "Covariances lose rank, but not all of them", room="gaussian", seconds=90
-)

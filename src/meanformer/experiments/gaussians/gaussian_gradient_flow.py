@@ -16,7 +16,6 @@ neither the velocity nor the energy of the library is compared with itself.
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -42,8 +41,7 @@ AXES = (0.8, -0.6)  # eigenvalues of the form in the landscape
 DIFFERENCES = np.array([-1, 9, -45, 0, 45, -9, 1]) / 60  # derivative of sixth order
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """Depth of the flows and accuracy of the integrals."""
 
     depth: float = lab.setting(
@@ -113,6 +111,9 @@ class Row(NamedTuple):
     mobility: np.ndarray = np.eye(2)
 
 
+@lab.experiment(
+    "Some flows of Gaussians are gradient flows", room="gaussian", seconds=30
+)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Differentiate the energies, then follow them along the flows."""
     listed, mu = rows(), mf.gaussian.centred(COVARIANCE)
@@ -243,8 +244,3 @@ def draw_climb_and_fall(flows, depths, falling) -> lab.Picture:
         "that of the page, and flows (from dots) cross level lines at right angles. "
         "Right: the energy of $V = A$ along a flow with an indefinite matrix in front.",
     )
-
-
-experiment = lab.experiment(
-    run, "Some flows of Gaussians are gradient flows", room="gaussian", seconds=30
-)

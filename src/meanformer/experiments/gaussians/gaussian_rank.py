@@ -12,8 +12,6 @@ of zero, positive and negative eigenvalues of $A_s$, and this is reached. At mos
 the dimension, as has been said, holds for invertible $A_s$ only.
 """
 
-from dataclasses import dataclass
-
 import jax.random as jr
 import numpy as np
 import scipy.linalg
@@ -37,8 +35,7 @@ SURE = 30 * RESIDUAL**0.5
 SIGNATURES = ((1, 1, -1, -1), (1, 1, 1, -1), (1, 1, 0, -1), (1, 0, 0, -1), (1, 1, 1, 1))
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """How far the covariances are followed, and how many of them."""
 
     depth: float = lab.setting(1e6, full=1e8, help="depth of the flows", at_least=1e4)
@@ -108,6 +105,9 @@ FALLING = lab.theorem(
 )
 
 
+@lab.experiment(
+    "Attention lowers the rank of a covariance", room="gaussian", seconds=25
+)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Follow covariances over many decades of depth, and look for those at rest."""
     cases = [case for rank in (1, 2, 3) for case in drawn_cases(rank, parameters)]
@@ -243,8 +243,3 @@ def draw_decay(runs, falls, parameters: Parameters) -> lab.Picture:
         "have positive limits, two decay like $1/t$ (dashed). Left: one draw, three "
         "kinds of attention, with the same limits. Right: a colour for each draw.",
     )
-
-
-experiment = lab.experiment(
-    run, "Attention lowers the rank of a covariance", room="gaussian", seconds=25
-)

@@ -13,8 +13,6 @@ covariance? Nothing while the components coincide, and the more the farther they
 apart. Tokens tell.
 """
 
-from dataclasses import dataclass
-
 import jax.numpy as jnp
 import numpy as np
 import scipy.integrate
@@ -33,8 +31,7 @@ SCORE, VALUE = np.array([[[0.5, -0.3], [0.2, 0.4]], [[0.15, 0.06], [-0.03, -0.18
 SMALL = 0.1
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """How far the components are apart, and how the mixture is resolved."""
 
     separations: tuple[float, ...] = lab.setting(
@@ -92,6 +89,7 @@ LINEAR = lab.theorem(
 )
 
 
+@lab.experiment("A mixture of Gaussians is not closed", room="gaussian", seconds=15)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Look at one velocity closely, then follow mixtures of growing separation."""
     line, dots = line_mixture(), np.array([integrated(query) for query in QUERIES])
@@ -237,8 +235,3 @@ def draw_departures(residuals, comparisons, linear, parameters) -> lab.Picture:
         "tokens from those of the single Gaussian; with components that coincide, and "
         "under linear attention, only rounding.",
     )
-
-
-experiment = lab.experiment(
-    run, "A mixture of Gaussians is not closed", room="gaussian", seconds=15
-)

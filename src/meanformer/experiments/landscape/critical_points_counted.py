@@ -8,8 +8,6 @@ and with all zeros of both slopes that a scan of the torus finds. For the energi
 a matrix the critical points of one atom on the sphere are the axes.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 import scipy.optimize
 
@@ -27,8 +25,7 @@ MASSES, LENGTH = (0.7, 0.3), 1.5  # of the atoms; of the directions of the units
 LEVELS = (1.5, 1.0, 0.5)  # eigenvalues of the matrix on the sphere
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """Sizes."""
 
     starts: int = lab.setting(12, full=200, help="starts of a search", at_least=8)
@@ -59,6 +56,9 @@ AXES = lab.observation(
 )
 
 
+@lab.experiment(
+    "No critical point of two atoms is missed", room="observables", seconds=12
+)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Search, scan and count."""
     searches = (
@@ -201,8 +201,3 @@ def draw_landscape(scanned) -> lab.Picture:
         "all pairs of angles, with its maxima (triangles up), saddles (crosses) and "
         "minima (triangles down), by a scan.",
     )
-
-
-experiment = lab.experiment(
-    run, "No critical point of two atoms is missed", room="observables", seconds=12
-)

@@ -11,8 +11,6 @@ $\beta = 2$ on the circle, and $\Phi$ is that of two ReLU units of strength $4$ 
 angles $0$ and $2\pi/3$.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 
 import meanformer as mf
@@ -26,8 +24,7 @@ UNITS = (0.0, 2 * np.pi / 3)  # the angles of the units
 TURN = np.linspace(0, 2 * np.pi, 20_001)  # where the first variation is looked at
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """Sizes."""
 
     nodes: int = lab.setting(360, full=720, help="nodes on the circle", at_least=60)
@@ -50,6 +47,7 @@ VARIATION = lab.observation(
 )
 
 
+@lab.experiment("The least energy, with a certificate", room="observables", seconds=5)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Minimise by conditional gradients, and compare with masses on nodes."""
     units = mf.TokenCloud.from_angles(UNITS).points
@@ -122,8 +120,3 @@ def draw_minimiser(cloud: mf.TokenCloud, heights, at_atoms) -> lab.Picture:
         "from the two units (left), and its first variation, which touches its "
         "smallest value (dashed) at the atoms and lies above it elsewhere (right).",
     )
-
-
-experiment = lab.experiment(
-    run, "The least energy, with a certificate", room="observables", seconds=5
-)

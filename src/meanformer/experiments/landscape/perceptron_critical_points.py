@@ -8,8 +8,6 @@ angles $0$ and $2\pi/3$ two atoms rest near them. The largest energy still belon
 one atom, since $E$ is convex in $\mu$.
 """
 
-from dataclasses import dataclass
-
 import jax.numpy as jnp
 import numpy as np
 import scipy.optimize
@@ -27,8 +25,7 @@ STRENGTH = 4.0
 LIMITS = ("one atom at $0$", r"one atom at $2\pi/3$", "two atoms", "flat region")
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """Sizes."""
 
     grid: int = lab.setting(24, full=160, help="starts of each token", at_least=8)
@@ -80,6 +77,7 @@ BASINS = lab.observation(
 )
 
 
+@lab.experiment("A perceptron block keeps atoms apart", room="observables", seconds=15)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Find critical points, and compare with root finders and closed forms."""
     states = {beta: two_atoms(beta) for beta in progress.over(range(5), 0.1)}
@@ -236,8 +234,3 @@ def draw_basin_picture(labels: np.ndarray) -> lab.Picture:
         "at which they start, coloured by where they end. Tokens that start on "
         "different sides of the valley between the units stay two.",
     )
-
-
-experiment = lab.experiment(
-    run, "A perceptron block keeps atoms apart", room="observables", seconds=15
-)

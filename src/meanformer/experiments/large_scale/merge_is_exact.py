@@ -11,14 +11,12 @@ bounds the error for small $r$. Five tokens on the circle are compared with an o
 integrator in angles.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 
 import meanformer as mf
 import meanformer.experiments as lab
 from meanformer.experiments.helpers.circle_walks import FIVE, joins_of
-from meanformer.experiments.helpers.dense_angles import dense_angle_flow
+from meanformer.experiments.helpers.dense import dense_angle_flow
 from meanformer.geometry.circle import on_circle
 from meanformer.plotting import draw_rate, mark_sizes, style
 
@@ -26,8 +24,7 @@ WEIGHTS = np.array([0.25, 0.15, 0.2, 0.3, 0.1])
 PAIRS = ((0, 1), (3, 4))  # the closest tokens, in the order in which they meet
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """The flow, and how far the distance of a join is lowered."""
 
     halvings: int = lab.setting(
@@ -77,6 +74,11 @@ ENERGY = lab.observation(
 )
 
 
+@lab.experiment(
+    "Joining tokens that have met costs no more than their distance",
+    room="flows",
+    seconds=12,
+)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Merge at smaller and smaller distances, against the flow without merging."""
     beta, depths = parameters.beta, np.linspace(0, parameters.depth, 161)
@@ -166,11 +168,3 @@ def draw(depths, distances, errors, bounds) -> lab.Picture:
         "a join, with slopes 1 and 3 (dashed). Right: along depth, with the jumps "
         "carried along the path (dashed).",
     )
-
-
-experiment = lab.experiment(
-    run,
-    "Joining tokens that have met costs no more than their distance",
-    room="flows",
-    seconds=12,
-)

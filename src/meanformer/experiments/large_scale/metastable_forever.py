@@ -9,8 +9,6 @@ published run of five tokens with an ordinary integrator, and steps are counted:
 grow with the logarithm of the depth at most.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 
 import meanformer as mf
@@ -22,7 +20,7 @@ from meanformer.experiments.helpers.circle_walks import (
     joins_of,
     walk_on_circle,
 )
-from meanformer.experiments.helpers.dense_angles import dense_angle_flow
+from meanformer.experiments.helpers.dense import dense_angle_flow
 from meanformer.geometry.circle import angles_of, on_circle
 from meanformer.observables import TwoGroups
 from meanformer.plotting import CircleFrames, draw_curves, mark_values, style
@@ -31,8 +29,7 @@ MEETING = 0.1  # the angle up to which a dwell time is taken
 CLOSE = 1e-2  # the angle between two tokens that are close
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """How far the temperature is lowered."""
 
     longest: float = lab.setting(
@@ -76,6 +73,9 @@ RISES = lab.theorem(
 )
 
 
+@lab.experiment(
+    "Metastable phases are walked through, however long", room="flows", seconds=15
+)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Walk two groups and five tokens, each against another method."""
     betas = np.append([10.0, 60.0], parameters.longest * np.array([0.5, 0.75, 1]))
@@ -193,8 +193,3 @@ def draw_five(five: mf.Trajectory, energies: np.ndarray) -> lab.Picture:
         r"The five tokens of the published run at $\beta = 4$: angles (above) and "
         "energy (below). Dotted: where tokens, by then $10^{-9}$ apart, are joined.",
     )
-
-
-experiment = lab.experiment(
-    run, "Metastable phases are walked through, however long", room="flows", seconds=15
-)

@@ -12,7 +12,6 @@ is measured.
 """
 
 import time
-from dataclasses import dataclass
 
 import jax.numpy as jnp
 import numpy as np
@@ -26,8 +25,7 @@ BETAS = (4.0, 25.0)
 QUERIES = 1024
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """How many tokens, and how accurate."""
 
     count: int = lab.setting(
@@ -70,6 +68,7 @@ ENERGY = lab.theorem(
 )
 
 
+@lab.experiment("A million tokens on the sphere", room="numerics", seconds=25)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Check the sums, time them, and flow all tokens."""
     fast, tolerance = mf.Fourier(parameters.tolerance), parameters.tolerance
@@ -187,8 +186,3 @@ def draw_times(counts, seconds, exact, parameters: Parameters) -> lab.Picture:
         f"For all tokens fast sums take {nanoseconds:.0f} nanoseconds per token, and "
         f"exact ones {ratio:.0f} times as long.",
     )
-
-
-experiment = lab.experiment(
-    run, "A million tokens on the sphere", room="numerics", seconds=25
-)

@@ -8,8 +8,6 @@ on the whole context, not on a token's sign; where the choice tips over, a token
 near zero with a row that is not Boolean. It is unstable, and found by bisection.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 import scipy.optimize
 
@@ -21,8 +19,7 @@ from meanformer.plotting import draw_attention, style
 NAMED = ((-1.0, -0.3, 0.1, 0.4, 1.2), (0.2, 0.5, 0.9), (-0.8, -0.5, 0.05, 0.07))
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """How many starts."""
 
     tokens: int = lab.setting(20, full=40, help="tokens of a random start", at_least=2)
@@ -69,6 +66,7 @@ EXCEPTIONAL = lab.observation(
 )
 
 
+@lab.experiment("On the line attention becomes Boolean", room="observables", seconds=8)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Follow given and random tokens to their leaders, bisect the tipping point."""
     rng = np.random.default_rng(parameters.seed)
@@ -198,8 +196,3 @@ def draw_matrices(report) -> lab.Picture:
         "The attention matrix of the first start: full rank at first, Boolean of rank "
         "two at the end. The rank counts singular values above $10^{-6}$.",
     )
-
-
-experiment = lab.experiment(
-    run, "On the line attention becomes Boolean", room="observables", seconds=8
-)

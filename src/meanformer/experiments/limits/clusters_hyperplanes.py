@@ -10,8 +10,6 @@ like $e^{2\lambda_1t}$. Here it is solved until attention is Boolean and goes on
 closed form; the classical Runge-Kutta step of a published script turns out as Euler's.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 import scipy.special
 
@@ -44,8 +42,7 @@ MATRICES = {
 }
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """Sizes of the random clouds."""
 
     tokens: int = lab.setting(20, full=40, help="tokens of the movies", at_least=4)
@@ -85,6 +82,7 @@ EULER = lab.observation(
 )
 
 
+@lab.experiment("Tokens settle on parallel hyperplanes", room="observables", seconds=15)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Follow tokens under the published matrices."""
     rng = np.random.default_rng(parameters.seed)
@@ -212,8 +210,3 @@ def movie_of(report, depth: float, words: str, frames) -> lab.Movie:
     path = report.continued(np.linspace(0, depth, 121))
     caption = f"Rescaled tokens of {words} on their way to two parallel hyperplanes."
     return lab.Movie(path, caption, draw=frames(hyperplanes=hyperplanes_of(report)))
-
-
-experiment = lab.experiment(
-    run, "Tokens settle on parallel hyperplanes", room="observables", seconds=15
-)

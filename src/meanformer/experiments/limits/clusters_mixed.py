@@ -8,8 +8,6 @@ followers stand above their leader in the first two and drift off like $e^{t/2}$
 third: a polytope times a line.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 
 import meanformer as mf
@@ -21,8 +19,7 @@ from meanformer.plotting import SpaceFrames, draw_hull, draw_paths_3d, style
 VALUE = np.diag([1.0, 1.0, -0.5])
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """Sizes of the random clouds."""
 
     tokens: int = lab.setting(20, full=40, help="tokens of the cloud", at_least=4)
@@ -56,6 +53,7 @@ SETTLED = lab.theorem(
 )
 
 
+@lab.experiment("A polytope times a free subspace", room="observables", seconds=10)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Follow six tokens, a random cloud, and random layers."""
     rng = np.random.default_rng(parameters.seed)
@@ -145,8 +143,3 @@ def shade_polygon(axes, frame) -> None:
     points = np.array(frame.cloud.points)
     points[:, 2] = axes.get_zlim()[0]
     draw_hull(points, axes)
-
-
-experiment = lab.experiment(
-    run, "A polytope times a free subspace", room="observables", seconds=10
-)

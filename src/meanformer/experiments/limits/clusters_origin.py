@@ -12,8 +12,6 @@ for small covariances and observed here; that all tokens tend to the origin is a
 theorem.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 
 import meanformer as mf
@@ -25,8 +23,7 @@ from meanformer.plotting import draw_paths, draw_slope, style
 CASES = ((2, 0.5), (2, 1.0), (2, 2.0), (3, 1.0))  # dimensions and betas
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """Random clouds."""
 
     tokens: int = lab.setting(12, full=60, help="tokens of a random cloud", at_least=4)
@@ -77,6 +74,9 @@ AGREES = lab.theorem(
 )
 
 
+@lab.experiment(
+    "Drawn inwards, tokens collapse into a ball", room="observables", seconds=12
+)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Follow the six tokens, random clouds and two tokens for a long depth."""
     six = find_limit(inwards(2), lab.six_tokens())
@@ -200,8 +200,3 @@ def draw_clouds(six) -> lab.Picture:
         r"$\sqrt{2\beta t}$ come to rest: what is left has the identity as covariance, "
         "and keeps a shape of its own.",
     )
-
-
-experiment = lab.experiment(
-    run, "Drawn inwards, tokens collapse into a ball", room="observables", seconds=12
-)

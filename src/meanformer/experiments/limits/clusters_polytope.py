@@ -7,8 +7,6 @@ themselves alone; every other token attends to one leader and comes closer to it
 $e^{-t}$. The attention matrix is then Boolean, and its rank is the number of leaders.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 
 import meanformer as mf
@@ -21,8 +19,7 @@ from meanformer.plotting import style
 COMMON = 4  # dimensions in which tokens of a high dimension differ most
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """Sizes of the random clouds."""
 
     cloud: int = lab.setting(24, full=40, help="tokens in space", at_least=4)
@@ -73,6 +70,9 @@ AGREES = lab.theorem(
 )
 
 
+@lab.experiment(
+    "For V = I tokens tend to polytope vertices", room="observables", seconds=12
+)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Follow tokens to the vertices, in the plane, in space and in high dimension."""
     rng = np.random.default_rng(parameters.seed)
@@ -182,8 +182,3 @@ def draw_space(space) -> lab.Picture:
         f"{path.points.shape[1]} tokens of a cube under $V = I$: their rescaled paths, "
         f"and the polytope with {len(space.detection.leaders)} vertices they end on.",
     )
-
-
-experiment = lab.experiment(
-    run, "For V = I tokens tend to polytope vertices", room="observables", seconds=12
-)

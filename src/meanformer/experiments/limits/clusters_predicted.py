@@ -9,7 +9,6 @@ wrong answer is a failure, an open one is not.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
@@ -23,8 +22,7 @@ from meanformer.plotting import style
 Matrices = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """How many layers."""
 
     cases: int = lab.setting(5, full=63, help="layers of each kind", at_least=2)
@@ -58,6 +56,9 @@ DECIDED = lab.observation(
 )
 
 
+@lab.experiment(
+    "Query, key and value tell the tokens' limit", room="observables", seconds=15
+)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Draw layers, predict, follow, detect, compare."""
     seeds = range(parameters.seed, parameters.seed + parameters.cases)
@@ -233,8 +234,3 @@ def draw(made_for, found) -> lab.Picture:
         "found. Off the diagonal only the last column, where the detector stays open, "
         "is allowed.",
     )
-
-
-experiment = lab.experiment(
-    run, "Query, key and value tell the tokens' limit", room="observables", seconds=15
-)

@@ -8,8 +8,6 @@ eigenvectors of $V$ the rescaled tokens come closer to what they attend to like
 $e^{-\lambda t}$ where $\lambda > 0$, and move away from it where $\lambda < 0$.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 
 import meanformer as mf
@@ -21,8 +19,7 @@ COUNTED = 1e-2  # singular values above it make the rank
 HEAT_DEPTHS, COORDINATE_DEPTHS = 45, 49
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """Sizes of the random clouds."""
 
     graph: int = lab.setting(20, help="tokens of the graph of leaders", at_least=3)
@@ -61,6 +58,7 @@ COORDINATES = lab.observation(
 )
 
 
+@lab.experiment("Attention loses its rank along depth", room="observables", seconds=10)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Follow tokens of the plane and of high dimension under random matrices."""
     rng = np.random.default_rng(parameters.seed)
@@ -192,8 +190,3 @@ def draw_wide(wide) -> lab.Picture:
         "token to the mean that it attends to in each eigencoordinate, median and 90% "
         "of the coordinates.",
     )
-
-
-experiment = lab.experiment(
-    run, "Attention loses its rank along depth", room="observables", seconds=10
-)

@@ -8,8 +8,6 @@ shrinks; for negative $B$ all tokens collapse to one point, which is not the ori
 general. Here cells are polygons, exact up to rounding, and tokens move over them.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 from scipy.spatial import ConvexHull
 
@@ -40,8 +38,7 @@ EXTRA = ((0.2, 0.1), (-0.3, 0.25), (0.05, -0.4), (-0.2, -0.1))
 SHRINKING = ((2.0, 0.9), (-2.0, 0.9), (0.0, -3.0), (0.2, 0.95))
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """How many of the published settings, and how many tokens move over them."""
 
     settings: int = lab.setting(
@@ -99,6 +96,9 @@ NOT_ZERO = lab.observation(
 )
 
 
+@lab.experiment(
+    "Hardmax tokens go straight through their cells", room="geometry", seconds=6
+)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Cells of all settings, then tokens that move over them."""
     chosen = {name: cells_of(*name) for name in SETTINGS[: parameters.settings]}
@@ -237,8 +237,3 @@ def draw_steps(paths, shrinking, collapsing) -> lab.Picture:
         "$v_1$ and the hull shrinks to a triangle. Right: for a negative form a "
         "symmetric cloud (grey: at the start) collapses to the origin.",
     )
-
-
-experiment = lab.experiment(
-    run, "Hardmax tokens go straight through their cells", room="geometry", seconds=6
-)

@@ -9,7 +9,6 @@ to its leader doubles its pull. So everything is compared with a run in exact ra
 arithmetic. How softmax attention tends to this is told by `low-temperature`.
 """
 
-from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
@@ -27,8 +26,7 @@ SQUARE = ((1, 1), (1, -1), (-1, -1), (-1, 1))
 EXTRA = ((0.2, 0.1), (-0.3, 0.25), (0.05, -0.4), (-0.2, -0.1))
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """Random clouds."""
 
     clouds: int = lab.setting(10, full=200, help="random clouds and forms")
@@ -90,6 +88,7 @@ CONVERGE = lab.observation(
 )
 
 
+@lab.experiment("Hardmax attention gathers tokens at leaders", room="flows", seconds=12)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """The four cases, the critical step and random clouds."""
     cases = {name: as_run(points) for name, points in four_cases().items()}
@@ -243,8 +242,3 @@ def picture_of_critical_step(near) -> lab.Picture:
         "token 2 keeps following 4 (dotted) and goes to token 1; just above it token 4 "
         "gets away, and token 2 leads.",
     )
-
-
-experiment = lab.experiment(
-    run, "Hardmax attention gathers tokens at leaders", room="flows", seconds=12
-)

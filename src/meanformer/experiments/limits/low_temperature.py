@@ -15,8 +15,6 @@ $\sqrt{\log(\beta+1)/\beta}\,e^{Ct} + e^{-ct}$ [ABRR26], for laws of tokens; its
 hypotheses and constants are not checked here, where clouds are finite.
 """
 
-from dataclasses import dataclass
-
 import jax.numpy as jnp
 import numpy as np
 import scipy.special
@@ -30,8 +28,7 @@ TOKENS, DEPTHS = 30, np.linspace(0, 12, 25)
 CORNERS = np.array([(1.0, 1.0), (1.0, -1.0), (-1.0, -1.0), (-1.0, 1.0)])
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """How many clouds and temperatures."""
 
     clouds: int = lab.setting(24, full=100, help="random clouds", at_least=20)
@@ -90,6 +87,9 @@ LOG_BETA = lab.observation(
 )
 
 
+@lab.experiment(
+    "Softmax keeps to hardmax up to depth log beta", room="observables", seconds=12
+)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Random clouds, and a cloud with known leaders."""
     betas = 10.0 ** np.arange(1, 5 + 1e-9, 1 / parameters.per_decade)
@@ -235,8 +235,3 @@ def draw_phases(phases) -> lab.Picture:
         r"lines are horizontal), above it like $1/\beta$ (vertical). On the left, at "
         r"$\beta$ of order one, all tokens meet near the origin.",
     )
-
-
-experiment = lab.experiment(
-    run, "Softmax keeps to hardmax up to depth log beta", room="observables", seconds=12
-)

@@ -10,8 +10,6 @@ with closed forms, with weighted nodes that are carried along, and with $10^5$ r
 tokens. While clusters form, the density steepens, until tokens take over from it.
 """
 
-from dataclasses import dataclass
-
 import jax.random as jr
 import numpy as np
 import scipy.special
@@ -29,8 +27,7 @@ BETA, MODES = 5.0, 256
 GRID = 2 * MODES + 2  # angles of the picture and of a check
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """Sizes of the comparison with tokens, and of the picture."""
 
     batches: int = lab.setting(100, full=20, help="independent clouds", at_least=10)
@@ -95,6 +92,9 @@ CLUSTERS = lab.observation(
 )
 
 
+@lab.experiment(
+    "The mean field on the circle, mode by mode", room="mean_field", seconds=25
+)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Solve for densities, each against something else."""
     flow, start = flow_of("softmax"), ripple(0.1)
@@ -243,8 +243,3 @@ def draw_space_time(evolutions: dict[float, Evolution]) -> lab.Picture:
         "perturbation of one in a thousand of the uniform density. Above the white "
         "line it is too sharp for 256 modes, and weighted tokens go on.",
     )
-
-
-experiment = lab.experiment(
-    run, "The mean field on the circle, mode by mode", room="mean_field", seconds=25
-)

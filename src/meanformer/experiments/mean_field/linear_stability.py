@@ -11,8 +11,6 @@ of Funk and Hecke, with the derivative of the velocity of weighted nodes, with f
 small waves, and with many random tokens.
 """
 
-from dataclasses import dataclass
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -34,8 +32,7 @@ CASES = [(d, beta) for d in (2, 3, 8, 128) for beta in (1.0, 5.0, 25.0)]
 LINEAR = [("softmax", 3), ("unnormalised", 8)]
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """How many tokens, how often."""
 
     tokens: int = lab.setting(10_000, full=100_000, help="random tokens", at_least=2000)
@@ -87,6 +84,9 @@ FEWER = lab.observation(
 )
 
 
+@lab.experiment(
+    "Waves on the uniform measure have closed rates", room="mean_field", seconds=30
+)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Rates by five methods, then clusters from smooth and from random starts."""
     integrals = [integral_rates(d, b) for d, b in progress.over(CASES, 0.1)]
@@ -243,8 +243,3 @@ def draw_walks(smooth: mf.Trajectory, chance: mf.Trajectory) -> lab.Picture:
         "periods. From a tiny smooth perturbation it wins, and seven clusters emerge "
         "(left); random tokens gather at once, where chance has put more (right).",
     )
-
-
-experiment = lab.experiment(
-    run, "Waves on the uniform measure have closed rates", room="mean_field", seconds=30
-)

@@ -10,8 +10,6 @@ noise show hysteresis. Branches are computed by continuation, and compared with 
 discretisation, with expansions and with tokens.
 """
 
-from dataclasses import dataclass
-
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -30,8 +28,7 @@ SMOOTH, STEEP = 2.3, 5.0  # on the circle, below and above the tricritical beta
 LOOP_DIMENSION, LOOP_BETA = 8, 3.0
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """How many tokens, and how slowly the noise changes."""
 
     count: int = lab.setting(120, full=1000, help="tokens of the loop", at_least=50)
@@ -89,6 +86,9 @@ SOFTMAX = lab.observation(
 )
 
 
+@lab.experiment(
+    "Noise: order sets in continuously, or jumps", room="mean_field", seconds=20
+)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Follow branches, and compare them with expansions, grids and tokens."""
     smooth, steep = (branch_of(2, beta) for beta in progress.over((SMOOTH, STEEP), 0.1))
@@ -242,8 +242,3 @@ def draw_transitions(smooth, branch, loop) -> lab.Picture:
         r"$\beta = 3$, the branch turns back to a fold (dot); tokens leave the uniform "
         r"state near $\kappa_c$ and fall off the branch at its fold.",
     )
-
-
-experiment = lab.experiment(
-    run, "Noise: order sets in continuously, or jumps", room="mean_field", seconds=20
-)

@@ -11,7 +11,6 @@ tokens first tighten and then wait in the same way. All is walked by `LongDepth`
 """
 
 import itertools
-from dataclasses import dataclass
 
 import numpy as np
 import scipy.integrate
@@ -32,8 +31,7 @@ GROUPS = (-0.05, 0.0, 0.06, 1.23, 1.29)  # three tokens and two
 TIGHT = 1e-6  # tokens so close count as one
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """How far the temperature is lowered."""
 
     largest: float = lab.setting(
@@ -89,6 +87,9 @@ STAY = lab.observation(
 )
 
 
+@lab.experiment(
+    "Groups stay apart for a time exponential in beta", room="observables", seconds=14
+)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Compare integrals with SciPy, asymptotics and flows."""
     rtol, betas = parameters.rtol, np.linspace(20, 45, parameters.groups)
@@ -240,11 +241,3 @@ def draw_groups(path: mf.Trajectory, beta: float) -> lab.Picture:
         rf"Groups of three and two tokens at $\beta = {beta:g}$: they tighten (below) "
         "by the depth $T_1$, then wait, and meet at $T_2$ (above).",
     )
-
-
-experiment = lab.experiment(
-    run,
-    "Groups stay apart for a time exponential in beta",
-    room="observables",
-    seconds=14,
-)

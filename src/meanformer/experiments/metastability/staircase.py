@@ -9,8 +9,6 @@ and near the point of squared masses under softmax. Each plateau is then set aga
 critical point of the energy that belongs to it, if there is one.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 import scipy.integrate
 
@@ -31,8 +29,7 @@ SMALL, NEAR = 1e-5, 1e-3  # where it puts tokens on top of each other
 AROUND = 2 * np.pi * np.arange(5) / 5 + np.array([0.10, -0.14, 0.05, 0.10, -0.02])
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """How accurately, and how far the published scheme is followed."""
 
     rtol: float = lab.setting(1e-10, full=1e-12, help="tolerance of the walks", above=0)
@@ -93,6 +90,11 @@ NO_SADDLE = lab.theorem(
 )
 
 
+@lab.experiment(
+    "The energy climbs a staircase that a greedy rule predicts",
+    room="observables",
+    seconds=28,
+)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Walk all staircases, and set them against the rule and the published scheme."""
     rtol, long = parameters.rtol, walks.long_depths(1e300)
@@ -239,11 +241,3 @@ def draw_ladder(path: mf.Trajectory, ladder: observables.Saddles) -> lab.Picture
         "dotted: joins. Right: the plateaus, with the index of the critical point that "
         "Newton's method finds from each, and how far its farthest group is from it.",
     )
-
-
-experiment = lab.experiment(
-    run,
-    "The energy climbs a staircase that a greedy rule predicts",
-    room="observables",
-    seconds=28,
-)

@@ -9,8 +9,6 @@ a Poisson process. That density is computed in two ways that share nothing: by c
 and by quadrature of a characteristic function.
 """
 
-from dataclasses import dataclass
-
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
@@ -38,8 +36,7 @@ SIZES = 100, 300, 1000
 RATES = 1.5, 3.0, 1.0, 0.5, 0.7, 2.0
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """How much is counted."""
 
     samples: int = lab.setting(
@@ -104,6 +101,9 @@ CONSTANT = lab.observation(
 )
 
 
+@lab.experiment(
+    "How many modes the density of random tokens has", room="observables", seconds=15
+)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Count, integrate, compare."""
     first, second = jr.split(jr.key(parameters.seed))
@@ -229,11 +229,3 @@ def draw_window(window) -> lab.Picture:
         r"(dots, two standard errors), the corrected formula (lines), and the constant "
         r"that it tends to, logarithmically slowly (dotted).",
     )
-
-
-experiment = lab.experiment(
-    run,
-    "How many modes the density of random tokens has",
-    room="observables",
-    seconds=15,
-)

@@ -10,8 +10,6 @@ $1 - (1-\rho)/(1 + 2\kappa/z + n\kappa/z^2)$ with $z = n^{\gamma(1-\rho)} - 1$ a
 $\kappa = 1 + (n-1)\rho$, and the transition sharpens like $1/\log n$.
 """
 
-from dataclasses import dataclass
-
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
@@ -30,8 +28,7 @@ PLACES = np.array([0.8, 1.0, 1.2])  # gamma (1 - rho)
 POWERS = (6, 12, 50)  # of ten: the lengths of contexts that are drawn
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """Sizes of the clouds that go through an actual layer."""
 
     largest: int = lab.setting(
@@ -73,6 +70,11 @@ RANDOM = lab.observation(
 )
 
 
+@lab.experiment(
+    "On a long context one layer either averages or does nothing",
+    room="observables",
+    seconds=8,
+)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Run layers on explicit clouds, and compare with the closed form."""
     counts = sorted({10, 100, parameters.largest})
@@ -179,11 +181,3 @@ def draw_random(gammas, random) -> lab.Picture:
         "average cosine after one layer, and the closed form at the average cosine "
         "before it. The dotted line is the critical value.",
     )
-
-
-experiment = lab.experiment(
-    run,
-    "On a long context one layer either averages or does nothing",
-    room="observables",
-    seconds=8,
-)

@@ -9,8 +9,6 @@ clusters are counted by single linkage at the angle $\tfrac12\beta^{-1/2}$, and 
 three curves compared.
 """
 
-from dataclasses import dataclass
-
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
@@ -30,8 +28,7 @@ BETAS = 9.0, 25.0, 81.0, 16.0, 49.0, 4.0, 121.0, 64.0
 DEPTHS = 10.0, 30.0, 100.0
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """Tokens and starts."""
 
     count: int = lab.setting(200, help="tokens", at_least=20)
@@ -70,6 +67,11 @@ COARSENS = lab.observation(
 )
 
 
+@lab.experiment(
+    "The modes of the density at the start foretell the clusters",
+    room="observables",
+    seconds=15,
+)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Count modes, run the flow, count clusters."""
     betas = sorted(BETAS[: parameters.temperatures])
@@ -159,11 +161,3 @@ def draw(betas, modes, spread, means, errors) -> lab.Picture:
         r"the density at the start (blue); the degree that grows fastest (grey) is an "
         r"overestimate. Bars: two standard errors.",
     )
-
-
-experiment = lab.experiment(
-    run,
-    "The modes of the density at the start foretell the clusters",
-    room="observables",
-    seconds=15,
-)

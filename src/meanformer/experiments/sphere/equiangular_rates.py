@@ -9,8 +9,6 @@ the clustered phase, and independent tokens in high dimension, which are nearly
 orthogonal, follow the same curve.
 """
 
-from dataclasses import dataclass
-
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -28,8 +26,7 @@ KINDS = ("softmax", "unnormalised")
 SAVED = 41
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """Sizes of the random start."""
 
     count: int = lab.setting(32, help="random tokens", at_least=8)
@@ -84,6 +81,11 @@ RANDOM = lab.observation(
 )
 
 
+@lab.experiment(
+    "Orthogonal tokens cluster at a time given by an integral",
+    room="observables",
+    seconds=12,
+)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Compare integrals, curves, full flows and networks."""
     full = [full_gap(kind) for kind in progress.over(KINDS, 0.5)]
@@ -232,11 +234,3 @@ def draw_paths(paths, parameters: Parameters) -> lab.Picture:
         f"{parameters.dimension}, one pale line for each cloud, and the curve that "
         r"starts at $\rho = 0$ (dashed).",
     )
-
-
-experiment = lab.experiment(
-    run,
-    "Orthogonal tokens cluster at a time given by an integral",
-    room="observables",
-    seconds=12,
-)

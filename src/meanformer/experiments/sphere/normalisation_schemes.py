@@ -8,7 +8,6 @@ $\sqrt{1+t}$ (sqrt-scaling), or Post and later Pre (Mix). Radii that grow turn t
 exponential collapse into a power of depth.
 """
 
-from dataclasses import dataclass
 from functools import partial
 
 import jax
@@ -36,8 +35,7 @@ SAVED = np.linspace(0, DEPTH, 25)
 DEPTHS = np.unique(np.r_[0:12:49j, np.geomspace(0.3, 1e4, 140), 50, 51, 1e4, 2e4])
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """Sizes of the networks."""
 
     dimension: int = lab.setting(64, full=512, help="dimension of tokens", at_least=16)
@@ -89,6 +87,9 @@ LATE = lab.observation(
 )
 
 
+@lab.experiment(
+    "Where a layer normalises decides how fast tokens cluster", room="flows", seconds=50
+)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Solve flows, models and random networks of all schemes."""
     flows, models, gaps, random = {}, {}, {}, {}
@@ -240,11 +241,3 @@ def draw_random(random, parameters: Parameters) -> lab.Picture:
         f"{parameters.networks} networks. Post and nGPT collapse exponentially, and so "
         "does Mix while it is Post, in the first quarter of the layers.",
     )
-
-
-experiment = lab.experiment(
-    run,
-    "Where a layer normalises decides how fast tokens cluster",
-    room="flows",
-    seconds=50,
-)

@@ -8,7 +8,6 @@ ones resist small perturbations exactly if $\lambda_1\tanh\lambda_1 > \lambda_2$
 explains the published counts.
 """
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -32,8 +31,7 @@ SHARP = 1e-7, 1e-9, 1e-8  # tolerances, and the speed of tokens at rest
 LOW, HIGH = np.tanh(1.0), float(brentq(lambda d: d * np.tanh(d) - 1, 1.0, 2.0))
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """Sizes."""
 
     tokens: int = lab.setting(100, help="tokens of the runs", at_least=20)
@@ -75,6 +73,11 @@ ONE_BETWEEN = lab.observation(
 )
 
 
+@lab.experiment(
+    "Climbing an energy with a matrix: one cluster, or two",
+    room="observables",
+    seconds=12,
+)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Climb and descend, and compare with closed forms and published runs."""
     runs = [split_runs(entry, 2, parameters) for entry in progress.over(ENTRIES, 0.8)]
@@ -202,11 +205,3 @@ def draw_curve(shares, entries, in_space, repeats: int) -> lab.Picture:
         "are stable in the plane, by the linearised flow; there most runs end in two, "
         "and between the dotted lines all end in one.",
     )
-
-
-experiment = lab.experiment(
-    run,
-    "Climbing an energy with a matrix: one cluster, or two",
-    room="observables",
-    seconds=12,
-)

@@ -7,8 +7,6 @@ solves an equation; the best density on the circle is the solution of a convex p
 and is computed with a certificate.
 """
 
-from dataclasses import dataclass
-
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
@@ -32,8 +30,7 @@ SPREAD = {
 }
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """Sizes."""
 
     nodes: int = lab.setting(300, full=1000, help="nodes on the circle", at_least=100)
@@ -70,6 +67,9 @@ MINIMUM = lab.observation(
 )
 
 
+@lab.experiment(
+    "Descending an energy with a matrix: tokens spread", room="observables", seconds=8
+)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Descend, and compare with closed forms and published densities."""
     moments = [
@@ -143,11 +143,3 @@ def draw_spread(spread) -> lab.Picture:
         "identity, pushed towards the axis of a smaller eigenvalue, and into the "
         "kernel where there is one (two poles, then a great circle).",
     )
-
-
-experiment = lab.experiment(
-    run,
-    "Descending an energy with a matrix: tokens spread",
-    room="observables",
-    seconds=8,
-)

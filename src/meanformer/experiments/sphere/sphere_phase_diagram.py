@@ -11,7 +11,6 @@ Euler steps and division by the norm, is late, because it also moves along the r
 """
 
 import math
-from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -29,8 +28,7 @@ STEEPEST = 6.0  # up to here the front of high dimension is compared with the cu
 SPAN = 8  # dimension of the tokens moved by random matrices
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """Sizes of the diagrams."""
 
     starts: int = lab.setting(24, full=2048, help="random starts", at_least=8)
@@ -92,6 +90,9 @@ SPAN_FALLS = lab.observation(
 )
 
 
+@lab.experiment(
+    "Phase diagrams of clustering on the sphere", room="observables", seconds=10
+)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Compute the diagrams, then compare with curves and other integrations."""
     cases = [(d, "softmax") for d in sorted({parameters.lowest, 8, 128, HIGH})]
@@ -243,8 +244,3 @@ def draw_spans(spans) -> lab.Picture:
         rf"$32$ tokens in dimension ${SPAN}$ under random matrices: drawn once for "
         "each start (left), and drawn anew at every unit of depth (right).",
     )
-
-
-experiment = lab.experiment(
-    run, "Phase diagrams of clustering on the sphere", room="observables", seconds=10
-)

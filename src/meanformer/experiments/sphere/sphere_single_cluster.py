@@ -8,8 +8,6 @@ ends there at every $\beta \ge 0$; on the circle at every $\beta \ge -0.16$, but
 below $-2/3$, where a triangle resists. From a hemisphere the approach is exponential.
 """
 
-from dataclasses import dataclass
-
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
@@ -27,8 +25,7 @@ LONG = {"SA": 200.0, "USA": 1500.0}  # in units of the rate at the end
 CASES = [(name, beta) for name in KINDS for beta in BETAS]
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """Sizes."""
 
     tokens: int = lab.setting(32, full=64, help="tokens on the sphere", at_least=16)
@@ -86,6 +83,9 @@ HEMISPHERE = lab.theorem(
 )
 
 
+@lab.experiment(
+    "On the sphere all tokens become one cluster", room="observables", seconds=15
+)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Solve both flows from random starts, and compare with what is proved."""
     law, count, seed = mf.UniformSphere(3), parameters.tokens, parameters.seed
@@ -241,8 +241,3 @@ def draw_collapse(depths, gaps) -> lab.Picture:
         r"$e^{-2t}$ (dotted), under USA with depth in units of $e^{-\beta}$: all six "
         "curves become parallel.",
     )
-
-
-experiment = lab.experiment(
-    run, "On the sphere all tokens become one cluster", room="observables", seconds=15
-)

@@ -8,7 +8,7 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from meanformer.errors import Unsupported, check, is_concrete
+from meanformer.errors import Unsupported, check, check_kind, is_concrete
 from meanformer.flows.dynamics.density_field import (
     diffusion,
     transport,
@@ -255,10 +255,7 @@ def set_up(
 
 def check_circle_flow(flow: Any) -> None:
     """Raise unless this is a flow on the circle."""
-    check(
-        isinstance(flow, Flow),
-        f"flow is {type(flow).__name__}; it must be Flow(velocity).",
-    )
+    check_kind("flow", flow, Flow, "Flow(velocity)")
     if not isinstance(flow.space, Sphere):
         raise Unsupported(
             "a FourierDensity lives on the circle: give the flow space=Sphere()."

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from meanformer.attention.abstract import stack_maps
-from meanformer.errors import check, is_concrete
+from meanformer.errors import check, check_kind, is_concrete
 from meanformer.flows.dynamics.recorder import (
     AbstractProgress,
     AbstractRecorder,
@@ -147,10 +147,8 @@ def drive(
     is_known = is_concrete(depths) and all(map(is_concrete, jax.tree.leaves(state)))
     if store is None and progress is False and not (refine and is_known):
         return cut_off(dynamics.trajectory(*visit_all(dynamics, state, depths)))
-    check(
-        store is None or isinstance(store, AbstractRecorder),
-        f"store is {store!r}; it must be meanformer.storage.RunStore(folder).",
-    )
+    allowed = "meanformer.storage.RunStore(folder)"
+    check_kind("store", store, AbstractRecorder | None, allowed)
     check(
         is_known, "store and progress need concrete tokens; leave them out under jit."
     )
@@ -197,7 +195,7 @@ def _visit_each(
                     break
                 if index > 0:
                     state = _refining(dynamics, state, depths[index], refine)
-                rows.append(_row(dynamics, state))
+                rows.append(dynamics.trajectory(*_snapshot(dynamics, state)))
                 if store is not None:
                     store.append(index, rows[-1])
                 progress.tell(rows[-1].caption)
@@ -224,11 +222,6 @@ def _empty_row(dynamics: AbstractDynamics, state: State) -> AbstractTrajectory:
     nothing = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
     row = jax.tree.map(lambda leaf: leaf[None], (state, nothing))
     return dynamics.trajectory(*row)
-
-
-def _row(dynamics: AbstractDynamics, state: State) -> AbstractTrajectory:
-    """Return a trajectory of one depth."""
-    return dynamics.trajectory(*_snapshot(dynamics, state))
 
 
 @eqx.filter_jit

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from meanformer.attention.affine import check_affine, linearised
-from meanformer.errors import Unsupported, check
+from meanformer.errors import Unsupported, check_kind
 from meanformer.flows.dynamics.derivatives import Mode
 from meanformer.flows.dynamics.driver import State
 from meanformer.flows.dynamics.gaussian_errors import (
@@ -279,10 +279,7 @@ def set_up(
 
 def check_gaussian_flow(flow: Flow, mu: Gaussian) -> None:
     """Raise unless this is a flow that keeps the Gaussian one."""
-    check(
-        isinstance(flow, Flow),
-        f"flow is {type(flow).__name__}; it must be Flow(velocity).",
-    )
+    check_kind("flow", flow, Flow, "Flow(velocity)")
     if not isinstance(flow.space, Euclidean):
         raise Unsupported(
             f"a Gaussian does not live on {type(flow.space).__name__}(); use "

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from meanformer.errors import InvalidInput, Unsupported, as_number, check, is_concrete
+from meanformer.errors import InvalidInput, Unsupported, as_number, is_concrete
 from meanformer.flows.trajectories.atoms import Atoms
 from meanformer.geometry import AbstractSpace
 from meanformer.measures import TokenCloud
@@ -47,11 +47,8 @@ class Merge(eqx.Module):
     def __check_init__(self):
         if self.distance is None or not is_concrete(self.distance):
             return
-        distance = as_number("distance", self.distance)
-        check(
-            0 < distance < math.inf,
-            f"distance is {distance}; it must be positive and finite.",
-        )
+        bounds = {"above": 0, "below": math.inf}
+        as_number("distance", self.distance, "positive and finite", **bounds)
 
     def prepared(self, dtype: jnp.dtype) -> "Merge":
         """Return the same with the distance as an array."""

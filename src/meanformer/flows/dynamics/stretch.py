@@ -18,11 +18,7 @@ from meanformer.flows.dynamics.derivatives import (
     in_both_modes,
     without_derivative,
 )
-from meanformer.flows.dynamics.driver import (
-    AbstractDynamics,
-    State,
-    kept_if_finite,
-)
+from meanformer.flows.dynamics.driver import AbstractDynamics, State, kept_if_finite
 from meanformer.flows.dynamics.event_search import FirstZero
 from meanformer.flows.inputs import Settings
 from meanformer.flows.solvers import (

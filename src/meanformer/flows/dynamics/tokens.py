@@ -28,10 +28,10 @@ from meanformer.flows.inputs import Settings
 from meanformer.flows.schedule import AbstractSchedule
 from meanformer.flows.solvers import Splitting, StepSettings
 from meanformer.flows.status import Snapshot, snapshot_of
-from meanformer.flows.trajectories.sums import SumSummary, summary_of
 from meanformer.flows.trajectories.tokens import Trajectory
 from meanformer.geometry import Euclidean
 from meanformer.measures import TokenCloud
+from meanformer.numerics.fourier.report import SumSummary, summary_of
 from meanformer.numerics.fourier.sums import ReportedSums
 from meanformer.typing import Key
 

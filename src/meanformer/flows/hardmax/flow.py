@@ -12,7 +12,7 @@ from meanformer.errors import (
     as_number,
     check,
     check_finite,
-    is_concrete,
+    check_known,
 )
 from meanformer.flows.hardmax.constant_leaders import HardmaxPhase, PhaseFinder
 from meanformer.flows.hardmax.constant_leaders import LeaderChange as LeaderChange
@@ -223,11 +223,7 @@ def _checked_attention(
         "be a square matrix of that size.",
     )
     arrays = (cloud.points, cloud.weights, attention.score, value, attention.beta)
-    check(
-        all(map(is_concrete, arrays)),
-        "hardmax_flow cannot run under jit or grad, where values are not known; call "
-        "it outside.",
-    )
+    check_known("hardmax_flow", *arrays)
     allowed = "positive; for the repulsive case change the sign of query"
     as_number("beta", attention.beta, allowed, above=0)
     check_finite("score", attention.score)

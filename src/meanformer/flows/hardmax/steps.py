@@ -14,7 +14,7 @@ from meanformer.errors import (
     as_number,
     check,
     check_choice,
-    is_concrete,
+    check_known,
 )
 from meanformer.flows.hardmax.rule import SEVERAL, HardmaxRule
 from meanformer.flows.status import Status
@@ -193,11 +193,8 @@ def run_hardmax(
         limits. Cost: $O(n^2 d)$ time a step, two million pairs of memory.
     """
     check_cloud("cloud", cloud)
-    check(
-        is_concrete(cloud.points) and is_concrete(cloud.weights),
-        "run_hardmax cannot run under jit or grad, where values are not known; call it "
-        "outside, or use run_layers with Hardmax.",
-    )
+    otherwise = ", or use run_layers with Hardmax"
+    check_known("run_hardmax", cloud.points, cloud.weights, otherwise=otherwise)
     count, size = as_integer("count", count, least=0), _checked_step(step, alpha)
     rule = _checked_rule(cloud.dimension, score, ties, width, tolerance)
     points = np.asarray(cloud.points, np.float64)

@@ -8,7 +8,7 @@ from jaxtyping import Array, Bool, Float, PyTree
 
 from meanformer.attention import AbstractInContextMap
 from meanformer.attention.abstract import check_map
-from meanformer.errors import InvalidInput, as_integer, check, is_concrete
+from meanformer.errors import as_integer, check, check_kind, is_concrete
 from meanformer.flows.flow import Flow
 from meanformer.flows.layers import checked_step, run_layers
 from meanformer.flows.normalisation.schemes import AbstractScheme, NormalisedVelocity
@@ -37,11 +37,9 @@ class Normalised(AbstractSchedule):
 
     def __check_init__(self):
         check_map("attention", self.attention)
-        if not isinstance(self.scheme, AbstractScheme):
-            raise InvalidInput(
-                f"scheme is {self.scheme!r}; it must be PostNorm(), PreNorm(), "
-                "PeriNorm(), NGPT(…), MixNorm(…), SqrtScaling() or CustomScheme(…)."
-            )
+        known = "PostNorm(), PreNorm(), PeriNorm(), NGPT(…), MixNorm(…), SqrtScaling()"
+        allowed = f"{known} or CustomScheme(…)"
+        check_kind("scheme", self.scheme, AbstractScheme, allowed)
 
     def at(self, depth: Float[Array, ""]) -> NormalisedVelocity:
         """Return the velocity at a depth."""

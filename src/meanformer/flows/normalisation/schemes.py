@@ -21,7 +21,7 @@ from meanformer.flows.schedule import (
 from meanformer.geometry import AbstractSpace, Euclidean, Sphere
 from meanformer.measures import AbstractContext, TokenCloud
 from meanformer.numerics.arrays import safe_norm, unit_rows
-from meanformer.typing import ArrayLike
+from meanformer.typing import ArrayLike, Places
 
 # Attention shorter than this many roundings of that of lone tokens is zero.
 ROUNDINGS = 8
@@ -328,11 +328,7 @@ class NormalisedVelocity(AbstractInContextMap):
         return self.attention.output_dimension
 
     def __call__(
-        self,
-        mu: AbstractContext,
-        x: Float[Array, "m d"],
-        *,
-        positions: Float[Array, " m"] | None = None,
+        self, mu: AbstractContext, x: Float[Array, "m d"], *, positions: Places = None
     ) -> Float[Array, "m e"]:
         """Return the velocity of each point."""
         directions = unit_rows(x)
@@ -353,10 +349,7 @@ class NormalisedVelocity(AbstractInContextMap):
         return jnp.where(defined[:, None], velocity, 0)
 
     def defined_at(
-        self,
-        mu: AbstractContext,
-        x: Float[Array, "m d"],
-        positions: Float[Array, " m"] | None = None,
+        self, mu: AbstractContext, x: Float[Array, "m d"], positions: Places = None
     ) -> Bool[Array, " m"]:
         """Return where there is a direction, and the scheme has a meaning."""
         directions = unit_rows(x)

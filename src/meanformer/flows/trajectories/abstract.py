@@ -3,9 +3,9 @@
 import abc
 import dataclasses
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import equinox as eqx
 import jax
@@ -25,6 +25,7 @@ from meanformer.flows.status import (
 
 # Arrays of files that are labels of others.
 LABELS = ("position",)
+Part = TypeVar("Part")
 
 
 class AbstractTrajectory(eqx.Module):
@@ -116,6 +117,23 @@ class AbstractTrajectory(eqx.Module):
         }
         document = {"zarr_consolidated_format": 1, "metadata": metadata}
         write_atomically(path / ".zmetadata", sealed(document))
+
+
+def arrays_of(part: Any, names: Iterable[str]) -> dict[str, Array]:
+    """Return the arrays of a part by their names in files; none if there is no part."""
+    if part is None:
+        return {}
+    fields = zip(names, dataclasses.fields(part), strict=True)
+    arrays = {name: getattr(part, field.name) for name, field in fields}
+    return {name: array for name, array in arrays.items() if array is not None}
+
+
+def part_from(
+    kind: Callable[..., Part], names: Iterable[str], columns: Mapping[str, Array]
+) -> Part | None:
+    """Return the part that arrays of a file stand for; `None` if they are not there."""
+    arrays = [columns.get(name) for name in names]
+    return None if arrays[0] is None else kind(*arrays)
 
 
 def cut_off(trajectory: Any) -> Any:

@@ -1,8 +1,6 @@
 """Which tokens have joined along a solve, and the record of it."""
 
-import dataclasses
 import math
-from collections.abc import Mapping
 
 import equinox as eqx
 import jax
@@ -128,22 +126,6 @@ ATOM_AXES = {
     "arc_length": (),
     "joined_arc_length": ("token",),
 }
-
-
-def atom_arrays(atoms: Atoms) -> dict[str, Array]:
-    """Return the arrays of the atoms by their names in files, those that there are."""
-    arrays = {
-        name: getattr(atoms, field.name)
-        for name, field in zip(ATOM_AXES, dataclasses.fields(atoms), strict=True)
-    }
-    return {name: array for name, array in arrays.items() if array is not None}
-
-
-def atoms_from(arrays: Mapping[str, Array]) -> Atoms | None:
-    """Return the atoms that arrays of a file stand for; `None` if it has none."""
-    if "leader" not in arrays:
-        return None
-    return Atoms(*[arrays.get(name) for name in ATOM_AXES])
 
 
 def series(atoms: Atoms, weights: Float[Array, " n"]) -> dict[str, Array]:

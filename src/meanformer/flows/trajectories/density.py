@@ -11,11 +11,7 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from meanformer.errors import is_concrete
 from meanformer.flows.trajectories.abstract import AbstractTrajectory
-from meanformer.flows.trajectories.interpolation import (
-    check_in_range,
-    hermite,
-    place_of,
-)
+from meanformer.flows.trajectories.interpolation import at_depth
 from meanformer.measures import FourierDensity
 from meanformer.numerics.special.trigonometric import on_grid
 
@@ -64,12 +60,7 @@ class DensityTrajectory(AbstractTrajectory):
         At a saved depth it is the saved one; between two of them the moments are
         interpolated cubically, of fourth order in their distance.
         """
-        depth = jnp.asarray(depth, self.depths.dtype)
-        check_in_range(self.depths, depth)
-        if len(self) == 1:
-            return self.density(0)
-        place = place_of(self.depths, depth)
-        return FourierDensity(hermite(place, self.moments, self.rates))
+        return FourierDensity(at_depth(self.depths, depth, self.moments, self.rates))
 
     def on_grid(self, count: int) -> Float[Array, "t n"]:
         """Return all densities at equispaced angles, from zero on.

@@ -10,11 +10,7 @@ from jaxtyping import Array, Float, Int, PyTree
 from meanformer.errors import is_concrete
 from meanformer.flows.status import Status
 from meanformer.flows.trajectories.abstract import AbstractTrajectory
-from meanformer.flows.trajectories.interpolation import (
-    check_in_range,
-    hermite,
-    place_of,
-)
+from meanformer.flows.trajectories.interpolation import at_depth
 from meanformer.measures import AffineMap, Gaussian
 from meanformer.numerics.arrays import matmul
 
@@ -79,7 +75,9 @@ class GaussianTrajectory(AbstractTrajectory):
 
         The solve ends where less depth is left than a thousandth of the tolerance.
         """
-        return self.depths[-1] if self._is(Status.blow_up_suspected) else None
+        is_known = is_concrete(self.depths)
+        blows_up = is_known and bool(self.status == Status.blow_up_suspected)
+        return self.depths[-1] if blows_up else None
 
     def gaussian(self, index: int) -> Gaussian:
         """Return the Gaussian at a saved depth, by its index."""
@@ -147,19 +145,11 @@ class GaussianTrajectory(AbstractTrajectory):
     def _carried_to(
         self, depth: float | Float[Array, ""]
     ) -> tuple[Float[Array, " d"], Float[Array, "d d"]]:
-        depth = jnp.asarray(depth, self.depths.dtype)
-        check_in_range(self.depths, depth)
-        if len(self) == 1:
-            return self.means[0], self.linear[0]
-        place = place_of(self.depths, depth)
         moving = matmul(self.slopes, self.linear)
         return (
-            hermite(place, self.means, self.drifts),
-            hermite(place, self.linear, moving),
+            at_depth(self.depths, depth, self.means, self.drifts),
+            at_depth(self.depths, depth, self.linear, moving),
         )
-
-    def _is(self, status: PyTree) -> bool:
-        return is_concrete(self.depths) and bool(self.status == status)
 
 
 def _participation(singular: Float[Array, "t r"]) -> Float[Array, " t"]:

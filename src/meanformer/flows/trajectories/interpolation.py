@@ -45,6 +45,20 @@ def place_of(depths: Float[Array, " t"], depth: Float[Array, ""]) -> Place:
     return Place(after, (depth - start) / width, width)
 
 
+def at_depth(
+    depths: Float[Array, " t"],
+    depth: float | Float[Array, ""],
+    path: Float[Array, "t *shape"],
+    velocities: Float[Array, "t *shape"],
+) -> Float[Array, "*shape"]:
+    """Return a saved value, or the cubic between two of them, at a depth in range."""
+    depth = jnp.asarray(depth, depths.dtype)
+    check_in_range(depths, depth)
+    if len(depths) == 1:
+        return path[0]
+    return hermite(place_of(depths, depth), path, velocities)
+
+
 def hermite(
     place: Place, path: Float[Array, "t *shape"], velocities: Float[Array, "t *shape"]
 ) -> Float[Array, "*shape"]:

@@ -9,28 +9,21 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from meanformer.errors import as_float_array, check_finite
 from meanformer.flows.flow import Flow
-from meanformer.flows.trajectories.abstract import AbstractTrajectory
+from meanformer.flows.trajectories.abstract import (
+    AbstractTrajectory,
+    arrays_of,
+    part_from,
+)
 from meanformer.flows.trajectories.atoms import (
     ATOM_AXES,
     Atoms,
     Merges,
-    atom_arrays,
-    atoms_from,
     record_of,
     series,
 )
-from meanformer.flows.trajectories.interpolation import (
-    check_in_range,
-    hermite,
-    place_of,
-)
-from meanformer.flows.trajectories.sums import (
-    SUM_NAMES,
-    SumSummary,
-    sum_arrays,
-    sums_from,
-)
+from meanformer.flows.trajectories.interpolation import at_depth
 from meanformer.measures import TokenCloud
+from meanformer.numerics.fourier.report import SUM_NAMES, SumSummary
 
 
 class Trajectory(AbstractTrajectory):
@@ -94,11 +87,7 @@ class Trajectory(AbstractTrajectory):
         with the saved velocities, of fourth order in their distance. Where depths are
         far apart, as with `LongDepth`, save those that you look at instead.
         """
-        depth = jnp.asarray(depth, self.depths.dtype)
-        check_in_range(self.depths, depth)
-        if len(self) == 1:
-            return self.cloud(0)
-        points = hermite(place_of(self.depths, depth), self.points, self.velocities)
+        points = at_depth(self.depths, depth, self.points, self.velocities)
         return TokenCloud(points, self.weights, positions=self.positions)
 
     @property
@@ -140,7 +129,7 @@ class Trajectory(AbstractTrajectory):
             "mean": jax.vmap(TokenCloud.mean)(clouds),
             "covariance": jax.vmap(TokenCloud.covariance)(clouds),
             **merging,
-            **sum_arrays(self.sums),
+            **arrays_of(self.sums, SUM_NAMES),
             **by_nodes,
         }
 
@@ -155,8 +144,8 @@ class Trajectory(AbstractTrajectory):
             "probes": self.probes,
             "accepted_steps": self.accepted_steps,
             "rejected_steps": self.rejected_steps,
-            **({} if self.atoms is None else atom_arrays(self.atoms)),
-            **sum_arrays(self.sums),
+            **arrays_of(self.atoms, ATOM_AXES),
+            **arrays_of(self.sums, SUM_NAMES),
         }
 
     @classmethod
@@ -174,6 +163,6 @@ class Trajectory(AbstractTrajectory):
             status,
             columns["accepted_steps"],
             columns["rejected_steps"],
-            atoms_from(columns),
-            sums_from(columns),
+            part_from(Atoms, ATOM_AXES, columns),
+            part_from(SumSummary, SUM_NAMES, columns),
         )

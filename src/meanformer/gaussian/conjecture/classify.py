@@ -38,6 +38,7 @@ class Classification:
         kind: `"blow-up"`, `"converges"`, `"grows"`, `"periodic"` or `"undecided"`.
         reason: the evidence in words.
         depth: that of the blow-up, or how far the flow was followed.
+        eigenvalues: of the last covariance, largest first.
         rank: the rank of the limit, of one that converges; else `None`.
         normalised_rank: the rank of the limit of the covariance over its trace; it
             differs from `rank` where eigenvalues tend to zero together. `None` where
@@ -45,7 +46,6 @@ class Classification:
         limit: the limit of the covariance, of one that converges; else `None`. Where
             the reason does not say that it is known in closed form, it is the last
             covariance without the eigenvalues that tend to zero.
-        eigenvalues: of the last covariance, largest first.
         exponents: the power of depth that each follows; `None` where none was found.
         period: that of a periodic one; else `None`.
         lower: a depth before which no blow-up is possible, where one is proved.
@@ -55,11 +55,11 @@ class Classification:
     kind: str
     reason: str
     depth: float
-    rank: int | None
-    normalised_rank: int | None
-    limit: np.ndarray | None
     eigenvalues: np.ndarray
-    exponents: np.ndarray | None
+    rank: int | None = None
+    normalised_rank: int | None = None
+    limit: np.ndarray | None = None
+    exponents: np.ndarray | None = None
     period: float | None = None
     lower: float | None = None
     upper: float | None = None
@@ -106,17 +106,8 @@ def classify(
         reason = f"the covariance returns after depth {found.period:.10g}, to "
         reason += f"{found.distance:.1e} of its size"
         end, last = float(early.depths[-1]), early.statistics["eigenvalues"][-1]
-        return Classification(
-            PERIODIC,
-            reason,
-            end,
-            None,
-            None,
-            None,
-            np.asarray(last),
-            None,
-            found.period,
-        )
+        known = PERIODIC, reason, end, np.asarray(last)
+        return Classification(*known, period=found.period)
     run = limit_of(gamma, mu, depth=depth, rtol=rtol, max_steps=max_steps)
     return classify_run(gamma, mu, run, locate=locate)
 
@@ -126,9 +117,8 @@ def classify_run(
 ) -> Classification:
     """Tell what a covariance does from a flow that was followed far."""
     reached = float(run.depths[-1])
-    found = Classification(
-        UNDECIDED, "", reached, None, None, None, run.eigenvalues, run.exponents
-    )
+    known = UNDECIDED, "", reached, run.eigenvalues
+    found = Classification(*known, exponents=run.exponents)
     if run.ending == exponents.BLEW_UP:
         if locate:
             bounds = blowup_time(gamma, mu, horizon=2 * reached)
@@ -167,18 +157,8 @@ def classify_run(
 def _blown_up(
     found: Classification, reason: str, depth: float, bounds: BlowUp
 ) -> Classification:
-    return Classification(
-        BLOW_UP,
-        reason,
-        depth,
-        None,
-        None,
-        None,
-        found.eigenvalues,
-        None,
-        lower=bounds.lower,
-        upper=bounds.upper,
-    )
+    known = BLOW_UP, reason, depth, found.eigenvalues
+    return Classification(*known, lower=bounds.lower, upper=bounds.upper)
 
 
 def _at_rest(mu: Gaussian) -> Classification:
@@ -186,7 +166,7 @@ def _at_rest(mu: Gaussian) -> Classification:
     eigenvalues = np.linalg.eigvalsh(spread)[::-1]
     rounding = len(spread) * np.finfo(np.asarray(mu.mean()).dtype).eps
     rank = int(np.sum(eigenvalues > rounding * eigenvalues.max(initial=0)))
-    found = rank, rank, spread, eigenvalues, np.zeros(len(spread))
+    found = eigenvalues, rank, rank, spread, np.zeros(len(spread))
     return Classification(CONVERGES, "the covariance is stationary", 0.0, *found)
 
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from meanformer.errors import InvalidInput, Unsupported, as_number, check
+from meanformer.errors import Unsupported, as_number, check, check_kind
 from meanformer.measures.abstract import AbstractMeasure
 from meanformer.measures.cloud import AbstractWeightedCloud
 from meanformer.numerics.arrays import matmul, safe_norm, safe_root
@@ -72,11 +72,8 @@ def power_mean(
 def check_comparable(mu: AbstractMeasure, nu: AbstractMeasure) -> None:
     """Raise unless two measures live in one space and have one floating-point type."""
     for name, measure in (("mu", mu), ("nu", nu)):
-        if not isinstance(measure, AbstractMeasure):
-            raise InvalidInput(
-                f"{name} is a {type(measure).__name__}; it must be a measure, such as "
-                "TokenCloud(points) or Gaussian(mean, covariance)."
-            )
+        such = "TokenCloud(points) or Gaussian(mean, covariance)"
+        check_kind(name, measure, AbstractMeasure, f"a measure, such as {such}")
     check(
         mu.dimension == nu.dimension,
         f"mu lives in dimension {mu.dimension}, nu in dimension {nu.dimension}; "

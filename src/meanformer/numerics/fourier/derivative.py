@@ -12,12 +12,7 @@ from meanformer.numerics.arrays import any_in_batch
 from meanformer.numerics.fourier.frames import frames_of
 from meanformer.numerics.fourier.level_sums import MassAndMean, level_sum
 from meanformer.numerics.fourier.levels import Level
-from meanformer.numerics.fourier.patches import (
-    Decisions,
-    exactly,
-    queries_of,
-    replaced,
-)
+from meanformer.numerics.fourier.patches import Decisions, exactly, queries_of, replaced
 from meanformer.numerics.pair_sums.pairs import Pairs
 from meanformer.numerics.pair_sums.tiles import only_moving
 

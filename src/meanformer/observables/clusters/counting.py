@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from meanformer.errors import Unsupported, as_number, check, is_concrete
+from meanformer.errors import Unsupported, as_number, check, check_kind, check_known
 from meanformer.flows import Trajectory
 from meanformer.geometry import AbstractSpace, Euclidean, Sphere
 from meanformer.measures import TokenCloud
@@ -206,15 +206,9 @@ def cluster_profile(
 def _checked(cloud: TokenCloud, space: AbstractSpace | None) -> AbstractSpace:
     check_cloud("cloud", cloud)
     space = Euclidean() if space is None else space
-    check(
-        isinstance(space, Euclidean | Sphere),
-        f"space is {space!r}; it must be Euclidean() or Sphere().",
-    )
-    check(
-        is_concrete(cloud.points) and is_concrete(cloud.weights),
-        "the number of clusters depends on values that are not known under jit, vmap "
-        "or grad; count outside of it, cloud by cloud.",
-    )
+    check_kind("space", space, Euclidean | Sphere, "Euclidean() or Sphere()")
+    otherwise = ", cloud by cloud"
+    check_known("count_clusters", cloud.points, cloud.weights, otherwise=otherwise)
     check(
         cloud.points.ndim == 2,
         f"points has shape {cloud.points.shape}, a batch; count cloud by cloud, as in "

@@ -24,6 +24,7 @@ from meanformer.errors import (
     as_key,
     as_number,
     check,
+    check_kind,
     check_shape,
     is_concrete,
 )
@@ -332,10 +333,7 @@ def checked_space(cloud: TokenCloud, space: AbstractSpace | None) -> AbstractSpa
     """Return the space of the tokens, the sphere by default, or raise."""
     check_cloud("cloud", cloud)
     space = Sphere() if space is None else space
-    check(
-        isinstance(space, Euclidean | Sphere),
-        f"space is {space!r}; it must be Sphere() or Euclidean().",
-    )
+    check_kind("space", space, Euclidean | Sphere, "Sphere() or Euclidean()")
     space.check(cloud.points)
     return space
 

@@ -17,7 +17,9 @@ from meanformer.errors import (
     as_integer,
     as_number,
     check,
+    check_kind,
     check_shape,
+    check_square,
     is_concrete,
 )
 from meanformer.flows import Flow
@@ -49,10 +51,7 @@ def matrix_energy_flow(form: ArrayLike, *, ascending: bool = True) -> Flow:
         ascending: climb the energy; descend it if `False`.
     """
     form = _checked_form(form)
-    check(
-        isinstance(ascending, bool),
-        f"ascending is {ascending!r}; it must be True or False.",
-    )
+    check_kind("ascending", ascending, bool, "True or False")
     value = form if ascending else -form
     identity = jnp.eye(len(form), dtype=form.dtype)
     return Flow(Unnormalised(form, identity, value), space=Sphere())
@@ -189,10 +188,7 @@ def _descended(
 
 def _checked_form(form: ArrayLike) -> Float[Array, "d d"]:
     form = as_finite_array("form", form, (None, None))
-    check(
-        form.shape[0] == form.shape[1],
-        f"form has shape {form.shape}; it must be a square matrix.",
-    )
+    check_square("form", form)
     if is_concrete(form):
         apart = float(jnp.abs(form - form.T).max())
         allowed = 1000 * float(jnp.finfo(form.dtype).eps) * float(jnp.abs(form).max())

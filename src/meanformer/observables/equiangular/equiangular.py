@@ -17,6 +17,7 @@ from meanformer.errors import (
     as_integer,
     as_number,
     check,
+    check_kind,
     is_concrete,
 )
 from meanformer.observables.equiangular import times
@@ -89,11 +90,8 @@ class Equiangular(eqx.Module):
         self.beta = as_number("beta", beta, allowed, least=0, below=np.inf)
         self.kind = times.checked_kind(kind)
         self.start = times.checked_start(self.count, start)
-        check(
-            isinstance(scheme, flows.AbstractScheme),
-            f"scheme is {scheme!r}; it must be a normalisation scheme such as "
-            "PreNorm().",
-        )
+        allowed = "a normalisation scheme such as PreNorm()"
+        check_kind("scheme", scheme, flows.AbstractScheme, allowed)
         self.scheme = scheme
         is_simplex = 1 + (self.count - 1) * self.start <= 0
         check(

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float
 
 from meanformer.attention import AbstractAttention, AbstractInContextMap
-from meanformer.errors import Unsupported, check, is_concrete
+from meanformer.errors import Unsupported, check, check_known, check_square
 from meanformer.flows import Flow, Rescaled
 from meanformer.flows.schedule import AbstractSchedule, Constant
 from meanformer.geometry import Euclidean
@@ -216,12 +216,8 @@ def _least_form(score: np.ndarray, vectors: np.ndarray) -> float:
 
 
 def _matrices(layer: AbstractAttention) -> tuple[np.ndarray, np.ndarray]:
-    check(
-        all(map(is_concrete, (layer.query, layer.key, layer.value, layer.beta))),
-        "predict_limit looks at numbers; it does not work under jit.",
-    )
-    shape = layer.value.shape
-    check(shape[0] == shape[1], f"value has shape {shape}; it must be square.")
+    check_known("predict_limit", layer.query, layer.key, layer.value, layer.beta)
+    check_square("value", layer.value)
     keys, queries = (np.asarray(m, np.float64) for m in (layer.key, layer.query))
     sizes = [float(np.abs(m).max(initial=0)) for m in (keys, queries)]
     check(

@@ -8,7 +8,14 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from meanformer.attention import AbstractAttention, Perceptron, Softmax
-from meanformer.errors import Unsupported, as_doubles, as_integer, check
+from meanformer.errors import (
+    Unsupported,
+    as_doubles,
+    as_integer,
+    check,
+    check_kind,
+    check_square,
+)
 from meanformer.flows import Flow, HardmaxPath, hardmax_flow, solve
 from meanformer.flows.hardmax.flow import check_tends_to_hardmax
 from meanformer.flows.hardmax.rule import HardmaxRule
@@ -153,12 +160,8 @@ def low_temperature_flow(attention: AbstractAttention) -> Flow:
         attention: `Softmax` or `Hardmax`, with a square value matrix.
     """
     check_tends_to_hardmax(attention)
-    value = attention.value
-    check(
-        value.shape[0] == value.shape[1],
-        f"value has shape {value.shape}; it must be a square matrix.",
-    )
-    return Flow(attention + Perceptron.affine(-value))
+    check_square("value", attention.value)
+    return Flow(attention + Perceptron.affine(-attention.value))
 
 
 def low_temperature_comparison(
@@ -200,10 +203,7 @@ def low_temperature_comparison(
         temperature.
     """
     places, temperatures = checked_grid(depths, betas)
-    check(
-        isinstance(attention, Softmax),
-        f"attention is {type(attention).__name__}; it must be Softmax.",
-    )
+    check_kind("attention", attention, Softmax, "Softmax")
     path = hardmax_flow(attention, cloud, float(places[-1]))
     options = {"rtol": rtol, "atol": atol}
     soft = [_solved(attention, cloud, b, places, **options) for b in temperatures]

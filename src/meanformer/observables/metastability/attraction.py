@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float
 
 from meanformer.attention import AbstractExponential, AbstractInContextMap
-from meanformer.attention.isotropic import isotropic_factors
+from meanformer.attention.exponential import isotropic_factors
 from meanformer.errors import Unsupported, check, is_concrete
 from meanformer.flows import Constant, Flow, Trajectory
 from meanformer.flows.trajectories.atoms import Merges

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from meanformer.attention import AbstractInContextMap
-from meanformer.errors import Unsupported, as_number, check, is_concrete
+from meanformer.errors import Unsupported, as_number, check_known
 from meanformer.flows import Flow, Status, Trajectory
 from meanformer.geometry import Sphere
 from meanformer.measures import TokenCloud
@@ -97,10 +97,7 @@ def greedy_staircase(layer: AbstractInContextMap, cloud: TokenCloud) -> Staircas
     """
     is_softmax = attracting.attraction_of(layer, "greedy staircases").is_softmax
     check_cloud("cloud", cloud)
-    check(
-        is_concrete(cloud.points) and is_concrete(cloud.weights),
-        "greedy_staircase needs concrete tokens; call it outside of jit.",
-    )
+    check_known("greedy_staircase", cloud.points, cloud.weights)
     Sphere().check(cloud.points)
     weights = np.asarray(cloud.weights, np.float64)
     return _climbed(cloud, is_softmax, weights, (weights > 0).astype(float))

@@ -6,7 +6,14 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from meanformer.errors import as_integer, as_key, as_number, check, is_concrete
+from meanformer.errors import (
+    as_integer,
+    as_key,
+    as_number,
+    check,
+    check_kind,
+    check_known,
+)
 from meanformer.geometry import AbstractSpace, Euclidean, Sphere
 from meanformer.measures import TokenCloud
 from meanformer.measures.cloud import check_cloud
@@ -87,22 +94,15 @@ def count_modes(
 
 def _bump(beta, space: AbstractSpace | None) -> kernels.AbstractBump:
     """Return what each token carries on the line or circle, or raise."""
-    check(
-        space is None or isinstance(space, Euclidean | Sphere),
-        f"space is {space!r}; it must be Euclidean(), for the line, or Sphere(), for "
-        "the circle.",
-    )
+    allowed = "Euclidean(), for the line, or Sphere(), for the circle"
+    check_kind("space", space, Euclidean | Sphere | None, allowed)
     kind = kernels.CircleBump if isinstance(space, Sphere) else kernels.LineBump
     return kind(kernels.checked_beta(beta))
 
 
 def _sites(cloud: TokenCloud, bump: kernels.AbstractBump) -> Sites:
     check_cloud("cloud", cloud)
-    check(
-        is_concrete(cloud.points) and is_concrete(cloud.weights),
-        "the number of modes depends on values that are not known under jit or grad; "
-        "count outside of it.",
-    )
+    check_known("count_modes", cloud.points, cloud.weights)
     check(
         cloud.dimension == (1 if bump.period is None else 2),
         f"cloud has dimension {cloud.dimension}; modes are counted on the line "

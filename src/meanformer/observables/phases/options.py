@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 
 from meanformer import errors
 from meanformer.attention import AbstractInContextMap
-from meanformer.errors import as_integer, as_number, check
+from meanformer.errors import as_integer, as_number, check, check_kind
 from meanformer.geometry import Sphere
 from meanformer.observables.equiangular.times import checked_kind
 from meanformer.observables.phases import motions, quantities
@@ -143,10 +143,7 @@ class Options:
                 "redraw is given without draw; there is nothing to draw anew.",
             )
             return None
-        check(
-            callable(draw),
-            f"draw is {draw!r}; it must be a function of a key and beta.",
-        )
+        check_kind("draw", draw, Callable, "a function of a key and beta")
         last = float(self.depths[-1])
         if redraw is None:
             return RandomMaps(draw, key, [last])

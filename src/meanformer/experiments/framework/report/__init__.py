@@ -1,4 +1,4 @@
 """The report: one page with every claim, verdict, figure and citation."""
 
-from meanformer.experiments.framework.report.page import Atlas as Atlas
-from meanformer.experiments.framework.report.page import render as render
+from .page import Atlas as Atlas
+from .page import render as render

@@ -12,6 +12,7 @@ from meanformer.experiments.framework.report.html import Markup, prose, tag
 from meanformer.experiments.framework.report.verdicts import State, Verdict, verdict
 
 SECONDS_BETWEEN_RELOADS = 4
+STYLESHEET = Path(__file__).with_name("page.css")
 ICON = (
     "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'"
     "%3E%3Ccircle cx='8' cy='8' r='6' fill='%233b78c9'/%3E%3C/svg%3E"
@@ -76,7 +77,7 @@ def _head(atlas: Atlas) -> Markup:
         reload if atlas.is_growing else None,
         tag("title", f"{atlas.title} · meanformer"),
         tag("link", rel="icon", href=ICON),
-        tag("style", Markup(_stylesheet())),
+        tag("style", Markup(STYLESHEET.read_text(encoding="utf-8"))),
     )
 
 
@@ -84,7 +85,3 @@ def _footer(command: str) -> Markup:
     how = ["This page was written by ", tag("code", command), "."]
     files = "`results.json` (every number) and `figures/` (SVG and PNG; movies as GIF)"
     return tag("footer", tag("p", how), tag("p", prose(f"Beside it: {files}.")))
-
-
-def _stylesheet() -> str:
-    return Path(__file__).with_name("page.css").read_text(encoding="utf-8")
