@@ -1,7 +1,6 @@
 """An experiment: what is claimed, with which settings, and how it is measured."""
 
 import dataclasses
-import functools
 import inspect
 import re
 from collections.abc import Callable, Sequence
@@ -152,17 +151,18 @@ class Experiment:
 
 
 def experiment(
-    run: Any, title: str | None = None, *, room: str, seconds: float = 5.0
-) -> Any:
-    """The experiment of the file in which `run` is written.
+    title: str, *, room: str, seconds: float = 5.0
+) -> Callable[[Callable[..., Outcome]], Experiment]:
+    """Declare the experiment of a file: `@experiment(title, room=…)` above its `run`.
 
     Its name is that of the file with hyphens, its parameters are what `run` says it
-    takes, its claims are those of the file, and the file's docstring is its text. Write
-    `@experiment(title, room=…)` above `run`, or call it with `run` and the title.
+    takes, its claims are those of the file, and the file's docstring is its text.
     """
-    if title is None:
-        return functools.partial(experiment, title=run, room=room, seconds=seconds)
-    written = inspect.unwrap(run)
-    name = Path(written.__code__.co_filename).stem.replace("_", "-")
-    parameters = inspect.get_annotations(written)["parameters"]
-    return Experiment(name, title, room, parameters, run, seconds=seconds)
+
+    def declare(run: Callable[..., Outcome]) -> Experiment:
+        written = inspect.unwrap(run)
+        name = Path(written.__code__.co_filename).stem.replace("_", "-")
+        parameters = inspect.get_annotations(written)["parameters"]
+        return Experiment(name, title, room, parameters, run, seconds=seconds)
+
+    return declare

@@ -7,7 +7,6 @@ gradient of the network to rounding; methods that reconstruct points, or discret
 equation of the adjoint, have an error of the order of a layer.
 """
 
-from dataclasses import dataclass
 from typing import Any, cast
 
 import jax
@@ -22,8 +21,7 @@ from meanformer.experiments.helpers.engines import Continuous
 from meanformer.plotting import draw_rate, mark_sizes, style
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """How many random networks, and how deep the others are."""
 
     networks: int = lab.setting(2, full=20, help="random networks", at_least=1)
@@ -67,6 +65,9 @@ MEMORY = lab.observation(
 )
 
 
+@lab.experiment(
+    "The adjoint is the gradient, tokens included", room="training", seconds=10
+)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Compare gradients, engines, orders and memory."""
     reference = training.gradient(*reference_problem())
@@ -241,8 +242,3 @@ def draw_errors(depths, errors) -> lab.Picture:
         "Two ways to save memory or a derivation cost accuracy of the order of a "
         "layer. Dashed: slope $-1$. The exact engines agree to rounding.",
     )
-
-
-experiment = lab.experiment(
-    run, "The adjoint is the gradient, tokens included", room="training", seconds=10
-)

@@ -33,8 +33,7 @@ STEP, SHOWN = 0.1, 8
 SHARES = np.linspace(0, 1, 9)
 
 
-@dataclasses.dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """How large the networks are, and how long they train."""
 
     layers: int = lab.setting(4, full=8, help="layers, $L$", at_least=2)
@@ -93,6 +92,9 @@ BARRIER = lab.observation(
 )
 
 
+@lab.experiment(
+    "Networks as measures of heads: distance and geodesics", room="training"
+)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Check the distance on random networks, then train two and join them."""
     random = np.random.default_rng(parameters.seed)
@@ -242,8 +244,3 @@ def draw_ways(ways: dict, far, lengths) -> lab.Picture:
         "distance that heads cover in training, and the length of their path, which is "
         "more where they turn.",
     )
-
-
-experiment = lab.experiment(
-    run, "Networks as measures of heads: distance and geodesics", room="training"
-)

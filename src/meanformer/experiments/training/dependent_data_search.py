@@ -9,7 +9,6 @@ back the smallest eigenvalue of the tangent kernel grows with the square of the
 distance: data that are only nearly dependent are fitted, but slowly.
 """
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -36,8 +35,7 @@ SHARES = {"found": 0.0, "a quarter back": 0.25, "half way back": 0.5, "given": 1
 BACK = tuple(SHARES.values())[1:]
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """How many data sets, and how training on one of them goes."""
 
     searches: int = lab.setting(8, full=40, help="data sets to search from", at_least=1)
@@ -91,6 +89,9 @@ SLOW = lab.observation(
 )
 
 
+@lab.experiment(
+    "Dependent data are near, and a search finds them", room="training", seconds=6
+)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Search near many data sets, and train on one of them and what was found."""
     random = np.random.default_rng(parameters.seed)
@@ -240,8 +241,3 @@ def draw_way(fits: dict[str, Fit]) -> lab.Picture:
         "and the data given; dashed, slope 2. Right: the risk in training there, "
         "median and range over starts: stuck at the relation, slow near it.",
     )
-
-
-experiment = lab.experiment(
-    run, "Dependent data are near, and a search finds them", room="training", seconds=6
-)

@@ -8,8 +8,6 @@ small, and the loss goes to zero, though slowly. What commutes with every head i
 at all depths: a context and query with their mirror images, and equal contexts.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 
 import meanformer.experiments as lab
@@ -29,8 +27,7 @@ from meanformer.plotting import style
 LAYERS = 8
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """How long, and from how many starts."""
 
     starts: int = lab.setting(
@@ -109,6 +106,9 @@ FREE = ("dependent", "frozen contexts")
 MOVING = (*FREE, "duplicates")
 
 
+@lab.experiment(
+    "Depth fits dependent data, not symmetric data", room="training", seconds=9
+)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Train on every variant, from several starts."""
     given, fits = variants(), {}
@@ -170,8 +170,3 @@ def draw(fits: dict[str, Fit]) -> lab.Picture:
         "that persist at every depth. Right: the smallest eigenvalue of the tangent "
         "kernel beside those that stay zero. Dependent contexts are fitted slowly.",
     )
-
-
-experiment = lab.experiment(
-    run, "Depth fits dependent data, not symmetric data", room="training", seconds=9
-)

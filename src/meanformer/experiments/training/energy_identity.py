@@ -6,8 +6,6 @@ $QQ^\top - KK^\top$. Gradient descent does so up to an error of the order of its
 two tests of a training code from end to end, which need no reference values.
 """
 
-from dataclasses import dataclass
-
 import jax.random as jr
 import numpy as np
 
@@ -17,8 +15,7 @@ from meanformer.experiments.helpers.fitting import network
 from meanformer.plotting import draw_curves, draw_rate, style
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """The network, and how long it is trained."""
 
     layers: int = lab.setting(6, help="layers", at_least=1)
@@ -66,6 +63,7 @@ DRIFT = lab.observation(
 )
 
 
+@lab.experiment("The risk falls by what is dissipated", room="training", seconds=8)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Flow once to a fine tolerance, and descend with smaller and smaller steps."""
     model, data = problem(parameters)
@@ -174,8 +172,3 @@ def draw_orders(steps, defects, drifts) -> lab.Picture:
         figure,
         r"Both errors of gradient descent halve with its step. Dashed: slope 1.",
     )
-
-
-experiment = lab.experiment(
-    run, "The risk falls by what is dissipated", room="training", seconds=8
-)

@@ -9,8 +9,6 @@ or let values have a bias, and the same offsets are fitted, at a rate that the s
 eigenvalue of the tangent kernel tells.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 
 import meanformer.experiments as lab
@@ -29,8 +27,7 @@ from meanformer.experiments.helpers.fitting import (
 from meanformer.plotting import style
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """How long, and from how many starts."""
 
     starts: int = lab.setting(
@@ -129,6 +126,9 @@ PANELS = {
 }
 
 
+@lab.experiment(
+    "Dependent data get stuck, independent data reach zero", room="training", seconds=9
+)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Train on every variant, from several starts."""
     given, fits = variants(), {}
@@ -201,11 +201,3 @@ def draw_spectra(fits: dict[str, Fit]) -> lab.Picture:
         "Spectra of the tangent kernel at the start, for all data sets and starts: one "
         "dot for each eigenvalue. Two vanish where the report finds a relation.",
     )
-
-
-experiment = lab.experiment(
-    run,
-    "Dependent data get stuck, independent data reach zero",
-    room="training",
-    seconds=9,
-)

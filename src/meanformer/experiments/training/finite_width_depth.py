@@ -7,8 +7,6 @@ layers, before training and after a fixed time of it. The limit of random heads 
 values of mean zero is known: nothing moves. Contexts of random tokens leave $n^{-1/2}$.
 """
 
-import dataclasses
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -28,8 +26,7 @@ STEP, STEPS = 0.25, 4
 TOKENS, MANY = (8, 32, 128), 512
 
 
-@dataclasses.dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """How often networks and contexts are drawn."""
 
     draws: int = lab.setting(24, full=128, help="networks of each size", at_least=16)
@@ -73,6 +70,7 @@ CONTEXT = lab.theorem(
 )
 
 
+@lab.experiment("How many layers and heads are enough", room="training", seconds=9)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Train networks of many sizes, and compare them with the largest."""
     random = np.random.default_rng(parameters.seed)
@@ -242,8 +240,3 @@ def draw_errors(in_depth, off, contexts) -> lab.Picture:
         f"Mean errors of outputs, {START} (blue) and {TRAINED} (orange). Dashed: "
         r"slopes $-1$, $-\frac12$ and $-\frac12$.",
     )
-
-
-experiment = lab.experiment(
-    run, "How many layers and heads are enough", room="training", seconds=9
-)

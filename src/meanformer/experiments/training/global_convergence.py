@@ -8,8 +8,6 @@ $\sqrt{2R(0)/\lambda_*}$: the inequality of Polyak and Łojasiewicz, which the k
 proves on the way. With a large initial loss nothing is proved.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 
 import meanformer.experiments as lab
@@ -25,8 +23,7 @@ from meanformer.plotting import draw_curves, style
 OFFSETS = np.array([[1.0, 0.0], [0.0, 1.0], [-1.0, 1.0]])
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """How small the loss is at the start, and how long training takes."""
 
     size: float = lab.setting(
@@ -74,6 +71,9 @@ LAZY = lab.observation(
 )
 
 
+@lab.experiment(
+    "A small loss on independent data falls to zero", room="training", seconds=9
+)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Train one layer from a small loss, and look at the kernel on the way."""
     model = network(1, 64, 0)
@@ -141,8 +141,3 @@ def draw_risk(times, risks, envelope, lazy, judged) -> lab.Picture:
         "flow with the kernel of the start. Right: extreme eigenvalues of the tangent "
         "kernel; between them the constant of the inequality that was seen.",
     )
-
-
-experiment = lab.experiment(
-    run, "A small loss on independent data falls to zero", room="training", seconds=9
-)

@@ -9,8 +9,6 @@ that is trained finds them. With softmax in place of linear weights it is a kern
 smoother; layers on top of each other make one step after the other.
 """
 
-from dataclasses import dataclass
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -29,8 +27,7 @@ COVARIANCE, NOISE, EXAMPLES, BETA = (2.0, 1.0, 0.3), 0.5, 12, 2.0
 TRAINED_ON, HEADS = 20, 4  # examples in a context, heads of the layer
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """How many contexts, and how long the layer is trained."""
 
     contexts: int = lab.setting(
@@ -84,6 +81,9 @@ MATRIX = lab.observation(
 )
 
 
+@lab.experiment(
+    "A layer of attention learns a step of gradient descent", room="training", seconds=9
+)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Compare formulas with many contexts, then train a layer."""
     key_drawn, key_general, key_train = jr.split(jr.key(parameters.seed), 3)
@@ -241,11 +241,3 @@ def draw(measured, history, known) -> lab.Picture:
         "one layer of linear attention can do, and of others; zero has the risk 5, and "
         "least squares, without noise, none. Right: four heads in training.",
     )
-
-
-experiment = lab.experiment(
-    run,
-    "A layer of attention learns a step of gradient descent",
-    room="training",
-    seconds=9,
-)

@@ -9,7 +9,6 @@ alone, is compared with the tangent kernel of random heads.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -22,8 +21,7 @@ from meanformer.plotting import draw_curves, style
 from meanformer.training import dependence, injectivity_report
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """How many heads the kernel averages over, and which contexts are drawn."""
 
     heads: int = lab.setting(1000, full=4000, help="heads of the kernel", at_least=200)
@@ -126,6 +124,9 @@ def catalogue(seed: int = 1) -> dict[str, Row]:
     }
 
 
+@lab.experiment(
+    "What one layer cannot fit is known before training", room="training", seconds=6
+)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Classify every row by the report, and by the kernel of random heads."""
     rng, rows = np.random.default_rng(parameters.seed), catalogue(parameters.seed)
@@ -243,7 +244,3 @@ def draw_sums(curves: list[np.ndarray]) -> lab.Picture:
         "cancel; a translate and its original leave a linear function, which one query "
         "sees and two do not; with one token moved, nothing cancels.",
     )
-
-
-TITLE = "What one layer cannot fit is known before training"
-experiment = lab.experiment(run, TITLE, room="training", seconds=6)

@@ -8,7 +8,6 @@ large networks freeze.
 """
 
 import functools
-from dataclasses import dataclass
 from typing import cast
 
 import jax
@@ -25,8 +24,7 @@ STEP = 0.2
 SHAPES = ((4, 16), (16, 4), (32, 32))
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(lab.Parameters):
     """How many networks of each shape, and how long they are trained."""
 
     draws: int = lab.setting(16, full=96, help="networks of each shape", at_least=16)
@@ -70,6 +68,7 @@ FREEZES = lab.observation(
 )
 
 
+@lab.experiment("One step size for every depth and width", room="training", seconds=8)
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Train many networks of each shape side by side."""
     curves = {}
@@ -187,8 +186,3 @@ def draw_risks(curves, frozen) -> lab.Picture:
         "units all shapes train alike; with the learning rate of a small network the "
         "large one stands still (dashed).",
     )
-
-
-experiment = lab.experiment(
-    run, "One step size for every depth and width", room="training", seconds=8
-)
