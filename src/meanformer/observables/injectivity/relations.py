@@ -165,7 +165,9 @@ def find_relations(asked: Asked, *, bias: bool = False) -> list[Relation]:
     moments = np.column_stack([table @ asked.means, scale * table.sum(axis=1)])
     for parts in null_rows(moments.T, 1e-8):
         row = parts @ table
-        if _cancels(asked, row, bias) and _is_new(kept, row):
+        # Clues may follow from each other, and add up to nothing.
+        row = np.where(np.abs(row) > 1e-9 * (np.abs(parts) @ np.abs(table)), row, 0)
+        if row.any() and _cancels(asked, row, bias) and _is_new(kept, row):
             kinds = {rest[i][0] for i in np.flatnonzero(np.abs(parts) > 1e-7)}
             relations.append(_named(asked, kinds, row, bias))
     return relations
