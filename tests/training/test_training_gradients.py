@@ -344,6 +344,13 @@ def test_layers_that_cannot_be_run_backward_are_told(key):
         training.gradient(model, data, engine=Reversible())
 
 
+def test_layers_run_backward_to_other_points_are_told():
+    options = {"layers": 2, "sizes": (3,), "context": "frozen", "scale": 2.5}
+    model, data = random_problem(jr.key(22), **options)
+    with pytest.raises(mf.errors.Overflow, match=r"fails for layers that move points"):
+        training.gradient(model, data, engine=Reversible())
+
+
 def test_what_blows_up_is_told(key):
     model, data = random_problem(key)
     large = jax.tree.map(lambda leaf: 1e120 * leaf, model.parameters)
