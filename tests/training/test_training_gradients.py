@@ -336,6 +336,9 @@ def test_mistakes_are_told(key, untyped):
         training.gradient(heun, data, engine=Continuous())
     with pytest.raises(mf.InvalidInput, match="data has no targets"):
         training.risk(model, training.Dataset(data.contexts, data.queries))
+    frozen, _ = random_problem(key, context="frozen")
+    with pytest.raises(mf.InvalidInput, match="data has no queries; in a frozen"):
+        training.gradient(frozen, training.Dataset(data.contexts, targets=data.tokens))
 
 
 def test_layers_that_cannot_be_run_backward_are_told(key):

@@ -452,6 +452,10 @@ def check_fits(model: MeanFieldTransformer, data: Dataset) -> None:
         f"data has dimension {data.dimension}; the heads take {model.input_dimension}.",
     )
     check(
+        data.queries.shape[1] > 0 or not model.layer.is_frozen,
+        "data has no queries; in a frozen context nothing else moves.",
+    )
+    check(
         data.tokens.dtype == model.parameters.heads.query.dtype,
         f"data is {data.tokens.dtype}, the heads are "
         f"{model.parameters.heads.query.dtype}; give both in one precision.",
