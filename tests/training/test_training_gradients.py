@@ -140,6 +140,27 @@ def test_exact_engines_agree(key, engine):
     assert largest_difference(found.parameters, expected.parameters) < 1e-12
 
 
+@pytest.mark.parametrize(
+    ("engine", "states"),
+    [(Reversible(), 0.01), (training.Stored(), 1.1), (Automatic(True), 1.1)],
+    ids=str,
+)
+def test_a_layer_more_takes_no_memory_or_that_of_its_points(engine, states):
+    def temporary(layers):
+        model, data = random_problem(jr.key(0), layers=layers, heads=1, sizes=(256,))
+
+        @jax.jit
+        def found(parameters):
+            moved = model.with_parameters(parameters)
+            return training.gradient(moved, data, engine=engine).parameters
+
+        compiled = found.lower(model.parameters).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    of_points = 8 * 257 * 2
+    assert temporary(64) - temporary(8) < 56 * states * of_points
+
+
 @pytest.mark.parametrize("engine", [Reversible(corrections=0), Continuous()], ids=str)
 def test_engines_that_discretise_an_equation_have_first_order(key, engine):
     errors = []
