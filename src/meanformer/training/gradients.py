@@ -182,9 +182,7 @@ class Reversible(AbstractEngine):
             adjoint, found = sweep.back(step, before, adjoint)
             return (before, adjoint), found
 
-        (start, _), found = jax.lax.scan(
-            one, (end, adjoint), sweep.steps, reverse=True
-        )
+        (start, _), found = jax.lax.scan(one, (end, adjoint), sweep.steps, reverse=True)
         if self.corrections:
             # A layer may send other points to the same place.
             is_there = _is_close(start - points, jnp.abs(points).max())

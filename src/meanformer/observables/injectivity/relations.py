@@ -160,7 +160,9 @@ def find_relations(asked: Asked, *, bias: bool = False) -> list[Relation]:
             relations.append(_named(asked, {kind}, row, bias))
     if not rest:
         return relations
-    table = np.stack([row for _, row in rest])
+    # Rows reduced from the end keep the first kinds apart, which hold at every depth.
+    rest.sort(key=lambda clue: clue[0] not in PERSISTING)
+    table = np.stack([row / np.abs(row).max() for _, row in rest])
     scale = float(bias) * (np.abs(asked.means).max() or 1.0)
     moments = np.column_stack([table @ asked.means, scale * table.sum(axis=1)])
     for parts in null_rows(moments.T, 1e-8):
@@ -176,7 +178,7 @@ def find_relations(asked: Asked, *, bias: bool = False) -> list[Relation]:
 def _cancels(asked: Asked, row: np.ndarray, bias: bool) -> bool:
     """Whether means cancel too, and with a bias the coefficients themselves."""
     size = np.abs(row)
-    limit = size @ (asked.slacks + 1e-14 * np.abs(asked.means).max())
+    limit = size @ (asked.slacks + 1e-12 * np.abs(asked.means).max())
     is_free = abs(bias * row.sum()) <= 1e-9 * size.sum()
     return bool(is_free and np.abs(row @ asked.means).max() <= limit)
 
@@ -198,7 +200,10 @@ def _named(asked: Asked, kinds: set[str], row: np.ndarray, bias: bool) -> Relati
     if case == ("zero queries", 1, 1) and _are_mirrored(asked, *[int(indices[0])] * 2):
         name = "symmetric context, query zero"
     persists = name in PERSISTING or (name in UNBIASED and not bias)
-    return Relation(name, tuple(map(int, indices)), tuple(map(float, row)), persists)
+    members = tuple(map(int, indices))
+    if not persists and all(map(asked.is_dirac, members)):
+        name, persists = "Diracs", True
+    return Relation(name, members, tuple(map(float, row)), persists)
 
 
 def _are_mirrored(asked: Asked, i: int, j: int) -> bool:
