@@ -173,3 +173,9 @@ def test_a_dilation_of_a_single_token_is_a_relation_of_single_tokens():
         (relation,) = found(measures, np.array(queries))
         assert (relation.name, relation.persists) == ("Diracs", True)
         np.testing.assert_allclose(relation.coefficients, (2, -1), rtol=1e-12)
+
+
+def test_equal_dilations_of_a_context_are_equal_measures():
+    measures = [TokenCloud(factor * TOKENS) for factor in (1, 2, 2, -2)]
+    queries = np.array([X, X / 2, X / 2, -X / 2])
+    assert names(measures, queries) == ["dilation", "equal measures", "parity"]

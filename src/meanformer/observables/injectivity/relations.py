@@ -268,16 +268,19 @@ def _pairs(asked: Asked, classes, eye) -> tuple[list[Clue], list[Clue]]:
     slacks = np.abs(factors) * asked.slacks
     for members in classes:
         distinct: list[int] = []
-        for k in members:
-            shifts = np.abs(centres[k] - centres[distinct]).max(axis=1)
-            close = np.flatnonzero(shifts <= slacks[k] + slacks[distinct])
+        for place, k in enumerate(members):
+            before = np.array(members[:place], int)
+            shifts = np.abs(centres[k] - centres[before]).max(axis=1)
+            close = before[shifts <= slacks[k] + slacks[before]]
             if len(close) == 0:
                 distinct.append(k)
                 continue
-            i = distinct[close[0]]
+            # One to which it is related at every depth, if there is any.
+            ratios = np.round(factors[k] / factors[close], 8)
+            i = np.lexsort((ratios != 1, np.abs(ratios) != 1))[0]
             kinds = {1.0: "equal measures", -1.0: "parity"}
-            kind = kinds.get(float(np.round(factors[k] / factors[i], 8)), "dilation")
-            equal.append((kind, rows[i] - rows[k]))
+            kind = kinds.get(float(ratios[i]), "dilation")
+            equal.append((kind, rows[close[i]] - rows[k]))
         if asked.radii[members[0]] > 0:
             moved += [("translates", rows[distinct[0]] - rows[k]) for k in distinct[1:]]
     return equal, moved
