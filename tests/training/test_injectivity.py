@@ -379,5 +379,16 @@ def test_queries_that_nearly_agree_are_not_called_independent():
     assert report.verdict == "undecided"
 
 
+@pytest.mark.parametrize(
+    ("place", "query"), [((0.7, -0.2), (0.2, 0.2)), ((0.3, -1.3), (0.3, 0.8))]
+)
+def test_mirrored_single_tokens_are_independent_with_a_bias(place, query):
+    point, query = TokenCloud(np.array([place])), np.array(query)
+    contexts, queries = [point, mirrored(point)], np.array([query, -query])
+    assert injectivity_report(contexts, queries).relations[0].name == "parity"
+    biased = injectivity_report(contexts, queries, bias=True)
+    assert (biased.verdict, biased.relations) == ("independent", ())
+
+
 def mirrored(cloud):
     return TokenCloud(-cloud.points, cloud.weights)

@@ -140,6 +140,27 @@ def test_exact_engines_agree(key, engine):
     assert largest_difference(found.parameters, expected.parameters) < 1e-12
 
 
+@pytest.mark.parametrize(
+    ("engine", "states"),
+    [(Reversible(), 0.01), (training.Stored(), 1.1), (Automatic(True), 1.1)],
+    ids=str,
+)
+def test_a_layer_more_takes_no_memory_or_that_of_its_points(engine, states):
+    def temporary(layers):
+        model, data = random_problem(jr.key(0), layers=layers, heads=1, sizes=(256,))
+
+        @jax.jit
+        def found(parameters):
+            moved = model.with_parameters(parameters)
+            return training.gradient(moved, data, engine=engine).parameters
+
+        compiled = found.lower(model.parameters).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    of_points = 8 * 257 * 2
+    assert temporary(64) - temporary(8) < 56 * states * of_points
+
+
 @pytest.mark.parametrize("engine", [Reversible(corrections=0), Continuous()], ids=str)
 def test_engines_that_discretise_an_equation_have_first_order(key, engine):
     errors = []
@@ -336,10 +357,20 @@ def test_mistakes_are_told(key, untyped):
         training.gradient(heun, data, engine=Continuous())
     with pytest.raises(mf.InvalidInput, match="data has no targets"):
         training.risk(model, training.Dataset(data.contexts, data.queries))
+    frozen, _ = random_problem(key, context="frozen")
+    with pytest.raises(mf.InvalidInput, match="data has no queries; in a frozen"):
+        training.gradient(frozen, training.Dataset(data.contexts, targets=data.tokens))
 
 
 def test_layers_that_cannot_be_run_backward_are_told(key):
     model, data = random_problem(key, scale=10.0)
+    with pytest.raises(mf.errors.Overflow, match=r"fails for layers that move points"):
+        training.gradient(model, data, engine=Reversible())
+
+
+def test_layers_run_backward_to_other_points_are_told():
+    options = {"layers": 2, "sizes": (3,), "context": "frozen", "scale": 2.5}
+    model, data = random_problem(jr.key(22), **options)
     with pytest.raises(mf.errors.Overflow, match=r"fails for layers that move points"):
         training.gradient(model, data, engine=Reversible())
 

@@ -160,7 +160,8 @@ class Reversible(AbstractEngine):
         corrections: the most corrections of each layer.
         tolerance: the relative distance below which they end.
 
-    Where the points are not found there is no gradient: `gradient` says so.
+    Where the points are not found, or not those that the network began with, there is
+    no gradient: `gradient` says so.
     """
 
     corrections: int = eqx.field(static=True, default=50)
@@ -181,7 +182,11 @@ class Reversible(AbstractEngine):
             adjoint, found = sweep.back(step, before, adjoint)
             return (before, adjoint), found
 
-        _, found = jax.lax.scan(one, (end, adjoint), sweep.steps, reverse=True)
+        (start, _), found = jax.lax.scan(one, (end, adjoint), sweep.steps, reverse=True)
+        if self.corrections:
+            # A layer may send other points to the same place.
+            is_there = _is_close(start - points, jnp.abs(points).max())
+            found = jax.tree.map(lambda a: jnp.where(is_there, a, jnp.nan), found)
         return risk, found, None
 
     def before(self, sweep: Sweep, step: Step, points: Float[Array, "N r d"]):
@@ -206,8 +211,12 @@ class Reversible(AbstractEngine):
 
         first = (start, jnp.full_like(size, jnp.inf), 0)
         found, error, _ = jax.lax.while_loop(is_far, correct, first)
-        is_found = error <= LOST * jnp.finfo(size.dtype).eps * size
-        return jnp.where(is_found, found, jnp.nan)
+        return jnp.where(_is_close(error, size), found, jnp.nan)
+
+
+def _is_close(gaps: Array, size: Float[Array, ""]) -> Array:
+    """Return whether points are found again up to rounding."""
+    return jnp.abs(gaps).max() <= LOST * jnp.finfo(size.dtype).eps * size
 
 
 class Automatic(AbstractEngine):
@@ -439,6 +448,10 @@ def check_fits(model: MeanFieldTransformer, data: Dataset) -> None:
     check(
         data.dimension == model.input_dimension,
         f"data has dimension {data.dimension}; the heads take {model.input_dimension}.",
+    )
+    check(
+        data.queries.shape[1] > 0 or not model.layer.is_frozen,
+        "data has no queries; in a frozen context nothing else moves.",
     )
     given, wanted = data.tokens.dtype, model.parameters.heads.query.dtype
     told = f"data is {given}, the heads are {wanted}; give contexts of {wanted}."

@@ -65,7 +65,8 @@ class TrainingRun(AbstractTrajectory):
         "step_budget": "the step budget between two saved times was used up; raise it, "
         "loosen rtol, save more often, or take GradientDescent(step)",
         "not_finite": "the risk or its gradient was not finite, so that the last "
-        "finite heads were kept; look at the loss, or take smaller steps",
+        "finite heads were kept; look at the loss, or take smaller steps, or another "
+        "engine than Reversible()",
         "diverging": "the risk rose from step to step, and the heads from before it "
         "did were kept; take a smaller step: close to a minimum of the squared error "
         "those below 2 N / spectrum(model, data).largest are stable",

@@ -148,3 +148,34 @@ def test_the_tolerance_decides_what_is_the_same():
 def test_other_masses_are_other_measures():
     uneven = TokenCloud(TOKENS, np.array([0.4, 0.2, 0.2, 0.2]))
     assert names([TokenCloud(TOKENS), uneven]) == []
+
+
+@pytest.mark.parametrize("size", [1.0, 200.0, 1e4])
+def test_relations_are_named_whatever_the_size_of_queries(size):
+    places = np.random.default_rng(0).standard_normal((3, 1, 2))
+    one, other = TokenCloud(TOKENS), TokenCloud(TOKENS + SHIFT)
+    measures = [one, other, *map(TokenCloud, places)]
+    queries = size * np.array([X, X, X, Y, X + Y])
+    assert sorted(names(measures, queries)) == ["Diracs", "combination"]
+
+
+def test_diracs_are_related_at_every_depth_whatever_else_is_related():
+    one, *more = map(TokenCloud, np.random.default_rng(0).standard_normal((3, 1, 2)))
+    measures = [one, TokenCloud(TOKENS), *more]
+    relations = found(measures, np.array([X, 0 * X, Y, X + Y]))
+    (persisting,) = [one for one in relations if one.persists]
+    assert (persisting.name, persisting.indices) == ("Diracs", (0, 2, 3))
+
+
+def test_a_dilation_of_a_single_token_is_a_relation_of_single_tokens():
+    measures = [TokenCloud(np.array([place])) for place in ([0.4, 1.0], [0.8, 2.0])]
+    for queries in ([X, X / 2], [X, Y]):
+        (relation,) = found(measures, np.array(queries))
+        assert (relation.name, relation.persists) == ("Diracs", True)
+        np.testing.assert_allclose(relation.coefficients, (2, -1), rtol=1e-12)
+
+
+def test_equal_dilations_of_a_context_are_equal_measures():
+    measures = [TokenCloud(factor * TOKENS) for factor in (1, 2, 2, -2)]
+    queries = np.array([X, X / 2, X / 2, -X / 2])
+    assert names(measures, queries) == ["dilation", "equal measures", "parity"]

@@ -161,12 +161,16 @@ def find_relations(asked: Asked, *, bias: bool = False) -> list[Relation]:
             relations.append(_named(asked, {kind}, row, bias))
     if not rest:
         return relations
-    table = np.stack([row for _, row in rest])
+    # Rows reduced from the end keep the first kinds apart, which hold at every depth.
+    rest.sort(key=lambda clue: clue[0] not in PERSISTING)
+    table = np.stack([row / np.abs(row).max() for _, row in rest])
     scale = float(bias) * (np.abs(asked.means).max() or 1.0)
     moments = np.column_stack([table @ asked.means, scale * table.sum(axis=1)])
     for parts in null_rows(moments.T, 1e-8):
         row = parts @ table
-        if _cancels(asked, row, bias) and _is_new(kept, row):
+        # Clues may follow from each other, and add up to nothing.
+        row = np.where(np.abs(row) > 1e-9 * (np.abs(parts) @ np.abs(table)), row, 0)
+        if row.any() and _cancels(asked, row, bias) and _is_new(kept, row):
             kinds = {rest[i][0] for i in np.flatnonzero(np.abs(parts) > 1e-7)}
             relations.append(_named(asked, kinds, row, bias))
     return relations
@@ -175,7 +179,7 @@ def find_relations(asked: Asked, *, bias: bool = False) -> list[Relation]:
 def _cancels(asked: Asked, row: np.ndarray, bias: bool) -> bool:
     """Whether means cancel too, and with a bias the coefficients themselves."""
     size = np.abs(row)
-    limit = size @ (asked.slacks + 1e-14 * np.abs(asked.means).max())
+    limit = size @ (asked.slacks + 1e-12 * np.abs(asked.means).max())
     is_free = abs(bias * row.sum()) <= 1e-9 * size.sum()
     return bool(is_free and np.abs(row @ asked.means).max() <= limit)
 
@@ -197,7 +201,10 @@ def _named(asked: Asked, kinds: set[str], row: np.ndarray, bias: bool) -> Relati
     if case == ("zero queries", 1, 1) and _are_mirrored(asked, *[int(indices[0])] * 2):
         name = "symmetric context, query zero"
     persists = name in PERSISTING or (name in UNBIASED and not bias)
-    return Relation(name, tuple(map(int, indices)), tuple(map(float, row)), persists)
+    members = tuple(map(int, indices))
+    if not persists and all(map(asked.is_dirac, members)):
+        name, persists = "Diracs", True
+    return Relation(name, members, tuple(map(float, row)), persists)
 
 
 def _are_mirrored(asked: Asked, i: int, j: int) -> bool:
@@ -262,16 +269,19 @@ def _pairs(asked: Asked, classes, eye) -> tuple[list[Clue], list[Clue]]:
     slacks = np.abs(factors) * asked.slacks
     for members in classes:
         distinct: list[int] = []
-        for k in members:
-            shifts = np.abs(centres[k] - centres[distinct]).max(axis=1)
-            close = np.flatnonzero(shifts <= slacks[k] + slacks[distinct])
+        for place, k in enumerate(members):
+            before = np.array(members[:place], int)
+            shifts = np.abs(centres[k] - centres[before]).max(axis=1)
+            close = before[shifts <= slacks[k] + slacks[before]]
             if len(close) == 0:
                 distinct.append(k)
                 continue
-            i = distinct[close[0]]
+            # One to which it is related at every depth, if there is any.
+            ratios = np.round(factors[k] / factors[close], 8)
+            i = np.lexsort((ratios != 1, np.abs(ratios) != 1))[0]
             kinds = {1.0: "equal measures", -1.0: "parity"}
-            kind = kinds.get(float(np.round(factors[k] / factors[i], 8)), "dilation")
-            equal.append((kind, rows[i] - rows[k]))
+            kind = kinds.get(float(ratios[i]), "dilation")
+            equal.append((kind, rows[close[i]] - rows[k]))
         if asked.radii[members[0]] > 0:
             moved += [("translates", rows[distinct[0]] - rows[k]) for k in distinct[1:]]
     return equal, moved
