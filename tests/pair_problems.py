@@ -40,6 +40,19 @@ def random_problem(
     return pairs, normal(tokens, width)
 
 
+def ordered_problem(count, mask):
+    """Return pairs and values of a sequence, seen causally or by a window or prefix."""
+    pairs, values = random_problem(count, count)
+    here = jnp.arange(count)
+    first, last = jnp.zeros_like(here), here + 1
+    if mask == "window":
+        first = jnp.maximum(here - count // 3, 0)
+    if mask == "prefix":
+        last = jnp.maximum(last, count // 2)
+    fields = pairs.tilts, pairs.points, pairs.weights, pairs.offsets
+    return Pairs(*fields, first, last), values
+
+
 def dense_scores(pairs):
     """Scores in double precision, minus infinity where a query does not see a token."""
     scores = np.asarray(pairs.tilts, float) @ np.asarray(pairs.points, float).T

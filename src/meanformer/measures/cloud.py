@@ -283,8 +283,9 @@ class TokenCloud(AbstractWeightedCloud):
         """
         near = self.without_harm()
         points, present = lax.stop_gradient(near.points), (self.weights > 0)[:, None]
-        low = jnp.where(present, points, jnp.inf).min(axis=0)
-        high = jnp.where(present, points, -jnp.inf).max(axis=0)
+        heaviest = points[jnp.argmax(self.weights)]
+        inside = jnp.where(present, points, heaviest[None, :])
+        low, high = inside.min(axis=0), inside.max(axis=0)
         twice = 2 * (jnp.maximum(low, 0) + jnp.minimum(high, 0))
         mean = matmul(lax.stop_gradient(self.weights), points)
         origin = jnp.clip(mean, jnp.minimum(twice, 0), jnp.maximum(twice, 0))

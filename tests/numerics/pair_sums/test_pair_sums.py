@@ -13,7 +13,12 @@ from meanformer.numerics.pair_sums.dense import hardmax_shares
 from meanformer.numerics.pair_sums.pairs import Pairs
 from meanformer.numerics.pair_sums.sums import Blocked
 from meanformer.numerics.pair_sums.tiles import sight, tile_shape
-from pair_problems import dense_scores, dense_softmax, random_problem
+from pair_problems import (
+    dense_scores,
+    dense_softmax,
+    ordered_problem,
+    random_problem,
+)
 
 BLOCK_SIZES = ["auto", 1, 5, 17, 1000]
 
@@ -85,6 +90,20 @@ def test_softmax_agrees_for_every_shape(
 def test_many_pairs_take_the_path_by_bounds_and_agree(sums, masked):
     pairs, values = random_problem(301, 517, masked=masked)
     assert_same(sums.softmax(pairs, values), dense_softmax(pairs, values), 1e-11)
+
+
+@pytest.mark.parametrize("block_size", ["auto", 600])
+@pytest.mark.parametrize("mask", ["causal", "window", "prefix"])
+def test_tiles_that_are_cut_into_pieces_give_the_dense_formula(mask, block_size):
+    pairs, values = ordered_problem(1100, mask)
+    sums = Blocked(block_size)
+    assert_same(sums.softmax(pairs, values), dense_softmax(pairs, values), 1e-11)
+    scores = dense_scores(pairs)
+    factors = np.where(scores > -np.inf, np.tanh(scores), 0) * np.asarray(pairs.weights)
+    results = sums.kernel(pairs, values, jnp.tanh)
+    assert_same(results, (factors.sum(axis=1), factors @ np.asarray(values)), 1e-11)
+    best = sums.hardmax(pairs, values, 0.0)[0]
+    np.testing.assert_allclose(best, scores.max(axis=1), rtol=1e-12)
 
 
 def test_every_sum_of_auto_is_the_blocked_one():
@@ -243,7 +262,7 @@ def test_vmap_over_clouds_and_jit_agree_with_single_calls(kind, count):
     options = {"softmax": (), "kernel": (jnp.sin,), "hardmax": (0.1,)}[kind]
 
     def sums(pairs, values):
-        return getattr(Blocked(128), kind)(pairs, values, *options)
+        return getattr(Blocked(280), kind)(pairs, values, *options)
 
     batch = jax.tree.map(lambda *leaves: jnp.stack(leaves), *problems)
     together = jax.jit(jax.vmap(sums))(*batch)

@@ -8,7 +8,7 @@ import pytest
 
 from meanformer.numerics.pair_sums.pairs import Pairs
 from meanformer.numerics.pair_sums.sums import Blocked
-from pair_problems import random_problem, traceable_softmax
+from pair_problems import ordered_problem, random_problem, traceable_softmax
 
 PROFILES = {"tanh": jnp.tanh, "exp": jnp.exp}
 
@@ -95,12 +95,24 @@ def test_derivatives_agree_with_finite_differences(kind, block_size):
     )
 
 
+@pytest.mark.parametrize("mask", ["causal", "window", "prefix"])
+def test_the_gradient_over_tiles_cut_into_pieces_is_that_of_the_dense_formula(mask):
+    floats, ranges = split(ordered_problem(700, mask))
+    # All weights are positive, where the dense formula has a derivative.
+    floats = eqx.tree_at(lambda f: f[0].weights, floats, floats[0].weights + 0.05)
+    ours = jax.grad(scalar(Blocked(500).softmax, ranges))(floats)
+    assert_close(ours, jax.grad(scalar(traceable_softmax, ranges))(floats))
+
+
+@pytest.mark.parametrize("block_size", [128, 300])
 @pytest.mark.parametrize("masked", [False, True])
-def test_forward_and_backward_derivatives_are_adjoint_over_many_tiles(masked):
+def test_forward_and_backward_derivatives_are_adjoint_over_many_tiles(
+    masked, block_size
+):
     floats, ranges = split(random_problem(301, 403, masked=masked))
 
     def sums(floats):
-        return Blocked(128).softmax(*eqx.combine(floats, ranges))
+        return Blocked(block_size).softmax(*eqx.combine(floats, ranges))
 
     direction = tangent_like(floats)
     results, pushed = jax.jvp(sums, (floats,), (direction,))

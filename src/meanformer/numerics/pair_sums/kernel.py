@@ -41,7 +41,7 @@ def kernel_sum(
     terms = as_terms(pairs, values)
 
     def row_of_tiles(tilts, fold):
-        def step(total, tokens, seen):
+        def step(tilts, total, tokens, seen):
             visible = is_visible(tokens, seen)
             factors = profiled(profile, scores_of_tile(tilts, tokens), visible)
             return total + summed(jnp.where(seen, factors, 0), tokens.masses)
@@ -100,7 +100,7 @@ def best_scores(terms: Terms, block_size: int | str) -> Best:
     """Largest visible score of each query, or minus infinity, and its size."""
 
     def row_of_tiles(tilts, fold):
-        def step(carry, tokens, seen):
+        def step(tilts, carry, tokens, seen):
             visible, scores = is_visible(tokens, seen), scores_of_tile(tilts, tokens)
             scores = jnp.where(visible, scores, -jnp.inf)
             best = scores.max(axis=1)
@@ -153,10 +153,10 @@ def sums_over_ties(
     """Masses, and weight times score, summed over the tokens as good as the best."""
 
     def row_of_tiles(queries, fold):
-        tilts, best, best_size = queries
+        tilts, best, _ = queries
 
-        def step(carry, tokens, seen):
-            total, slope = carry
+        def step(queries, carry, tokens, seen):
+            (tilts, best, best_size), (total, slope) = queries, carry
             scores = scores_of_tile(tilts, tokens)
             sizes = lax.stop_gradient(sizes_of_tile(tilts, tokens))
             margin = tie_margin(best_size[:, None], sizes, tolerance)

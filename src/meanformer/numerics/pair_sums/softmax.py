@@ -165,9 +165,8 @@ def moved_masses(
     shift = jnp.where(shift == -jnp.inf, jnp.inf, shift)
 
     def row_of_tiles(queries, fold):
-        tilts, moving_tilts, shift, rest, best, lead = queries
-
-        def step(total, columns, seen):
+        def step(queries, total, columns, seen):
+            tilts, moving_tilts, shift, rest, best, lead = queries
             (tokens, caps, index), moving = columns
             factors = factors_of_tile(
                 tilts, (tokens, caps, index), shift, rest, best, seen
@@ -182,7 +181,7 @@ def moved_masses(
                 total += summed(factors, moving.masses)
             return total
 
-        return fold(step, no_masses(terms, tilts))
+        return fold(step, no_masses(terms, queries[0]))
 
     queries = terms.tilts, moving.tilts, shift, rest, best, lead
     tokens = with_caps(terms.tokens), moving.tokens
@@ -238,7 +237,7 @@ def best_tokens(terms: Terms, block_size: int | str) -> Int[Array, " m"]:
     terms = lax.stop_gradient(terms)
 
     def row_of_tiles(tilts, fold):
-        def step(carry, columns, seen):
+        def step(tilts, carry, columns, seen):
             tokens, index = columns
             heights = log_terms(scores_of_tile(tilts, tokens), tokens, seen)
             best, top = heights.argmax(axis=1), heights.max(axis=1)

@@ -21,6 +21,8 @@ from meanformer.numerics.pair_sums.pairs import Pairs
 TILE_ROWS, TILE_COLUMNS = 2048, 1024
 # Square tiles waste the least along the edge of a causal mask.
 MASKED_TILE_ROWS = 1024
+# A tile that is seen in part is cut, so that little of it is computed in vain.
+PIECE = 256
 VECTOR_LENGTH = 16
 
 Range = tuple[Int[Array, " m"], Int[Array, " m"]]
@@ -160,9 +162,10 @@ def fold_tiles(
 
     Args:
         row_of_tiles: called with a block of `queries` and a function
-            `fold(step, carry)`, which folds `step(carry, tokens, seen)` over the blocks
-            of tokens. `seen` tells which token is in the range of which query, or is
-            `True` where all are. Blocks that no range meets are skipped.
+            `fold(step, carry)`, which folds `step(queries, carry, tokens, seen)` over
+            the blocks of tokens. `seen` tells which token is in the range of which
+            query, or is `True` where all are. Blocks that no range meets are skipped;
+            those that some do are cut into pieces, with some of the queries each.
         queries: arrays with one row per query.
         tokens: arrays with one column per token; blocks are filled up with zeros.
         ranges: the first token that each query sees and one past the last, or `None`
@@ -182,7 +185,8 @@ def fold_tiles(
         queries, ranges = block
 
         def fold(step, carry):
-            return fold_columns(step, carry, blocks, columns, ranges)
+            rows = queries, carry, ranges
+            return fold_columns(step, rows, blocks, columns)
 
         return row_of_tiles(queries, fold)
 
@@ -213,12 +217,8 @@ def balanced(count: int, largest: int) -> int:
     return -(-length // VECTOR_LENGTH) * VECTOR_LENGTH
 
 
-def in_range(
-    ranges: Range | None, start: Array, length: int
-) -> Bool[Array, "m length"] | bool:
+def in_range(ranges: Range, start: Array, length: int) -> Bool[Array, "m length"]:
     """Whether each token of a block is in the range of each query."""
-    if ranges is None:
-        return True
     first, last = ranges
     index = (start + jnp.arange(length, dtype=start.dtype))[None, :]
     return (index >= first[:, None]) & (index < last[:, None])
@@ -230,10 +230,18 @@ def sight(
     """Return which blocks are seen by no query, in part, or wholly by each: 0, 1, 2."""
     first, last = (bound[None, :] for bound in ranges)
     start, stop = starts[:, None], starts[:, None] + length
-    is_seen = jnp.any((first < last) & (first < stop) & (last > start), axis=1)
-    is_cut = jnp.any((first > start) | (last < stop), axis=1)
+    is_cut = any_in_batch(jnp.any((first > start) | (last < stop), axis=1))
+    return jnp.where(is_seen(ranges, starts, length), jnp.where(is_cut, 1, 2), 0)
+
+
+def is_seen(
+    ranges: Range, starts: Int[Array, " blocks"], length: int
+) -> Bool[Array, " blocks"]:
+    """Return which blocks are seen by a query."""
+    first, last = (bound[None, :] for bound in ranges)
+    start, stop = starts[:, None], starts[:, None] + length
     # A batch decides together, so that a branch stays a branch.
-    return jnp.where(any_in_batch(is_seen), jnp.where(any_in_batch(is_cut), 1, 2), 0)
+    return any_in_batch(jnp.any((first < last) & (first < stop) & (last > start), 1))
 
 
 def map_rows(function: Callable, rows: PyTree, length: int) -> PyTree:
@@ -245,23 +253,26 @@ def map_rows(function: Callable, rows: PyTree, length: int) -> PyTree:
     return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:])[:count], blocks)
 
 
-def fold_columns(
-    step: Callable, carry: PyTree, blocks: PyTree, length: int, ranges: Range | None
-) -> PyTree:
-    """Fold over the blocks of tokens that are seen; each is computed again backward."""
+def fold_columns(step: Callable, rows: PyTree, blocks: PyTree, length: int) -> PyTree:
+    """Fold over the blocks of tokens that are seen; each is computed again backward.
+
+    Rows are queries, what is carried of them, and their ranges.
+    """
+    queries, carry, ranges = rows
 
     def in_part(carry, block, start):
-        return step(carry, block, in_range(ranges, start, length))
+        return fold_pieces(step, (queries, carry, ranges), block, start)
 
     def wholly(carry, block, start):
-        return step(carry, block, True)
+        return step(queries, carry, block, True)
 
     def not_at_all(carry, block, start):
         return carry
 
     starts = length * jnp.arange(row_count(blocks), dtype=jnp.int32)
     if len(starts) == 1:
-        return in_part(carry, jax.tree.map(lambda block: block[0], blocks), starts[0])
+        of_one = wholly if ranges is None else in_part
+        return of_one(carry, jax.tree.map(lambda block: block[0], blocks), starts[0])
     branches = [not_at_all, in_part, wholly]
     seen = None if ranges is None else sight(ranges, starts, length)
 
@@ -273,6 +284,34 @@ def fold_columns(
         return lax.switch(seen, branches, carry, block, start), None
 
     return lax.scan(of_block, carry, (blocks, starts, seen))[0]
+
+
+def fold_pieces(step: Callable, rows: PyTree, block: PyTree, start: Array) -> PyTree:
+    """Fold over the pieces of a tile that are seen."""
+    length = balanced(column_count(block), PIECE)
+
+    def in_part(row, piece, start):
+        queries, carry, ranges = row
+        return step(queries, carry, piece, in_range(ranges, start, length))
+
+    if row_count(rows) <= PIECE and column_count(block) <= PIECE:
+        return in_part(rows, block, start)
+    pieces = split_columns(block, length)
+    starts = start + length * jnp.arange(row_count(pieces), dtype=start.dtype)
+
+    def of_row(row):
+        queries, carry, ranges = row
+
+        @jax.checkpoint
+        def of_piece(carry, column):
+            row = queries, carry, ranges
+            # What is seen wholly has no branch of its own, which costs more to compile.
+            seen = is_seen(ranges, column[1][None], length)[0]
+            return lax.cond(seen, in_part, lambda row, *_: row[1], row, *column), None
+
+        return lax.scan(of_piece, carry, (pieces, starts))[0]
+
+    return map_rows(of_row, rows, balanced(row_count(rows), PIECE))
 
 
 def row_count(tree: PyTree) -> int:

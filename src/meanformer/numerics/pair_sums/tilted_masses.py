@@ -3,7 +3,6 @@
 import functools
 import math
 from collections.abc import Callable
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -103,13 +102,12 @@ def sum_tilted_masses(
     shift = score_of_best(terms, best)
 
     def row_of_tiles(queries, fold):
-        tilts, *rest = queries
-
-        def step(total, columns, seen):
+        def step(queries, total, columns, seen):
+            tilts, *rest = queries
             factors = factors_of_tile(tilts, columns, *rest, seen)
             return total + summed(factors, columns[0].masses)
 
-        return fold(step, no_masses(terms, tilts))
+        return fold(step, no_masses(terms, queries[0]))
 
     # A tiny weight on a large score must not hide the other terms.
     weights = lax.stop_gradient(terms.tokens.masses[0])[best]
@@ -168,14 +166,14 @@ def relative_to_bound(terms: Terms, block_size: int | str) -> Shifted:
     def row_of_tiles(queries, fold):
         tilts, bounds, ranges = queries
         start = no_masses(terms, tilts)
-        total = fold(partial(add_tile, tilts, bounds), start)
+        total = fold(add_tile, start)
         # Written so that a NaN is lost too.
         is_lost = ~(total[:, 0] >= lost)
         if ranges is not None:
             is_lost &= ranges[0] < ranges[1]
         return lax.cond(
             any_in_batch(jnp.any(is_lost)),
-            lambda: relative_to_largest(tilts, start, fold),
+            lambda: relative_to_largest(start, fold),
             lambda: (bounds, total),
         )
 
@@ -222,28 +220,27 @@ def smallest_mass(weights: Float[Array, " n"]) -> Float[Array, ""]:
     return jnp.sqrt(jnp.finfo(weights.dtype).tiny) * jnp.maximum(weights.sum(), 1)
 
 
-def add_tile(
-    tilts: Array, bounds: Array, total: Array, tokens: Tokens, seen: Array | bool
-) -> Array:
+def add_tile(queries: tuple, total: Array, tokens: Tokens, seen: Array | bool) -> Array:
     """Add the masses of a tile, relative to the bounds."""
+    tilts, bounds, _ = queries
     factors = scaled_exp(scores_of_tile(tilts, tokens) - bounds[:, None])
     return total + summed(jnp.where(seen, factors, 0), tokens.masses)
 
 
-def relative_to_largest(tilts: Array, start: Array, fold: Callable) -> Shifted:
+def relative_to_largest(start: Array, fold: Callable) -> Shifted:
     """Sum relative to the largest term so far, rescaling when it grows."""
-    unknown = jnp.full(len(tilts), -jnp.inf, tilts.dtype)
-    top, total = fold(partial(add_tile_rescaling, tilts), (unknown, start))
+    unknown = jnp.full(len(start), -jnp.inf, start.dtype)
+    top, total = fold(add_tile_rescaling, (unknown, start))
     # Scores that all overflow downwards leave no mass, although tokens are seen.
     is_spoilt = (top > -jnp.inf) & (total[:, 0] == 0)
     return jnp.where(is_spoilt, jnp.nan, top), total
 
 
 def add_tile_rescaling(
-    tilts: Array, carry: Shifted, tokens: Tokens, seen: Array | bool
+    queries: tuple, carry: Shifted, tokens: Tokens, seen: Array | bool
 ) -> Shifted:
     """Add the masses of a tile, relative to the largest term so far."""
-    top, total = carry
+    (tilts, *_), (top, total) = queries, carry
     scores = scores_of_tile(tilts, tokens)
     new_top = jnp.maximum(top, log_terms(scores, tokens, seen).max(axis=1))
     shift = jnp.where(new_top == -jnp.inf, 0, new_top)
