@@ -1,6 +1,7 @@
 from meanformer import attention as attention
 from meanformer import errors as errors
 from meanformer import experiments as experiments
+from meanformer import expressivity as expressivity
 from meanformer import flows as flows
 from meanformer import gaussian as gaussian
 from meanformer import geometry as geometry

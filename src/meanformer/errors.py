@@ -53,6 +53,10 @@ class ConflictingTargets(UserWarning):
     """Equal contexts and queries with different targets, which nothing can fit."""
 
 
+class NotPeriodic(UserWarning):
+    """A function on a box whose periodic continuation jumps; the message tells it."""
+
+
 class SlowSums(UserWarning):
     """Fast sums that would have been inaccurate, so that exact ones were computed."""
 

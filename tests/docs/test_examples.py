@@ -212,6 +212,17 @@ def test_the_training_of_the_example_goes_as_its_report_and_its_kernel_say():
     np.testing.assert_allclose(late, slowest, rtol=0.1)
 
 
+@pytest.mark.slow
+def test_the_compiled_example_stays_below_its_certificate():
+    names = run("compile")
+    (bound,) = names["network"].certificate.bound
+    np.testing.assert_allclose(names["exact"], 0.5 * 0.5**2, rtol=1e-12)
+    assert 0 < np.abs(names["found"] - names["exact"]).max() <= bound <= 1e-3
+    last = names["network"].readout.apply(names["trajectory"].probes[-1])
+    np.testing.assert_allclose(last, names["found"], atol=1e-14)
+    assert names["checked"].holds
+
+
 def test_every_example_file_is_tested_here():
     source = Path(__file__).read_text()
     tested = re.findall(r'run\("(\w+)"\)|EXAMPLES / "(\w+)\.', source)

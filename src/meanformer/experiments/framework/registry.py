@@ -20,6 +20,7 @@ from meanformer.experiments.framework.names import listed, nearest, unknown
 
 CHAPTERS = ("foundations", "large_scale", "gaussians", "limits", "sphere")
 CHAPTERS += ("metastability", "landscape", "mean_field", "modes", "training")
+CHAPTERS += ("expressivity",)
 PACKAGE = "meanformer.experiments"
 FOLDER = Path(__file__).parents[1]
 

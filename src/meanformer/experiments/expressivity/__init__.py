@@ -1,0 +1,1 @@
+"""What transformers can represent."""
