@@ -19,8 +19,8 @@ from meanformer.numerics.pair_sums.pairs import Pairs
 
 # Found by timing: fewer pairs wait for threads, more fall out of the cache.
 TILE_ROWS, TILE_COLUMNS = 2048, 1024
-# Square tiles waste the least along the edge of a causal mask.
-MASKED_TILE_ROWS = 1024
+# A mask leaves less work for the same memory: smaller tiles touch less of it.
+MASKED_TILE_BYTES = 2**22
 # A tile that is seen in part is cut, so that little of it is computed in vain.
 PIECE = 256
 VECTOR_LENGTH = 16
@@ -176,7 +176,11 @@ def fold_tiles(
         What `row_of_tiles` returns, with one row per query.
     """
     counts = row_count(queries), column_count(tokens)
-    rows, columns = tile_shape(*counts, block_size, is_masked=ranges is not None)
+    most_rows = TILE_ROWS
+    if ranges is not None:
+        itemsize = jax.tree.leaves(queries)[0].dtype.itemsize
+        most_rows = MASKED_TILE_BYTES // (TILE_COLUMNS * itemsize)
+    rows, columns = tile_shape(*counts, block_size, most_rows)
 
     # Before the loop over queries, which would do it again for each block of them.
     blocks = split_columns(tokens, columns)
@@ -194,7 +198,7 @@ def fold_tiles(
 
 
 def tile_shape(
-    queries: int, tokens: int, block_size: int | str, *, is_masked: bool = False
+    queries: int, tokens: int, block_size: int | str, most_rows: int = TILE_ROWS
 ) -> tuple[int, int]:
     """Return how many queries and how many tokens meet in one tile.
 
@@ -203,7 +207,6 @@ def tile_shape(
     """
     if not isinstance(block_size, str):
         return min(block_size, queries), min(block_size, tokens)
-    most_rows = MASKED_TILE_ROWS if is_masked else TILE_ROWS
     area = most_rows * TILE_COLUMNS
     rows = balanced(queries, max(most_rows, area // tokens))
     return rows, balanced(tokens, max(TILE_COLUMNS, area // max(rows, 1)))
