@@ -244,8 +244,5 @@ def draw(measured, history, known) -> lab.Picture:
 
 
 experiment = lab.experiment(
-    run,
-    "A layer of attention learns a step of gradient descent",
-    room="training",
-    seconds=9,
+    run, "A layer learns a step of gradient descent", room="training", seconds=9
 )
