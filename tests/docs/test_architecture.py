@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import jax.random as jr
+import pytest
 
 import meanformer as mf
 
@@ -29,6 +30,7 @@ def files_entered(call):
     return entered
 
 
+@pytest.mark.slow
 def test_a_solve_goes_through_as_many_files_as_the_page_says():
     # A shape that no other test has compiled.
     cloud = mf.TokenCloud(mf.UniformSphere(3).sample(37, key=jr.key(0)))

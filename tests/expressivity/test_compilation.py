@@ -60,7 +60,9 @@ def test_the_error_of_a_product_is_one_over_the_square_of_the_pieces(pieces):
     assert 0.8 * bound < error <= bound
 
 
-@pytest.mark.parametrize("dimension", [1, pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize(
+    "dimension", [1, *[pytest.param(d, marks=pytest.mark.slow) for d in (2, 3)]]
+)
 def test_errors_stay_below_the_certificate_for_any_number_of_tokens(dimension, key):
     network = compile_transformer(element(dimension, seed=1), 1e-3)
     assert max(network.certificate.bound) <= 1e-3

@@ -38,7 +38,9 @@ def test_the_sphere_velocity_is_tabulated_and_tangent():
 
 
 @pytest.mark.parametrize(
-    "solver", [None, mf.FixedStep(0.1), mf.Stiff()], ids=["adaptive", "fixed", "stiff"]
+    "solver",
+    [None, mf.FixedStep(0.1), pytest.param(mf.Stiff(), marks=pytest.mark.slow)],
+    ids=["adaptive", "fixed", "stiff"],
 )
 def test_tokens_stay_on_the_sphere(solver):
     flow = mf.Flow(reference_attention(), space=mf.Sphere())

@@ -106,6 +106,7 @@ def test_an_expanding_rotation_blows_up():
     assert found.lower < found.depth
 
 
+@pytest.mark.slow
 def test_the_full_rank_case_tends_to_zero_like_one_over_depth():
     case = KNOWN_CASES["full rank over t"]
     found = classified("full rank over t")

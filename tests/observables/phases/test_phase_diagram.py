@@ -151,7 +151,11 @@ def test_coordinates_in_the_span_keep_all_inner_products():
 
 @pytest.mark.parametrize(
     ("dimension", "kind", "beta"),
-    [(3, "softmax", 4.0), (12, "softmax", 4.0), (3, "unnormalised", 1.0)],
+    [
+        (3, "softmax", 4.0),
+        pytest.param(12, "softmax", 4.0, marks=pytest.mark.slow),
+        pytest.param(3, "unnormalised", 1.0, marks=pytest.mark.slow),
+    ],
 )
 def test_fractions_are_those_of_the_general_solver(dimension, kind, beta, key):
     starts = on_sphere(4, dimension=dimension)
