@@ -1,3 +1,5 @@
+import functools
+
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -56,8 +58,8 @@ def test_standard_errors_are_the_spread_of_independent_batches(reference, key):
     drawn = training.MeanFieldTransformer.draw(batches, size, 2, key=key)
     heads = drawn.parameters.heads
     found, errors = (
-        np.asarray(jax.lax.map(lambda batch: of_batch(batch, data), heads))
-        for of_batch in (training.head_kernel, training.head_kernel_error)
+        np.asarray(jax.lax.map(functools.partial(function, data=data), heads))
+        for function in (training.head_kernel, training.head_kernel_error)
     )
     spread = found.std(axis=0, ddof=1)
     expected = np.sqrt(np.mean(errors**2, axis=0))
