@@ -1,3 +1,5 @@
+import functools
+
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -48,6 +50,20 @@ def test_a_value_bias_adds_the_identity(key):
     found = training.head_kernel(heads_of(model), data)
     expected = training.tangent_kernel(model, data)
     np.testing.assert_allclose(found, expected, atol=1e-12)
+
+
+def test_standard_errors_are_the_spread_of_independent_batches(reference, key):
+    _, data = reference
+    batches, size = 100, 20
+    drawn = training.MeanFieldTransformer.draw(batches, size, 2, key=key)
+    heads = drawn.parameters.heads
+    found, errors = (
+        np.asarray(jax.lax.map(functools.partial(function, data=data), heads))
+        for function in (training.head_kernel, training.head_kernel_error)
+    )
+    spread = found.std(axis=0, ddof=1)
+    expected = np.sqrt(np.mean(errors**2, axis=0))
+    np.testing.assert_allclose(spread, expected, rtol=0.3)
 
 
 @pytest.mark.parametrize("options", [{}, {"neurons": 3, "value_bias": True}], ids=str)
@@ -101,6 +117,9 @@ def test_mistakes_are_told(reference):
         mf.InvalidInput, match="block is \"queries\"|block is 'queries'"
     ):
         training.tangent_kernel(model, data, block="queries")
+    one = jax.tree.map(lambda leaf: leaf[:1], heads_of(model))
+    with pytest.raises(mf.InvalidInput, match="heads has one head"):
+        training.head_kernel_error(one, data)
     tokens = training.Dataset(data.contexts, targets=data.tokens)
     with pytest.raises(mf.InvalidInput, match="data has no queries"):
         training.tangent_kernel(model, tokens)

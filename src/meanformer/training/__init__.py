@@ -36,6 +36,7 @@ from meanformer.training.injectivity import InjectivityReport as InjectivityRepo
 from meanformer.training.injectivity import injectivity_report as injectivity_report
 from meanformer.training.injectivity import value_kernel as value_kernel
 from meanformer.training.kernels import head_kernel as head_kernel
+from meanformer.training.kernels import head_kernel_error as head_kernel_error
 from meanformer.training.kernels import kernel_product as kernel_product
 from meanformer.training.kernels import spectrum as spectrum
 from meanformer.training.kernels import tangent_kernel as tangent_kernel

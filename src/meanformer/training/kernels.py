@@ -166,17 +166,39 @@ def head_kernel(
         beta: the inverse temperature.
         block: as for `tangent_kernel`.
     """
+    return _head_kernels(heads, data, beta, block).mean(axis=0)
+
+
+def head_kernel_error(
+    heads: Heads,
+    data: Dataset,
+    *,
+    beta: float | Float[Array, ""] = 1.0,
+    block: str = "all",
+) -> Float[Array, "o o"]:
+    """Return the standard errors of `head_kernel`, for heads drawn from a law.
+
+    The kernel of M independent heads estimates that of their law; its entries are off
+    by about so much. The arguments are those of `head_kernel`, with two heads at least.
+    """
+    check(len(heads.query) > 1, "heads has one head; a spread needs two at least.")
+    kernels = _head_kernels(heads, data, beta, block)
+    return kernels.std(axis=0, ddof=1) / math.sqrt(len(kernels))
+
+
+def _head_kernels(heads: Heads, data: Dataset, beta, block: str):
+    """Return the kernel of each head, after checks."""
     check_choice("block", block, BLOCKS)
     check_heads(heads, data.dimension)
     check(
         data.queries.shape[1] == 1,
         f"data has {data.queries.shape[1]} queries for each context; one is needed.",
     )
-    return _head_kernel(heads, data, jnp.asarray(beta, data.tokens.dtype), block)
+    return _kernels(heads, data, jnp.asarray(beta, data.tokens.dtype), block)
 
 
 @eqx.filter_jit
-def _head_kernel(heads: Heads, data: Dataset, beta, block: str):
+def _kernels(heads: Heads, data: Dataset, beta, block: str):
     count, _, size = data.queries.shape
     x = data.queries[:, 0]
 
@@ -203,10 +225,9 @@ def _head_kernel(heads: Heads, data: Dataset, beta, block: str):
             asked = matmul(x, head.query.T)
             inner = jnp.einsum("aik,bjk->aibj", moved, moved)
             total += beta**2 * matmul(asked, asked.T)[:, None, :, None] * inner
-        return total
+        return total.reshape(count * size, count * size)
 
-    total = jax.lax.map(of_head, heads).mean(axis=0)
-    return total.reshape(count * size, count * size)
+    return jax.lax.map(of_head, heads)
 
 
 def _check(model: MeanFieldTransformer, data: Dataset) -> None:

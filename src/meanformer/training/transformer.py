@@ -71,7 +71,8 @@ class MeanFieldTransformer(AbstractInContextMap):
         rtol: relative tolerance of `Adaptive()`.
         atol: absolute tolerance of `Adaptive()`.
         kind: the attention of a head; anything that takes query, key, value, `beta` and
-            `value_bias` and returns an attention.
+            `value_bias` and returns an attention. Training knows no masks: contexts
+            have no order, and every token is read by all.
         activation: that of the neurons.
     """
 

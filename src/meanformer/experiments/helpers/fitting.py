@@ -19,6 +19,14 @@ STEP, KEPT = 0.5, 17
 ROUNDING, ZERO = 1e-16, 1e-11
 
 
+def examples() -> training.Dataset:
+    """Three contexts of four tokens, with queries and targets."""
+    random = np.random.default_rng(7)
+    tokens = random.normal(size=(3, 4, 2)) / 2
+    queries, moves = random.normal(size=(2, 3, 2))
+    return training.Dataset(tokens, queries / 2, queries / 2 + moves)
+
+
 def dependent_contexts() -> list[np.ndarray]:
     """Three contexts whose means under every tilt are related: $m_3 = m_1 + m_2$."""
     a, b, c, e = np.array([[1, 0], [-0.5, 0.8], [0.3, -1], [-0.2, 0.4]])

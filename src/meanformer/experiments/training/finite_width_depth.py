@@ -14,6 +14,8 @@ import numpy as np
 
 import meanformer as mf
 import meanformer.experiments as lab
+from meanformer.experiments.helpers import fitting
+from meanformer.experiments.helpers.rates import exponent
 from meanformer.plotting import draw_rate, draw_slope, mark_sizes, style
 from meanformer.training import Dataset, MeanFieldTransformer, gradient, outputs
 
@@ -74,7 +76,7 @@ CONTEXT = lab.theorem(
 def run(parameters: Parameters, *, progress) -> lab.Outcome:
     """Train networks of many sizes, and compare them with the largest."""
     random = np.random.default_rng(parameters.seed)
-    draws, data = parameters.draws, examples()
+    draws, data = parameters.draws, fitting.examples()
 
     def heads(*size):
         return random.normal(size=(draws, 3, *size, 2, 2))
@@ -90,10 +92,10 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
     in_depth, (off, losses_off) = depth_errors(by_depth), size_errors(by_size, data)
     contexts = context_errors(random, 2 * draws)
     found = {
-        IN_DEPTH: [rates(SMOOTH, errors) for errors in in_depth],
-        ANEW: [rates(PRODUCTS, errors) for errors in off],
-        LOSSES: [rates(PRODUCTS, errors) for errors in losses_off],
-        CONTEXT: [rates(TOKENS, contexts)],
+        IN_DEPTH: [exponent(SMOOTH, errors) for errors in in_depth],
+        ANEW: [exponent(PRODUCTS, errors) for errors in off],
+        LOSSES: [exponent(PRODUCTS, errors) for errors in losses_off],
+        CONTEXT: [exponent(TOKENS, contexts)],
     }
     wanted = dict.fromkeys(found, -0.5) | {IN_DEPTH: -1.0}
     findings = [
@@ -104,14 +106,6 @@ def run(parameters: Parameters, *, progress) -> lab.Outcome:
     findings += [ASPECT.at_most(constants.max(axis=1) / constants.min(axis=1), 1.6)]
     pictures = [draw_errors(in_depth, off, contexts)]
     return lab.Outcome(findings, pictures, [slope_table(found)])
-
-
-def examples() -> Dataset:
-    """Three contexts of four tokens, with queries and targets."""
-    random = np.random.default_rng(7)
-    tokens = random.normal(size=(3, 4, 2)) / 2
-    queries, moves = random.normal(size=(2, 3, 2))
-    return Dataset(tokens, queries / 2, queries / 2 + moves)
 
 
 def trained(heads, data: Dataset):
@@ -147,14 +141,6 @@ def stepped(heads, depths, data: Dataset):
         return jax.lax.scan(step, model.parameters, None, length=STEPS + 1)[1]
 
     return jax.vmap(of_one)(heads)
-
-
-def rates(sizes, errors) -> tuple[float, float]:
-    """The exponent of mean errors, and its standard error by leaving draws out."""
-    count = errors.shape[1]
-    kept = [errors, *(np.delete(errors, k, axis=1) for k in range(count))]
-    fits = [np.polyfit(np.log(sizes), np.log(one.mean(axis=1)), 1)[0] for one in kept]
-    return fits[0], np.std(fits[1:]) * np.sqrt(count - 1)
 
 
 def lengths(gaps) -> np.ndarray:
