@@ -11,18 +11,25 @@ PAUSE = 0.02
 
 
 def alternate(
-    contestants: dict[str, Callable[[], object]], rounds: int = 15
+    contestants: dict[str, Callable[[], object]], rounds: int = 15, calls: int = 1
 ) -> dict[str, float]:
-    """Return the shortest time of each contestant over rounds in which all run."""
+    """Return the shortest time of each contestant over rounds in which all run.
+
+    Args:
+        contestants: what is called.
+        rounds: how many rounds.
+        calls: how many calls in a row in each round, as steps of training are made.
+    """
     for call in contestants.values():
         call()
     best = dict.fromkeys(contestants, float("inf"))
     for _ in range(rounds):
         for name, call in contestants.items():
             time.sleep(PAUSE)
-            start = time.perf_counter()
-            call()
-            best[name] = min(best[name], time.perf_counter() - start)
+            for _ in range(calls):
+                start = time.perf_counter()
+                call()
+                best[name] = min(best[name], time.perf_counter() - start)
     return best
 
 

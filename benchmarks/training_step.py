@@ -52,7 +52,7 @@ def results() -> Iterator[Result]:
     for size, target in SIZES.items():
         count, tokens, heads, layers, dimension = size
         name = f"step, N={count}, n={tokens}, M={heads}, L={layers}, d={dimension}"
-        seconds = alternate(contestants(size))
+        seconds = alternate(contestants(size), calls=4)
         best = min(FORMS, key=lambda form: seconds[form])
         mine = seconds["meanformer"]
         yield Result(name, f"torch, {best}", mine, seconds[best], "s", target)
@@ -73,7 +73,7 @@ def against_engines(name: str, size: tuple, precision: type) -> Iterator[Result]
     """Compare the default engine with the others."""
     arrays = arrays_of(size, precision)
     steps = {label: ours(arrays, engine) for label, engine in ENGINES.items()}
-    seconds = alternate({"Stored": ours(arrays), **steps}, rounds=8)
+    seconds = alternate({"Stored": ours(arrays), **steps}, rounds=8, calls=4)
     for label in ENGINES:
         yield Result(name, f"{label}()", seconds["Stored"], seconds[label], "s")
 

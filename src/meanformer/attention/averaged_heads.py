@@ -55,67 +55,68 @@ def velocity(
     points: Float[Array, "r d"],
     tokens: Float[Array, "n d"],
     weights: Float[Array, " n"],
+    *,
+    is_explicit: bool = False,
 ) -> Float[Array, "r d"]:
     r"""Return the mean over heads of $V m(x) + v_0$ at every point.
 
     $$m(x) = \int y\,\kappa(x, y)\,\mathrm d\mu(y), \qquad
       \kappa(x, y) = \frac{e^{\beta\langle Ax, y\rangle}}
       {\int e^{\beta\langle Ax, y'\rangle}\,\mathrm d\mu(y')}, \qquad A = K^\top Q.$$
+
+    The explicit derivative, which is backward alone, is written out by hand; it takes
+    weights for constant.
     """
-    means = _seen(heads, beta, points, tokens, weights).means
-    values = matmul(means.reshape(len(points), -1), _rows(heads.value).T)
+    # From matrices to scores and back is done once for all contexts of a batch.
+    scores = beta * _rows(matmul(heads.key.mT, heads.query).mT)
+    read = _explicitly_read if is_explicit else _read
+    values = read(scores, _rows(heads.value), points, tokens, weights)
     values = values / len(heads.value)
     if heads.value_bias is None:
         return values
     return values + heads.value_bias.mean(axis=0)[None]
 
 
-@jax.custom_vjp
-def explicit_velocity(heads, beta, points, tokens, weights):
-    """Return the velocity, whose derivative backward is written out by hand.
+def _read(
+    scores: Float[Array, "d hd"],
+    values: Float[Array, "d hd"],
+    points: Float[Array, "r d"],
+    tokens: Float[Array, "n d"],
+    weights: Float[Array, " n"],
+) -> Float[Array, "r d"]:
+    r"""Return the sum over heads of $V m(x)$, with $\beta A^\top$ and $V$ of all."""
+    means = _seen(scores, points, tokens, weights).means
+    return matmul(means.reshape(len(points), -1), values.T)
 
-    It has none in beta and in the weights, and none forward.
-    """
-    return velocity(heads, beta, points, tokens, weights)
+
+_explicitly_read = jax.custom_vjp(_read)
 
 
 def _backward(given, adjoint: Float[Array, "r d"]):
-    r"""Return what heads, points and tokens have of an adjoint.
+    r"""Return what scores, values, points and tokens have of an adjoint.
 
     With $u = V^\top a$, $s(x, y) = \langle y - m(x), u(x)\rangle$ and
     $g = \int y\,s\,\kappa\,\mathrm d\mu(y)$ at each point $x$ with its adjoint $a$,
     points have $\beta A^\top g(x)$, and tokens
     $$w\sum_x\kappa(x, y)\,[u(x) + \beta Ax\,s(x, y)],$$
-    both averaged over heads. With $G_A = \beta\sum_x g(x)\,x^\top$, heads have
-    $$G_V = \sum_x a\,m^\top, \quad G_Q = K G_A, \quad G_K = Q G_A^\top, \quad
-      G_{v_0} = \sum_x a,$$
-    divided by their number. Cost: $O(hrnd)$ time, $O(hrn)$ memory.
+    both summed over heads; $\beta A^\top$ has $\sum_x x\,g(x)^\top$, and $V$ has
+    $\sum_x a\,m^\top$. Cost: $O(hrnd)$ time, $O(hrn)$ memory.
     """
-    heads, beta, points, tokens, weights = given
-    size = len(heads.query)
-    adjoint = adjoint / size
-    tilts, powers, totals, means = _seen(*given)
-    pulls = matmul(adjoint, _rows(heads.value)).reshape(means.shape)
-    levels = jnp.sum(pulls * means, axis=1, keepdims=True)
+    scores, values, points, tokens, weights = given
+    tilts, powers, totals, means = _seen(scores, points, tokens, weights)
+    pulls = matmul(adjoint, values).reshape(means.shape)
     slopes = powers * matmul(tokens, pulls.T)
-    spread = matmul(_columns(tokens, weights), slopes).T / totals - levels * means
+    levels, spread = (part / totals for part in _summed(slopes, tokens, weights))
+    spread = spread - levels * means
     read = matmul(powers, (pulls - levels * tilts) / totals)
     read = weights[:, None] * (read + matmul(slopes, tilts / totals))
     spread = spread.reshape(len(points), -1)
-    own = matmul(spread, _scores(heads, beta).T)
-    of_score = beta * matmul(points.T, spread)
-    of_value = matmul(adjoint.T, means.reshape(len(points), -1))
-    of_score, of_value = (
-        one.reshape(len(one), size, -1).swapaxes(0, 1) for one in (of_score, of_value)
-    )
-    bias = heads.value_bias
-    if bias is not None:
-        bias = jnp.broadcast_to(adjoint.sum(axis=0), bias.shape)
-    of_key, of_query = matmul(heads.query, of_score), matmul(heads.key, of_score.mT)
-    return Heads(of_query, of_key, of_value, bias), None, own, read, None
+    own = matmul(spread, scores.T)
+    of_values = matmul(adjoint.T, means.reshape(len(points), -1))
+    return matmul(points.T, spread), of_values, own, read, None
 
 
-explicit_velocity.defvjp(lambda *given: (velocity(*given), given), _backward)
+_explicitly_read.defvjp(lambda *given: (_read(*given), given), _backward)
 
 
 class _Seen(NamedTuple):
@@ -137,19 +138,14 @@ class _Seen(NamedTuple):
     means: Float[Array, "rh d"]
 
 
-def _seen(heads: Heads, beta, points, tokens, weights) -> _Seen:
-    tilts = matmul(points, _scores(heads, beta)).reshape(-1, points.shape[1])
+def _seen(scores, points, tokens, weights) -> _Seen:
+    tilts = matmul(points, scores).reshape(-1, points.shape[1])
     absent = jnp.where(weights > 0, 0, -jnp.inf).astype(points.dtype)
-    scores = matmul(tokens, tilts.T) + absent[:, None]
-    powers = jnp.exp(scores - scores.max(axis=0)[None])
-    totals = matmul(weights[None], powers).T
-    means = matmul(_columns(tokens, weights), powers).T / totals
+    heights = matmul(tokens, tilts.T) + absent[:, None]
+    powers = jnp.exp(heights - heights.max(axis=0)[None])
+    totals, means = _summed(powers, tokens, weights)
+    means = means / totals
     return _Seen(tilts, powers, totals, means)
-
-
-def _scores(heads: Heads, beta) -> Float[Array, "d hd"]:
-    r"""Return the matrices $\beta A^\top$ side by side."""
-    return beta * _rows(matmul(heads.key.mT, heads.query).mT)
 
 
 def _rows(matrices: Float[Array, "h d d"]) -> Float[Array, "d hd"]:
@@ -157,7 +153,10 @@ def _rows(matrices: Float[Array, "h d d"]) -> Float[Array, "d hd"]:
     return matrices.swapaxes(0, 1).reshape(matrices.shape[1], -1)
 
 
-def _columns(tokens, weights) -> Float[Array, "d n"]:
-    """Return the tokens as columns, times their masses."""
-    # Laid out like this before the product, which is slow otherwise.
-    return jax.lax.optimization_barrier((weights[:, None] * tokens).T)
+def _summed(factors: Float[Array, "n rh"], tokens, weights):
+    """Return the sums of masses, and of tokens times masses, with factors."""
+    rows = jnp.concatenate([jnp.ones_like(weights)[None], tokens.T])
+    # Laid out like this before and after the product, which is slow otherwise.
+    held = jax.lax.optimization_barrier
+    sums = held(matmul(held(weights[None] * rows), factors)).T
+    return sums[:, :1], sums[:, 1:]

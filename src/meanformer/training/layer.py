@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from meanformer.attention.abstract import AbstractAttention, AbstractInContextMap
-from meanformer.attention.averaged_heads import Heads, explicit_velocity, velocity
+from meanformer.attention.averaged_heads import Heads, velocity
 from meanformer.attention.pointwise import Perceptron
 from meanformer.attention.softmax import Softmax
 from meanformer.flows.sweeps import AbstractLayer
@@ -78,14 +78,14 @@ class Layer(AbstractLayer):
 
     def _of_heads(self, heads: Heads, points, tokens, weights, is_explicit: bool):
         """Return the mean over heads, as many at once as fit."""
-        dense = explicit_velocity if is_explicit else velocity
 
         def of_head(head: Heads):
             return self.attention(head)(TokenCloud(tokens, weights), points)
 
         def of_some(heads: Heads):
             if self.kind is Softmax:
-                return dense(heads, self.beta, points, tokens, weights)
+                given = heads, self.beta, points, tokens, weights
+                return velocity(*given, is_explicit=is_explicit)
             return jax.vmap(of_head)(heads).mean(axis=0)
 
         size = max(1, MOST_PAIRS // max(1, len(points) * len(tokens)))
