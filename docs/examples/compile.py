@@ -1,6 +1,7 @@
 """Write an in-context map as a transformer: explicit weights, with a certificate."""
 
 import jax
+import jax.numpy as jnp
 import jax.random as jr
 
 import meanformer as mf
@@ -17,6 +18,7 @@ network = expressivity.compile_transformer(gamma, accuracy=1e-3, radius=1.0)
 print(network.certificate)
 
 cloud = mf.TokenCloud([[0.2], [0.4], [0.9]])
-exact, found = gamma(cloud, [[0.5]]), network(cloud, [[0.5]])
-trajectory = network.run(cloud, [[0.5]])  # layer by layer
+query = jnp.array([[0.5]])
+exact, found = gamma(cloud, query), network(cloud, query)
+trajectory = network.run(cloud, query)  # layer by layer
 checked = expressivity.verify(network, key=jr.key(0))
