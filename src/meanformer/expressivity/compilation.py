@@ -199,8 +199,8 @@ def compile_transformer(
     certificate = Certificate(
         tuple(bound.tolist()),
         radius,
-        size + 3 * width,
-        width,
+        layers[0].input_dimension,
+        max(map(len, heads)),
         len(heads),
         pieces,
         count,
